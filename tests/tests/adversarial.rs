@@ -156,8 +156,8 @@ fn fails(jobs: &[Job<Mlp>]) -> LaunchFailure<TrainError> {
     failure
 }
 
-fn indices(schedule: &Schedule, wanted: impl Fn(&OpKind) -> bool) -> Vec<usize> {
-    (0..schedule.ops.len()).filter(|&index| wanted(&schedule.ops[index].kind)).collect()
+fn indices(schedule: &Schedule, is_selected: impl Fn(&OpKind) -> bool) -> Vec<usize> {
+    (0..schedule.ops.len()).filter(|&index| is_selected(&schedule.ops[index].kind)).collect()
 }
 
 /// Swaps two operations; waits and joins stay in place.
@@ -213,24 +213,20 @@ fn swapped_gathers_error_names_both_ranks_and_units() {
 }
 
 #[test]
-fn swapped_reductions_fail_on_tampered_rank() {
+fn swapped_reductions_fail_with_mismatch_or_buffer_in_use() {
     let plain = job(1, &[]);
     let reductions = indices(&plain.plan.step, |kind| matches!(kind, OpKind::ReduceScatter { .. }));
     for pair in reductions.windows(2) {
         let jobs = [plain.clone(), tampered(&plain, |schedule| swap(schedule, pair[0], pair[1]))];
         assert!(violation(&jobs[1]).is_err());
-        let failure = fails(&jobs);
-        assert_eq!(failure.rank, Rank(1), "{failure:?}");
-        let reason = failure.reason;
-        assert!(
-            matches!(
-                &reason,
-                FailureReason::Error(TrainError::Core(
-                    Error::BufferInUse { .. } | Error::Comm(CommError::Mismatch { rank: Rank(1), .. })
-                ))
-            ),
-            "{reason:?}"
-        );
+        let LaunchFailure { rank: failed, reason } = fails(&jobs);
+        let FailureReason::Error(TrainError::Core(error)) = reason else { panic!("{reason:?}") };
+        match error {
+            Error::BufferInUse { .. } => assert_eq!(failed, Rank(1)),
+            // Which of the two is named depends on which calls first.
+            Error::Comm(CommError::Mismatch { rank, peer, .. }) => assert_eq!(rank.0 + peer.0, 1),
+            other => panic!("{other}"),
+        }
     }
 }
 

@@ -138,7 +138,7 @@ impl Case {
         if !end.is_dead {
             return false;
         }
-        if self.say_who_died(death, &end) {
+        if self.name_dead_rank(death, &end) {
             assert!(
                 bits(&folders.path("left")) == *expected,
                 "{death:?}: others have succeeded without result"
@@ -158,7 +158,7 @@ impl Case {
 
     /// Checks that the errors of the others name a rank of the dead process. Returns whether all others succeeded,
     /// which is possible if only the end of the run was left to hear of.
-    fn say_who_died(&self, death: Death, end: &End) -> bool {
+    fn name_dead_rank(&self, death: Death, end: &End) -> bool {
         let held = self.crew.ranks_per_process;
         let ranks = death.process * held..(death.process + 1) * held;
         let errors: Vec<_> = end.results.iter().filter_map(|(_, result)| result.as_ref().err()).collect();

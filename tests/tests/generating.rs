@@ -49,11 +49,12 @@ fn greedy_tokens_match_transformers() {
     for (case, expected) in cases {
         let (prompt, tokens) = (ids(&expected["prompt"]), ids(&expected["tokens"]));
         let mut session = session(case, DType::F32, prompt.len() + tokens.len());
-        let mut told = Vec::new();
+        let mut generated = Vec::new();
         let found =
-            generate_tokens(&mut session, &prompt, &greedy(tokens.len()), |token| told.push(token)).unwrap();
+            generate_tokens(&mut session, &prompt, &greedy(tokens.len()), |token| generated.push(token))
+                .unwrap();
         assert_eq!(found, tokens, "{case}");
-        assert_eq!(told, tokens, "{case}");
+        assert_eq!(generated, tokens, "{case}");
     }
 }
 

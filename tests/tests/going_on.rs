@@ -26,12 +26,12 @@ fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
 fn resume_extends_run_and_records_change() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &[]);
-    let told = RecordingReporter::default();
+    let reporter = RecordingReporter::default();
     let longer = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=2", "train.steps=6"]));
-    let summary = run(&longer, Resume::Newest, &told).unwrap();
+    let summary = run(&longer, Resume::Newest, &reporter).unwrap();
     assert_eq!((summary.resumed_from, summary.steps), (Some(4), 6));
     let change = Change { step: 4, key: "train.steps".into(), from: "4".into(), to: "6".into() };
-    let resumed = told.resumed.lock().unwrap();
+    let resumed = reporter.resumed.lock().unwrap();
     assert_eq!(resumed[0].as_ref().unwrap().changes, [change]);
     assert_eq!(RunDir::new(&out).steps().unwrap(), [4, 6], "two are kept");
     let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
@@ -117,11 +117,11 @@ fn resume_from_damaged_checkpoint_removes_nothing() {
 #[test]
 fn resume_without_checkpoint_starts_fresh() {
     let dir = tempfile::tempdir().unwrap();
-    let told = RecordingReporter::default();
+    let reporter = RecordingReporter::default();
     let fresh = job(LLAMA, config(dir.path(), 61, &[]));
-    let summary = run(&fresh, Resume::Newest, &told).unwrap();
+    let summary = run(&fresh, Resume::Newest, &reporter).unwrap();
     assert_eq!((summary.resumed_from, summary.steps), (None, 4));
-    assert_eq!(*told.resumed.lock().unwrap(), [None]);
+    assert_eq!(*reporter.resumed.lock().unwrap(), [None]);
 }
 
 #[test]
@@ -157,10 +157,10 @@ fn damaged_checkpoint_is_rejected_before_first_step() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let told = RecordingReporter::default();
-    let error = run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Newest, &told).unwrap_err();
+    let reporter = RecordingReporter::default();
+    let error = run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Newest, &reporter).unwrap_err();
     assert!(error.to_string().contains("shard-00002"), "{error}");
-    assert!(told.steps.lock().unwrap().is_empty());
+    assert!(reporter.steps.lock().unwrap().is_empty());
 }
 
 #[test]

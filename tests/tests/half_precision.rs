@@ -153,8 +153,8 @@ fn run_fails_when_no_loss_scale_helps() {
     assert_eq!(scales, [2.0, 1.0]);
     let error = error.expect("the third step fails");
     assert!(matches!(error, TrainError::LossScale { step: 3, skipped: 3, .. }), "{error}");
-    let said = error.to_string();
-    assert!(said.contains("loss scale of 1") && said.contains("fsdp.param_dtype"), "{said}");
+    let message = error.to_string();
+    assert!(message.contains("loss scale of 1") && message.contains("fsdp.param_dtype"), "{message}");
 }
 
 #[test]

@@ -392,37 +392,38 @@ fn with_product(base: &[f64], a: &[f64], b: &[f64], scale: f64, is_transposed: b
 
 #[test]
 fn invalid_adapter_settings_are_rejected_with_reason() {
-    let refused = |overrides: &[&str]| {
+    let error_for = |overrides: &[&str]| {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), 61, overrides);
         adapted(LLAMA, &config).map(drop).unwrap_err().to_string()
     };
     assert_eq!(
-        refused(&["adapter.target_modules=['q_prj']"]),
+        error_for(&["adapter.target_modules=['q_prj']"]),
         "adapter.target_modules: `q_prj` is not a module of the model; did you mean `q_proj`?"
     );
     assert_eq!(
-        refused(&["adapter.target_modules=['lm_head']"]),
+        error_for(&["adapter.target_modules=['lm_head']"]),
         "adapter.target_modules: `lm_head` is not a linear map inside the model; there are down_proj, \
          gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     );
     assert_eq!(
-        refused(&["adapter.rank=13"]),
+        error_for(&["adapter.rank=13"]),
         "adapter.rank: 13 is more than 12, the maximum for `model.layers.0.self_attn.k_proj` (24 to 12); \
          choose a lower one"
     );
-    let error = refused(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['self_attn']"]);
+    let error = error_for(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['self_attn']"]);
     assert!(
         error.starts_with("adapter.modules_to_save: `model.layers.0.self_attn.q_proj` is one of"),
         "{error}"
     );
-    let error = refused(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['mlp', 'up_proj']"]);
+    let error =
+        error_for(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['mlp', 'up_proj']"]);
     assert!(error.contains("`up_proj` shares parameters with another"), "{error}");
 }
 
 #[test]
 fn unsupported_or_mismatched_adapter_file_is_rejected() {
-    let refused = |change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+    let error_for = |change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
         let dir = tempfile::tempdir().unwrap();
         let lora = golden("llama-gqa").join("lora");
         let text = std::fs::read_to_string(lora.join("adapter_config.json")).unwrap();
@@ -438,7 +439,7 @@ fn unsupported_or_mismatched_adapter_file_is_rejected() {
         error.rsplit_once("adapter_config.json: ").expect("the file is named").1.to_owned()
     };
     let set = |key: &'static str, value: Value| {
-        refused(&move |fields: &mut serde_json::Map<String, Value>| {
+        error_for(&move |fields: &mut serde_json::Map<String, Value>| {
             drop(fields.insert(key.into(), value.clone()))
         })
     };

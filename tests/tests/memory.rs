@@ -107,8 +107,11 @@ fn planted_leak_fails_verification() {
     assert_eq!(planted(1, Deed::Nothing), [""; 0]);
     for block in 0..4 {
         let failures = planted(block, Deed::LeakFrom(0, Category::Activation));
-        let told = |what: &str| failures.iter().any(|failure| failure.contains(what));
-        assert!(told("activations: ") && told("live activations were"), "block {block}: {failures:#?}");
+        let has_failure = |what: &str| failures.iter().any(|failure| failure.contains(what));
+        assert!(
+            has_failure("activations: ") && has_failure("live activations were"),
+            "block {block}: {failures:#?}"
+        );
     }
     // The oracle and the first step of both ranks make 3 * 8 + 8 calls.
     let failures = planted(2, Deed::LeakFrom(32, Category::Workspace));

@@ -147,9 +147,9 @@ impl Assembly for Process {
     }
 
     fn hear(&self, topic: &str, limit: Duration) -> Result<Vec<u8>, AssemblyError> {
-        let heard = self.world.assembly.hear(topic, limit);
+        let received = self.world.assembly.hear(topic, limit);
         self.world.live(self.index)?;
-        heard
+        received
     }
 
     fn give_up(&self, topic: &str) {

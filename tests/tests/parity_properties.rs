@@ -21,7 +21,7 @@ const SEED: &str = "PARITY_SEED";
 /// command.
 #[derive(Clone, Debug, PartialEq)]
 struct Replay {
-    asked: Option<PersistedSeed>,
+    requested: Option<PersistedSeed>,
     file: FileFailurePersistence,
 }
 
@@ -29,7 +29,7 @@ impl Replay {
     /// Reads the requested seed, if any, from the environment.
     fn from_environment(file: FileFailurePersistence) -> Self {
         let read = |seed: String| seed.parse().unwrap_or_else(|()| panic!("{SEED}='{seed}' is not a seed"));
-        Self { asked: std::env::var(SEED).ok().map(read), file }
+        Self { requested: std::env::var(SEED).ok().map(read), file }
     }
 }
 
@@ -41,7 +41,7 @@ fn command(seed: &PersistedSeed) -> String {
 impl FailurePersistence for Replay {
     fn load_persisted_failures2(&self, source_file: Option<&'static str>) -> Vec<PersistedSeed> {
         let kept = self.file.load_persisted_failures2(source_file);
-        self.asked.iter().cloned().chain(kept).collect()
+        self.requested.iter().cloned().chain(kept).collect()
     }
 
     fn save_persisted_failure2(
@@ -134,7 +134,7 @@ mod replay {
         let kept = kept.as_any().downcast_ref::<MapFailurePersistence>().unwrap();
         let printed = command(kept.map["replayed.rs"].first().unwrap());
         let seed = printed.split('\'').nth(1).unwrap().parse().unwrap();
-        let replay = Replay { asked: Some(seed), file: FileFailurePersistence::Off };
+        let replay = Replay { requested: Some(seed), file: FileFailurePersistence::Off };
         assert_eq!(failing(Box::new(replay)).1, failed);
     }
 }

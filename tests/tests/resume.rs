@@ -57,10 +57,10 @@ pub(crate) const CONFIG_JSON: &str = "{\"hidden_size\": 24}";
 pub(crate) fn run(
     job: &Job<HfModel>,
     resume: Resume,
-    told: &RecordingReporter,
+    reporter: &RecordingReporter,
 ) -> Result<Summary, TrainError> {
     let config_json = Some(CONFIG_JSON.into());
-    let options = RunOptions { reporter: told, stop: &told.stop, config_json, ..run_options(resume) };
+    let options = RunOptions { reporter, stop: &reporter.stop, config_json, ..run_options(resume) };
     train(job, &threads(), &options)
 }
 

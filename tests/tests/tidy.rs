@@ -276,7 +276,7 @@ fn workspace_is_formatted() {
 fn unsafe_code_is_confined_to_allowed_modules() {
     for path in sources(&crates()) {
         let text = fs::read_to_string(&path).unwrap();
-        let says_unsafe = text.lines().any(|line| {
+        let has_unsafe = text.lines().any(|line| {
             let code = line.trim_start();
             let unsafe_code = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern"];
             !code.starts_with("//") && unsafe_code.iter().any(|unsafe_code| code.contains(unsafe_code))
@@ -288,6 +288,6 @@ fn unsafe_code_is_confined_to_allowed_modules() {
                     .iter()
                     .any(|ffi| folder.ends_with(ffi))
             });
-        assert!(!says_unsafe || may, "{} is unsafe", path.display());
+        assert!(!has_unsafe || may, "{} is unsafe", path.display());
     }
 }

@@ -111,19 +111,19 @@ fn compiled_replicas_groups_and_recomputation_match_oracle() {
 }
 
 /// Runs two steps with a cache folder for compiled programs, and returns the reported events.
-fn told_with(plugin: &Path, folder: &Path) -> Vec<ProgramEvent> {
+fn recorded_events(plugin: &Path, folder: &Path) -> Vec<ProgramEvent> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(LLAMA, config(dir.path(), 61, &[LAYERS, "run.device=\"xla\""]));
     let programs = ProgramOptions { compile_cache: Some(folder.into()), ..ProgramOptions::default() };
-    let told: Arc<Mutex<Vec<ProgramEvent>>> = Arc::default();
-    let listener = Arc::clone(&told);
+    let events: Arc<Mutex<Vec<ProgramEvent>>> = Arc::default();
+    let listener = Arc::clone(&events);
     let devices = Devices::new(plugin, 2, programs, options())
         .unwrap()
         .with_listener(Arc::new(move |one: &ProgramEvent| listener.lock().unwrap().push(one.clone())));
     let report = verify(&job, &devices, &VerifyOptions::new(&[2], 2)).unwrap();
     assert!(report.holds(), "{report:#?}");
-    let told = told.lock().unwrap();
-    told.clone()
+    let events = events.lock().unwrap();
+    events.clone()
 }
 
 #[test]
@@ -133,20 +133,20 @@ fn program_is_compiled_once_and_cached_for_later_runs() {
     let entries = || -> Vec<PathBuf> {
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     };
-    let first = told_with(&plugin, folder.path());
+    let first = recorded_events(&plugin, folder.path());
     assert!(matches!(first[..], [ProgramEvent::Compiled { .. }]), "{first:?}");
     assert_eq!(entries().len(), 1);
-    let second = told_with(&plugin, folder.path());
+    let second = recorded_events(&plugin, folder.path());
     assert!(matches!(second[..], [ProgramEvent::Found { .. }]), "{second:?}");
     // A truncated entry is compiled again and overwritten.
     let entry = entries().remove(0);
     let whole = std::fs::read(&entry).unwrap();
     std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
-    let third = told_with(&plugin, folder.path());
+    let third = recorded_events(&plugin, folder.path());
     let ProgramEvent::Unusable { reason } = &third[0] else { panic!("{third:?}") };
     assert!(reason.contains("damaged"), "{reason}");
     assert!(matches!(third[1..], [ProgramEvent::Compiled { .. }]), "{third:?}");
-    let fourth = told_with(&plugin, folder.path());
+    let fourth = recorded_events(&plugin, folder.path());
     assert!(matches!(fourth[..], [ProgramEvent::Found { .. }]), "{fourth:?}");
 }
 
@@ -222,8 +222,8 @@ fn compiled_step_reports_memory_and_collectives() {
     assert!(memory.aliased >= 12 * shards as u64, "{memory:?}");
     // Eight ranks do not fit on four devices.
     let large = traced(&job.at_world(8).unwrap(), NATIVE);
-    let refused = target.compile(&large).unwrap_err().to_string();
-    assert!(refused.contains("8 ranks need as many devices"), "{refused}");
+    let message = target.compile(&large).unwrap_err().to_string();
+    assert!(message.contains("8 ranks need as many devices"), "{message}");
 }
 
 /// Returns the digest of a program and the number of times it has each operation.
@@ -232,7 +232,7 @@ fn described(name: &str, model: (&str, u32), overrides: &[&str], form: ProgramFo
     let overrides: Vec<&str> = overrides.iter().copied().chain(["run.device=\"xla\""]).collect();
     let text = traced(&job(model.0, config(dir.path(), model.1, &overrides)), form).text;
     let [high, low] = Digest::of(&text).words();
-    let mut told = format!("{name}: {high:016x}{low:016x}\n");
+    let mut summary = format!("{name}: {high:016x}{low:016x}\n");
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for (at, name) in text.match_indices("stablehlo.") {
         // After `#` it is an attribute, not an operation.
@@ -243,9 +243,9 @@ fn described(name: &str, model: (&str, u32), overrides: &[&str], form: ProgramFo
         }
     }
     for (kind, count) in kinds {
-        writeln!(told, "  {count:5} {kind}").unwrap();
+        writeln!(summary, "  {count:5} {kind}").unwrap();
     }
-    told
+    summary
 }
 
 /// Shows how a change of a rule or of the schedule changes programs.

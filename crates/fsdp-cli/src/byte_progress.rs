@@ -19,7 +19,7 @@ const BAR: &str = "{msg}{bar:28} {binary_bytes} of {binary_total_bytes}, {binary
 /// Shows the progress of long work on stderr. The bar is removed on drop.
 #[derive(Debug)]
 pub(crate) struct ByteProgress {
-    what: &'static str,
+    label: &'static str,
     done: AtomicU64,
     total: AtomicU64,
     start: Instant,
@@ -33,18 +33,18 @@ enum Display {
 }
 
 impl ByteProgress {
-    /// Starts showing progress; `what` is the label in front.
-    pub(crate) fn new(what: &'static str) -> Self {
+    /// Starts showing progress; `label` is the label in front.
+    pub(crate) fn new(label: &'static str) -> Self {
         let start = Instant::now();
         let display = if output::draws_bars() {
             let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style);
-            bar.set_message(what);
+            bar.set_message(label);
             Display::Bar { bar, is_shown: Mutex::new(false) }
         } else {
             Display::Lines { last: Mutex::new(start) }
         };
-        Self { what, done: AtomicU64::new(0), total: AtomicU64::new(0), start, display }
+        Self { label, done: AtomicU64::new(0), total: AtomicU64::new(0), start, display }
     }
 }
 
@@ -72,8 +72,8 @@ impl Progress for ByteProgress {
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 if last.elapsed() >= LINE_INTERVAL {
                     *last = Instant::now();
-                    let news = news(done, self.total.load(Ordering::Relaxed), self.start.elapsed());
-                    output::note(&format!("{}{news}", self.what));
+                    let line = progress_line(done, self.total.load(Ordering::Relaxed), self.start.elapsed());
+                    output::note(&format!("{}{line}", self.label));
                 }
             }
         }
@@ -95,7 +95,7 @@ impl Drop for ByteProgress {
     clippy::cast_sign_loss,
     reason = "a rate and an estimate, both positive"
 )]
-fn news(done: u64, total: u64, elapsed: Duration) -> String {
+fn progress_line(done: u64, total: u64, elapsed: Duration) -> String {
     let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
     let left = Duration::from_secs((total.saturating_sub(done) as f64 / rate.max(1.0)) as u64);
     format!("{} of {}, {}/s, ETA {}", bytes(done), bytes(total), bytes(rate as u64), clock(left))
@@ -107,9 +107,9 @@ mod tests {
 
     #[test]
     fn progress_line_shows_bytes_rate_and_eta() {
-        let line = news(1 << 30, 4 << 30, Duration::from_secs(10));
+        let line = progress_line(1 << 30, 4 << 30, Duration::from_secs(10));
         assert_eq!(line, "1.0 GiB of 4.0 GiB, 102.4 MiB/s, ETA 0:30");
-        assert_eq!(news(0, 10, Duration::ZERO), "0 B of 10 B, 0 B/s, ETA 0:10");
+        assert_eq!(progress_line(0, 10, Duration::ZERO), "0 B of 10 B, 0 B/s, ETA 0:10");
     }
 
     #[test]

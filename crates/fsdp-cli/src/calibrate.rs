@@ -20,16 +20,16 @@ use fsdp_train::config::{Device, RunConfig};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::CalibrateArgs;
+use crate::atomic_file::folder_of;
 use crate::cluster::{self, Team};
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::host::total_threads;
-use crate::whole_file::folder_of;
 use crate::{device, logging, output};
-use collectives::{Collectives, most_bytes};
+use collectives::{Collectives, bytes_max};
 use computing::{Samples, Step, Steps};
-use file::{add, earlier, expect_own, expect_replaceable, expect_same, write};
-use models::{Shape, WHOLE, shapes};
+use file::{add, expect_compatible, expect_matching, expect_replaceable, read_cluster, write};
+use models::{Shape, WHOLE_STEP_MODELS, shapes};
 use ranks::{Ranks, device_name};
 
 /// Number of times that all models are run.
@@ -47,14 +47,14 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     let device = args.device.device();
     device::expect(device)?;
     device::expect_operations(device, "--device")?;
-    let Some(place) = cluster::place()? else { return alone(args, device).map(|()| Exit::Done) };
-    let before = earlier(&args.out)?;
-    let (before, measured) = expect_same(before, device, &args.out)?;
+    let Some(place) = cluster::place()? else { return run_single_process(args, device).map(|()| Exit::Done) };
+    let previous = read_cluster(&args.out)?;
+    let (previous, measured) = expect_compatible(previous, device, &args.out)?;
     let ranks = args.ranks.unwrap_or_else(|| device::ranks(Some(place), device == Device::Cuda));
     let run = shapes(device)[0].job(device, DType::F32, ranks)?.config.run;
     cluster::within(Some(place), &run, args.network, |team| {
         let Some(team) = team else { return Ok(Exit::Done) };
-        let cluster = together(team, args, &run, (before, measured))?;
+        let cluster = run_in_team(team, args, &run, (previous, measured))?;
         if team.cluster.is_leader() {
             write(&cluster, &args.out)?;
         }
@@ -71,37 +71,43 @@ impl CalibrateArgs {
 }
 
 /// Measures collectives and whole steps between processes, and adds them to earlier measurements.
-fn together(
+fn run_in_team(
     team: Team<'_>,
     args: &CalibrateArgs,
     run: &RunConfig,
     (mut cluster, mut measured): (Cluster, Measured),
 ) -> Result<Cluster, CliError> {
-    let (on, ranks, transport) = (&Some(team.cluster), run.ranks, team.carrier());
-    if let Some(name) = device_name(run, on)? {
-        expect_own("machine", &name, &measured.machine, &args.out)?;
+    let (runner, ranks, transport) = (&Some(team.cluster), run.ranks, team.transport_name());
+    if let Some(name) = device_name(run, runner)? {
+        expect_matching("machine", &name, &measured.machine, &args.out)?;
     }
-    let collectives = Collectives { ranks, transport, most_bytes: most_bytes(run.device) };
-    add(&mut measured.collectives, on.run(run, collectives)??);
+    let collectives = Collectives { ranks, transport, bytes_max: bytes_max(run.device) };
+    add(&mut measured.collectives, runner.run(run, collectives)??);
     // The launcher may have started processes on several nodes.
     let place = team.cluster.place();
     let ranks_here = place.local_processes * (ranks / place.processes);
     cluster.node.devices.value = cluster.node.devices.value.max(ranks_here as f64);
     cluster.measured = Some(measured);
-    let samples = steps(args, run.device, ranks, on)?;
+    let samples = steps(args, run.device, ranks, runner)?;
     add_steps(&mut cluster, &samples.steps(), transport)?;
     Ok(cluster)
 }
 
 /// Times whole steps of some models, unobserved.
-fn steps(args: &CalibrateArgs, device: Device, ranks: usize, on: &impl Ranks) -> Result<Samples, CliError> {
+fn steps(
+    args: &CalibrateArgs,
+    device: Device,
+    ranks: usize,
+    runner: &impl Ranks,
+) -> Result<Samples, CliError> {
     let mut samples = Samples::default();
-    for shape in WHOLE.into_iter().filter_map(|index| args.shapes().get(index)) {
+    for shape in WHOLE_STEP_MODELS.into_iter().filter_map(|index| args.shapes().get(index)) {
         for dtype in DTYPES {
             let job = shape.job(device, dtype, ranks)?;
-            let of = format!("{shape:?} {dtype} {ranks}");
-            let steps = Steps { job: &job, count: args.steps, of, is_watched: false, samples: &mut samples };
-            on.run(&job.config.run, steps)??;
+            let label = format!("{shape:?} {dtype} {ranks}");
+            let steps =
+                Steps { job: &job, count: args.steps, label, is_observed: false, samples: &mut samples };
+            runner.run(&job.config.run, steps)??;
         }
     }
     Ok(samples)
@@ -116,18 +122,18 @@ fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> 
 }
 
 /// Measures everything that one process can; starts others for the rest.
-fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
+fn run_single_process(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
     let like = machine::like(args.like.as_deref(), device)?;
-    let (threads, most) = most_ranks(args, device)?;
-    let one = shapes(device)[0].job(device, DType::F32, 1)?.config.run;
-    let machine = machine::name(device, device_name(&one, &None)?, threads);
+    let (threads, ranks_max) = thread_and_rank_limits(args, device)?;
+    let single_rank_run = shapes(device)[0].job(device, DType::F32, 1)?.config.run;
+    let machine = machine::name(device, device_name(&single_rank_run, &None)?, threads);
     expect_replaceable(&args.out, &machine)?;
-    let worlds = worlds(most);
+    let worlds = worlds(ranks_max);
     let processes: &[usize] = if device == Device::Cuda { &[] } else { &worlds[1..] };
     let progress = bar(processes.len());
-    let most_bytes = most_bytes(device);
+    let bytes_max = bytes_max(device);
     let (shapes, worlds, progress) = (args.shapes(), &worlds[..], &progress);
-    let bench = Bench { args, device, threads, shapes, worlds, most_bytes, on: None, progress };
+    let bench = Bench { args, device, threads, shapes, worlds, bytes_max, runner: None, progress };
     write(&bench.measure(like, machine)?, &args.out)?;
     for &ranks in processes {
         progress.set_message(format!("{ranks} processes"));
@@ -135,7 +141,7 @@ fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
         progress.inc(1);
     }
     progress.finish_and_clear();
-    tell(&args.out)
+    print_summary(&args.out)
 }
 
 /// The measurements of one process.
@@ -148,8 +154,8 @@ struct Bench<'a, R> {
     shapes: &'a [Shape],
     worlds: &'a [usize],
     /// Maximum bytes of collectives.
-    most_bytes: usize,
-    on: R,
+    bytes_max: usize,
+    runner: R,
     progress: &'a ProgressBar,
 }
 
@@ -157,12 +163,12 @@ impl<R: Ranks> Bench<'_, R> {
     /// Measures everything; returns this machine as a cluster, with the properties of `like` where nothing was
     /// measured.
     fn measure(&self, like: Cluster, machine: String) -> Result<Cluster, CliError> {
-        let Self { args, device, threads, shapes, worlds, most_bytes, progress, .. } = *self;
+        let Self { args, device, threads, shapes, worlds, bytes_max, progress, .. } = *self;
         let computing: Vec<usize> = worlds.iter().copied().filter(|&ranks| ranks <= threads).collect();
         let runs = PASSES * computing.len() * DTYPES.len() * shapes.len();
         progress.inc_length((runs + worlds.len()) as u64);
         // First, so that an unwritable folder is reported before minutes have passed.
-        let written = machine::written(folder_of(&args.out))?;
+        let write_speed = machine::measure_write_speed(folder_of(&args.out))?;
         let mut measured = Measured {
             machine,
             device: device.name().to_owned(),
@@ -176,21 +182,21 @@ impl<R: Ranks> Bench<'_, R> {
             collectives: Points::new(),
             steps: Points::new(),
         };
-        let mut whole = self.compute(&computing)?.finish(&mut measured);
+        let mut whole_steps = self.compute(&computing)?.finish(&mut measured);
         let transport = if device == Device::Cuda { "nccl" } else { "threads" };
         for &ranks in worlds {
             progress.set_message(format!("collectives of {ranks} ranks"));
             let run = shapes[0].job(device, DType::F32, ranks)?.config.run;
-            let collectives = Collectives { ranks, transport, most_bytes };
-            add(&mut measured.collectives, self.on.run(&run, collectives)??);
+            let collectives = Collectives { ranks, transport, bytes_max };
+            add(&mut measured.collectives, self.runner.run(&run, collectives)??);
             if !computing.contains(&ranks) {
-                whole.extend(steps(args, device, ranks, &self.on)?.steps());
+                whole_steps.extend(steps(args, device, ranks, &self.runner)?.steps());
             }
             progress.inc(1);
         }
-        let most = worlds.last().copied().unwrap_or(1);
-        let mut cluster = machine::cluster(like, measured, most, Some(written));
-        add_steps(&mut cluster, &whole, transport)?;
+        let ranks_max = worlds.last().copied().unwrap_or(1);
+        let mut cluster = machine::cluster(like, measured, ranks_max, Some(write_speed));
+        add_steps(&mut cluster, &whole_steps, transport)?;
         Ok(cluster)
     }
 
@@ -199,13 +205,14 @@ impl<R: Ranks> Bench<'_, R> {
         let mut samples = Samples::default();
         // In this order, a disturbance of some seconds affects only one of a model's several runs.
         let models = DTYPES.into_iter().flat_map(|dtype| shapes.iter().map(move |shape| (dtype, shape)));
-        let of_worlds = |&ranks: &usize| models.clone().map(move |(dtype, shape)| (ranks, dtype, shape));
-        for (ranks, dtype, shape) in (0..PASSES).flat_map(|_| worlds.iter().flat_map(of_worlds)) {
+        let runs_of = |&ranks: &usize| models.clone().map(move |(dtype, shape)| (ranks, dtype, shape));
+        for (ranks, dtype, shape) in (0..PASSES).flat_map(|_| worlds.iter().flat_map(runs_of)) {
             progress.set_message(format!("{dtype} on {ranks} ranks"));
             let job = shape.job(device, dtype, ranks)?;
-            let of = format!("{shape:?} {dtype} {ranks}");
-            let steps = Steps { job: &job, count: args.steps, of, is_watched: true, samples: &mut samples };
-            self.on.run(&job.config.run, steps)??;
+            let label = format!("{shape:?} {dtype} {ranks}");
+            let steps =
+                Steps { job: &job, count: args.steps, label, is_observed: true, samples: &mut samples };
+            self.runner.run(&job.config.run, steps)??;
             progress.inc(1);
         }
         Ok(samples)
@@ -213,7 +220,7 @@ impl<R: Ranks> Bench<'_, R> {
 }
 
 /// Number of compute threads, or of GPUs; and the maximum number of ranks to time.
-fn most_ranks(args: &CalibrateArgs, device: Device) -> Result<(usize, usize), CliError> {
+fn thread_and_rank_limits(args: &CalibrateArgs, device: Device) -> Result<(usize, usize), CliError> {
     if device != Device::Cuda {
         let threads = total_threads(0);
         return Ok((threads, args.ranks.unwrap_or(2 * threads)));
@@ -225,9 +232,9 @@ fn most_ranks(args: &CalibrateArgs, device: Device) -> Result<(usize, usize), Cl
     }
 }
 
-/// Powers of two up to `most`.
-fn worlds(most: usize) -> Vec<usize> {
-    (0..usize::BITS).map(|power| 1 << power).take_while(|&ranks| ranks <= most).collect()
+/// Powers of two up to `ranks_max`.
+fn worlds(ranks_max: usize) -> Vec<usize> {
+    (0..usize::BITS).map(|power| 1 << power).take_while(|&ranks| ranks <= ranks_max).collect()
 }
 
 /// Starts this program once per rank, to time collectives between processes.
@@ -243,17 +250,17 @@ fn launch(args: &CalibrateArgs, ranks: usize) -> Result<(), CliError> {
     if let Some(models) = args.models {
         command.args(["--models", &models.to_string()]);
     }
-    let done = command.stdin(Stdio::null()).output().map_err(failed)?;
-    if done.status.success() {
+    let output = command.stdin(Stdio::null()).output().map_err(failed)?;
+    if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&done.stderr);
-    Err(failed(io::Error::other(format!("they ended with {}: {}", done.status, said.trim()))))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(failed(io::Error::other(format!("they ended with {}: {}", output.status, stderr.trim()))))
 }
 
 /// Prints a summary of a file.
-fn tell(file: &Path) -> Result<(), CliError> {
-    let cluster = earlier(file)?;
+fn print_summary(file: &Path) -> Result<(), CliError> {
+    let cluster = read_cluster(file)?;
     let measured = cluster.measured.as_ref().expect("it was written with its points");
     let percent = |points: &Points| {
         left_out(points).map_or_else(|| "not known".to_owned(), |part| format!("{:.1} %", 100.0 * part))

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, CliError> {
     let read = RunSetup::read(&args.run, &|run| device::ranks(place, device::has_gpus(run)));
     let findings = Findings::of(&args.run.file, read);
     output::print(&if args.json { findings.json() } else { findings.text() })?;
-    Ok(if findings.is_wrong() { Exit::Input } else { Exit::Done })
+    Ok(if findings.has_errors() { Exit::Input } else { Exit::Done })
 }
 
 /// Findings, in order of subjects.
@@ -72,7 +72,7 @@ impl Findings {
     }
 
     /// Whether the run would fail to start.
-    pub(crate) fn is_wrong(&self) -> bool {
+    pub(crate) fn has_errors(&self) -> bool {
         self.0.iter().any(|finding| finding.verdict == Verdict::Error)
     }
 
@@ -93,7 +93,7 @@ impl Findings {
         });
         if let Err(error) = expect_settings(config, &model) {
             // A schedule for unsupported settings might take long.
-            return self.wrong("settings", &error);
+            return self.record_error("settings", &error);
         }
         let spec = &model.description().spec;
         let evaluates = !config.data.eval.is_empty();
@@ -217,19 +217,19 @@ impl Findings {
                 Some(found)
             }
             Err(error) => {
-                self.wrong(subject, &error);
+                self.record_error(subject, &error);
                 None
             }
         }
     }
 
-    fn wrong(&mut self, subject: &str, error: &(dyn Error + 'static)) {
+    fn record_error(&mut self, subject: &str, error: &(dyn Error + 'static)) {
         let (mut text, mut cause) = (error.to_string(), error.source());
         while let Some(error) = cause {
             // Some errors already include their cause.
-            let more = error.to_string();
-            if !text.contains(&more) {
-                text = format!("{text}: {more}");
+            let cause_text = error.to_string();
+            if !text.contains(&cause_text) {
+                text = format!("{text}: {cause_text}");
             }
             cause = error.source();
         }
@@ -255,7 +255,7 @@ impl Findings {
     }
 
     fn json(&self) -> String {
-        let of = |finding: &Finding| {
+        let finding_json = |finding: &Finding| {
             let verdict = match finding.verdict {
                 Verdict::Ok => "ok",
                 Verdict::Warning => "warning",
@@ -263,7 +263,7 @@ impl Findings {
             };
             json!({"subject": finding.subject, "verdict": verdict, "detail": finding.detail})
         };
-        format!("{:#}\n", json!({ "findings": self.0.iter().map(of).collect::<Vec<_>>() }))
+        format!("{:#}\n", json!({ "findings": self.0.iter().map(finding_json).collect::<Vec<_>>() }))
     }
 }
 

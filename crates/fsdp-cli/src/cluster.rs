@@ -30,7 +30,7 @@ use crate::args::NetworkArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
-pub(crate) use error_file::write_own as tell_torchrun;
+pub(crate) use error_file::write_cause as report_to_torchrun;
 pub(crate) use flight::LOG_DIR;
 use transport::Carrier;
 #[cfg(feature = "cuda")]
@@ -38,16 +38,16 @@ pub(crate) use transport::decide;
 pub(crate) use watchdog::{LAUNCHER, watch_launcher};
 
 /// How long a failed process waits for the first failure of the world, in addition to two heartbeats.
-const VERDICT_WITHIN: Duration = Duration::from_secs(1);
+const VERDICT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long mpirun may take to read the output of a process.
-const READ_WITHIN: Duration = Duration::from_millis(300);
+const OUTPUT_READ_DELAY: Duration = Duration::from_millis(300);
 
-/// Longer than printing any text takes; if a process is lost meanwhile, the world ends.
-const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Longer than preparing any data takes; if a process is lost meanwhile, the world ends.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Polling interval.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The place of this process if it is one of several. From this call on, only the first process prints.
 ///
@@ -56,42 +56,42 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(crate) fn place() -> Result<Option<ProcessPlace>, CliError> {
     let place = recognize(&variable)?;
     if let Some(place) = place.filter(|place| place.process > 0) {
-        output::speak_as(format!("process {} on {}", place.process, host()));
+        output::set_process_name(format!("process {} on {}", place.process, host()));
     }
     Ok(place)
 }
 
 /// How long a process waits for the first one of its node to report an error, and that one for the others to receive
 /// it. On a busy node, processes start seconds apart.
-const SAID_WITHIN: Duration = Duration::from_secs(5);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reports an error that ends this process before it has joined the others. The first process of a node prints it and
 /// tells the others there, which then do not repeat the same text. Nodes may have different files and libraries, so
 /// each node prints for itself; so does a process started with other arguments.
-pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
-    let Ok(Some(place)) = recognize(&variable) else { return say() };
+pub(crate) fn report_once(text: &str, print: impl FnOnce()) {
+    let Ok(Some(place)) = recognize(&variable) else { return print() };
     let folder = NodeFolder::of(place, &variable, Ancestor::launcher(&place).pid());
     if place.local_process == 0 {
-        say();
-        if let Err(error) = folder.tell(text, SAID_WITHIN) {
+        print();
+        if let Err(error) = folder.tell(text, REPORT_TIMEOUT) {
             // Then the others print it too.
             tracing::debug!("{error}");
         }
-    } else if folder.hear(SAID_WITHIN).is_some_and(|said| said == text) {
+    } else if folder.hear(REPORT_TIMEOUT).is_some_and(|printed| printed == text) {
         tracing::debug!("ended: {text}");
     } else {
-        say();
+        print();
     }
 }
 
 /// Whether this is one of several processes, but not the first: messages that one process can print alone are left to
 /// the first.
-pub(crate) fn is_another(place: Option<ProcessPlace>) -> bool {
+pub(crate) fn is_not_first(place: Option<ProcessPlace>) -> bool {
     place.is_some_and(|place| place.process > 0)
 }
 
 /// Whether the launcher has started no other process on this node.
-pub(crate) fn has_its_node(place: Option<ProcessPlace>) -> bool {
+pub(crate) fn is_alone_on_node(place: Option<ProcessPlace>) -> bool {
     place.map_or_else(|| is_only_one(&variable), |place| place.local_processes == 1)
 }
 
@@ -117,7 +117,7 @@ impl Team<'_> {
     }
 
     /// The transport, as named by `run.transport`.
-    pub(crate) fn carrier(&self) -> &'static str {
+    pub(crate) fn transport_name(&self) -> &'static str {
         self.carrier.name()
     }
 
@@ -156,12 +156,12 @@ pub(crate) fn within(
     let Some(place) = place else { return work(None) };
     let mut cluster = join(place, run, network)?;
     if place.process > 0 {
-        output::speak_as(format!("{} on {}", ranks(&cluster.assembly().local()), host()));
+        output::set_process_name(format!("{} on {}", ranks(&cluster.assembly().local()), host()));
     }
     let record = flight::Record::new(&cluster, run);
     watchdog::install(&cluster, &record);
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
-        introduce(&cluster, run, &carrier);
+        print_participants(&cluster, run, &carrier);
         let exit = work(Some(Team { cluster: &cluster, carrier: &carrier }))?;
         if cluster.verdict().is_none() {
             carrier.finish(&mut cluster)?;
@@ -169,11 +169,11 @@ pub(crate) fn within(
         Ok(exit)
     });
     if let Err(error) = &outcome
-        && !is_told(error)
+        && !is_reported(error)
     {
         cluster.fail(error.kind(), error.to_string());
         // What others report about a process is held back for two heartbeats, so that it can report itself.
-        wait_for_verdict(&cluster, VERDICT_WITHIN + Duration::from_secs_f64(2.0 * run.heartbeat_s));
+        wait_for_verdict(&cluster, VERDICT_TIMEOUT + Duration::from_secs_f64(2.0 * run.heartbeat_s));
     }
     // Some launchers kill all processes as soon as one has ended, without reading its last output: so print before
     // leaving.
@@ -183,7 +183,7 @@ pub(crate) fn within(
     });
     // All processes wait: the first to end would get the others killed, and mpirun would report that instead.
     if exit != Exit::Done && place.launched_by.has_mpi() {
-        thread::sleep(READ_WITHIN);
+        thread::sleep(OUTPUT_READ_DELAY);
     }
     cluster.leave();
     if cluster.verdict().is_some() {
@@ -196,12 +196,12 @@ pub(crate) fn within(
 fn wait_for_verdict(cluster: &Cluster, limit: Duration) {
     let begin = Instant::now();
     while cluster.verdict().is_none() && begin.elapsed() < limit {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// Prints the participants.
-fn introduce(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
+fn print_participants(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
     let processes = &cluster.roster().processes;
     let mut hosts: BTreeMap<&str, usize> = BTreeMap::new();
     processes.iter().for_each(|process| *hosts.entry(&process.facts.host).or_default() += 1);
@@ -265,30 +265,33 @@ pub(crate) fn in_turns<T>(
     let Some(Team { cluster, .. }) = team else { return load() };
     let (assembly, place) = (cluster.assembly(), cluster.place());
     let failed = |error: CommError| CliError::from(fsdp_core::Error::from(error));
-    let give = || assembly.local().try_for_each(|rank| assembly.give(NODES, Rank(rank), Vec::new()));
+    let check_in = || assembly.local().try_for_each(|rank| assembly.give(NODES, Rank(rank), Vec::new()));
     if place.process == 0 {
         let loaded = load()?;
         share(&loaded);
         assembly.announce(FIRST, Vec::new()).map_err(failed)?;
-        give().map_err(failed)?;
-        assembly.collect(NODES, assembly.world(), PATIENCE)?;
+        check_in().map_err(failed)?;
+        assembly.collect(NODES, assembly.world(), LOAD_TIMEOUT)?;
         assembly.announce(NODES, Vec::new()).map_err(failed)?;
         return Ok(loaded);
     }
     if place.local_process == 0 {
-        assembly.hear(FIRST, PATIENCE)?;
+        assembly.hear(FIRST, LOAD_TIMEOUT)?;
         let loaded = load()?;
-        give().map_err(failed)?;
+        check_in().map_err(failed)?;
         return Ok(loaded);
     }
-    give().map_err(failed)?;
-    assembly.hear(NODES, PATIENCE)?;
+    check_in().map_err(failed)?;
+    assembly.hear(NODES, LOAD_TIMEOUT)?;
     load()
 }
 
 /// Whether all processes know of the failure and end by themselves.
-fn is_told(error: &CliError) -> bool {
-    matches!(error, CliError::Train(TrainError::Ended { .. } | TrainError::Told { .. } | TrainError::Stopped))
+fn is_reported(error: &CliError) -> bool {
+    matches!(
+        error,
+        CliError::Train(TrainError::Ended { .. } | TrainError::Remote { .. } | TrainError::Stopped)
+    )
 }
 
 /// Decides how a process ends after its world has ended.
@@ -313,7 +316,7 @@ fn conclude(
             tracing::info!("ended: {error}");
             Ok(verdict.failure.kind.into())
         }
-        (Err(error), None) if place.process > 0 && is_told(&error) => {
+        (Err(error), None) if place.process > 0 && is_reported(&error) => {
             tracing::info!("ended: {error}");
             Ok(error.exit())
         }

@@ -32,7 +32,8 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     if ranks > target.devices() {
         return Err(too_few(args, &target, ranks));
     }
-    let setup = RunSetup::load(&with(&args.run, &[format!("run.ranks={ranks}"), DEVICE.to_owned()]))?;
+    let setup =
+        RunSetup::load(&with_overrides(&args.run, &[format!("run.ranks={ranks}"), DEVICE.to_owned()]))?;
     let (config, model) = (&setup.config, setup.build()?);
     expect_positions(config, &model)?;
     let plan = Arc::new(plan(config, &model.description().spec, false)?);
@@ -48,8 +49,8 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     let predicted_bytes = predicted(config, &model, &plan)?;
     let report =
         target.compile(&program).map_err(|source| match OutOfMemoryReport::of(config, &model, &source) {
-            Some(short) => CliError::OutOfMemoryReport(Box::new(short)),
-            None => CliError::Ahead { topology: args.topology.clone(), source },
+            Some(report) => CliError::OutOfMemoryReport(Box::new(report)),
+            None => CliError::Compile { topology: args.topology.clone(), source },
         })?;
     let cost = cost(config, &model, &plan)?;
     let compiled = Compiled {
@@ -69,8 +70,8 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
 const DEVICE: &str = "run.device=\"xla\"";
 
 /// A run file with additional overrides.
-fn with(run: &RunFileArgs, changes: &[String]) -> RunFileArgs {
-    let overrides = run.overrides.iter().chain(changes).cloned().collect();
+fn with_overrides(run: &RunFileArgs, added: &[String]) -> RunFileArgs {
+    let overrides = run.overrides.iter().chain(added).cloned().collect();
     RunFileArgs { overrides, ..run.clone() }
 }
 

@@ -64,20 +64,22 @@ pub(crate) fn among<W: Work>(
     poison: bool,
     work: W,
 ) -> Result<W::Outcome, CliError> {
-    let gpus = own_gpus(run, cluster)?;
+    let gpus = process_gpus(run, cluster)?;
     let nccl = open(has_nccl(run))?;
     let threads = start(run, cluster.ranks_on_machine())?;
-    let (first, kernels) = (cluster.assembly().local().start, torch::kernels(run));
+    let (first_rank, kernels) = (cluster.assembly().local().start, torch::kernels(run));
     let count = gpus.len();
     let on_gpu = move |device| memory(CudaOptions { device, threads, poison }, kernels);
-    let start = gpus.start;
+    let first_gpu = gpus.start;
     let stack_bytes = GpuOptions::STACK_BYTES;
-    let one = RunConfig { ranks: 1, ..run.clone() };
-    let world = ThreadOptions { stack_bytes, ..on_host::world_options(&one, false) };
-    let alone = Threads::new(world, move |_: Rank, _| on_gpu(start));
-    let make = move |rank: Rank, _: usize| on_gpu(if count == 1 { start } else { start + rank.0 - first });
+    let single_rank_run = RunConfig { ranks: 1, ..run.clone() };
+    let world = ThreadOptions { stack_bytes, ..on_host::world_options(&single_rank_run, false) };
+    let oracle = Threads::new(world, move |_: Rank, _| on_gpu(first_gpu));
+    let make_memory = move |rank: Rank, _: usize| {
+        on_gpu(if count == 1 { first_gpu } else { first_gpu + rank.0 - first_rank })
+    };
     let Some(nccl) = nccl else {
-        return Ok(work.on(&Together::new(alone, cluster.processes(make))));
+        return Ok(work.on(&Together::new(oracle, cluster.processes(make_memory))));
     };
     let peers = Peers {
         assembly: cluster.assembly(),
@@ -86,8 +88,8 @@ pub(crate) fn among<W: Work>(
         ranks_on_machine: cluster.ranks_on_machine(),
         heartbeat: Duration::from_secs_f64(run.heartbeat_s),
     };
-    let gpus = Gpus::new(nccl, gpu_options(run, count), make).among(peers);
-    Ok(work.on(&Together::new(alone, gpus)))
+    let gpus = Gpus::new(nccl, gpu_options(run, count), make_memory).among(peers);
+    Ok(work.on(&Together::new(oracle, gpus)))
 }
 
 fn count() -> Result<usize, CliError> {
@@ -120,15 +122,15 @@ fn start(run: &RunConfig, ranks: usize) -> Result<usize, CliError> {
 }
 
 /// The GPUs of this process's ranks, used by no other process; or the one that all ranks share.
-fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Range<usize>, CliError> {
+fn process_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Range<usize>, CliError> {
     let devices = count()?;
     if run.share_gpu {
         return Ok(0..1);
     }
     let (place, ranks) = (cluster.place(), cluster.assembly().local());
-    let is_chosen = env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+    let is_selected = env::var_os("CUDA_VISIBLE_DEVICES").is_some();
     let processes = (place.local_process, place.local_processes);
-    let gpus = gpus_of_process(devices, ranks.len(), processes, is_chosen)?;
+    let gpus = gpus_of_process(devices, ranks.len(), processes, is_selected)?;
     let names: Result<Vec<String>, CliError> =
         gpus.clone().map(|number| Ok(format!("{} of host {}", gpu_uuid(number)?, host()))).collect();
     let names = names?;

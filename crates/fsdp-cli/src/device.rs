@@ -118,7 +118,7 @@ pub(crate) fn has_gpus(run: &RunConfig) -> bool {
 /// node, one per visible GPU.
 pub(crate) fn ranks(place: Option<ProcessPlace>, has_gpus: bool) -> usize {
     let processes = place.map_or(1, |place| place.processes);
-    if !has_gpus || !cluster::has_its_node(place) {
+    if !has_gpus || !cluster::is_alone_on_node(place) {
         return processes;
     }
     // Errors of the driver are reported when it is needed.
@@ -127,8 +127,8 @@ pub(crate) fn ranks(place: Option<ProcessPlace>, has_gpus: bool) -> usize {
 
 /// Whether NCCL connects the ranks of different processes, which requires a GPU per rank.
 pub(crate) fn has_nccl(run: &RunConfig) -> bool {
-    let is_asked = matches!(run.transport, Transport::Auto | Transport::Nccl);
-    is_asked && run.device == Device::Cuda && !run.share_gpu
+    let is_nccl_allowed = matches!(run.transport, Transport::Auto | Transport::Nccl);
+    is_nccl_allowed && run.device == Device::Cuda && !run.share_gpu
 }
 
 #[cfg(not(all(feature = "cuda", feature = "xla")))]

@@ -59,9 +59,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let place = cluster::place()?;
     if place.is_none() && !args.launch && args.file.is_none() {
-        let of_run = XlaConfig::default();
-        let findings = findings(&of_run);
-        let devices = devices(&findings, &of_run, true);
+        let xla_config = XlaConfig::default();
+        let findings = findings(&xla_config);
+        let devices = devices(&findings, &xla_config, true);
         let report = Report { findings, devices };
         output::print(&if args.json { json(&report) } else { text(&report) })?;
         return Ok(Exit::Done);
@@ -107,17 +107,17 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
 }
 
 /// Examines this machine, including the plugin that a run file names.
-fn findings(of_run: &XlaConfig) -> Vec<Finding> {
+fn findings(xla_config: &XlaConfig) -> Vec<Finding> {
     let libtorch = libtorch::examine();
     let mut findings = examine(&libtorch.folders);
     findings.extend(libtorch.findings);
-    findings.extend(xla::examine(of_run));
+    findings.extend(xla::examine(xla_config));
     findings
 }
 
 /// Which devices a run may use; `is_alone` is whether this is the only process.
-fn devices(findings: &[Finding], of_run: &XlaConfig, is_alone: bool) -> Vec<Usable> {
-    vec![host_device(), torch_cpu(findings), cuda(findings), xla::device(of_run, is_alone)]
+fn devices(findings: &[Finding], xla_config: &XlaConfig, is_alone: bool) -> Vec<Usable> {
+    vec![host_device(), torch_cpu(findings), cuda(findings), xla::device(xla_config, is_alone)]
 }
 
 fn host_device() -> Usable {
@@ -139,11 +139,11 @@ fn torch_cpu(findings: &[Finding]) -> Usable {
 mod xla {
     use super::{Device, Finding, Usable, XlaConfig};
 
-    pub(super) fn examine(_of_run: &XlaConfig) -> Vec<Finding> {
+    pub(super) fn examine(_xla_config: &XlaConfig) -> Vec<Finding> {
         Vec::new()
     }
 
-    pub(super) fn device(_of_run: &XlaConfig, _is_alone: bool) -> Usable {
+    pub(super) fn device(_xla_config: &XlaConfig, _is_alone: bool) -> Usable {
         let with = "this fsdp was built without the feature `xla`".to_owned();
         Usable { device: Device::Xla.name().to_owned(), usable: false, with }
     }
@@ -175,18 +175,18 @@ fn gpus(findings: &[Finding]) -> Result<String, String> {
     let first = cards.iter().take_while(|card| card.is_good()).count();
     let others: Vec<&str> =
         cards.iter().filter(|card| !card.is_good()).map(|card| card.part.as_str()).collect();
-    let more = format!("leave {} out of CUDA_VISIBLE_DEVICES to use {good}", others.join(", "));
+    let hint = format!("leave {} out of CUDA_VISIBLE_DEVICES to use {good}", others.join(", "));
     // A single rank, or several on one GPU, do not need NCCL.
     let with = match first {
         0 if good == 0 => return Err("there is no GPU that can be used".to_owned()),
-        0 => return Err(format!("ranks use GPUs from number 0 on; {more}")),
+        0 => return Err(format!("ranks use GPUs from number 0 on; {hint}")),
         _ if parts.contains(&"NCCL") => {
             return Ok("one GPU (run.share_gpu = true), because NCCL is missing".to_owned());
         }
         1 => "1 rank, on one GPU, with NCCL".to_owned(),
         _ => format!("up to {first} ranks, one per GPU, with NCCL"),
     };
-    Ok(if good > first { format!("{with}; {more}") } else { with })
+    Ok(if good > first { format!("{with}; {hint}") } else { with })
 }
 
 fn json(report: &impl Serialize) -> String {

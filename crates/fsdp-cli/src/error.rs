@@ -74,7 +74,7 @@ pub(crate) enum CliError {
     },
     /// Other processes did not answer.
     #[error("waiting for other processes: {0}")]
-    NotHeard(#[from] AssemblyError),
+    NotAnnounced(#[from] AssemblyError),
     /// MPI has failed.
     #[error(transparent)]
     Mpi(#[from] MpiError),
@@ -98,7 +98,7 @@ pub(crate) enum CliError {
         source: io::Error,
     },
     /// Another process has failed.
-    #[error("{verdict}{}", way_out(verdict))]
+    #[error("{verdict}{}", resume_hint(verdict))]
     World {
         /// The failure that ended the world.
         verdict: Box<Verdict>,
@@ -141,7 +141,7 @@ pub(crate) enum CliError {
     /// XLA cannot compile a step.
     #[cfg(feature = "xla")]
     #[error("the step cannot be compiled for {topology}")]
-    Ahead {
+    Compile {
         /// The target devices.
         topology: String,
         source: fsdp_xla::XlaError,
@@ -173,7 +173,7 @@ pub(crate) enum CliError {
     Report { file: PathBuf, source: io::Error },
     /// A cluster description is wrong.
     #[error(transparent)]
-    Machines(#[from] fsdp_plan::cluster::ClusterError),
+    ClusterDescription(#[from] fsdp_plan::cluster::ClusterError),
     /// A file of runs is wrong.
     #[error(transparent)]
     Runs(#[from] fsdp_plan::published::RowError),
@@ -196,7 +196,7 @@ pub(crate) enum CliError {
 }
 
 /// What to do when another process has failed.
-fn way_out(verdict: &Verdict) -> &'static str {
+fn resume_hint(verdict: &Verdict) -> &'static str {
     match verdict.failure.kind {
         FailureKind::Temporary => "; start the run again with --resume",
         FailureKind::Permanent | FailureKind::Input | FailureKind::Interrupted => "",
@@ -216,9 +216,9 @@ impl CliError {
             CliError::Checkpoint(error) => error.kind(),
             CliError::Cluster(error) => error.kind(),
             CliError::Mpi(error) => error.kind(),
-            CliError::NotHeard(AssemblyError::Failed(error)) => error.kind(),
-            CliError::NotHeard(AssemblyError::Late { .. }) => FailureKind::Temporary,
-            CliError::NotHeard(AssemblyError::GivenUp) => FailureKind::Permanent,
+            CliError::NotAnnounced(AssemblyError::Failed(error)) => error.kind(),
+            CliError::NotAnnounced(AssemblyError::Late { .. }) => FailureKind::Temporary,
+            CliError::NotAnnounced(AssemblyError::GivenUp) => FailureKind::Permanent,
             CliError::World { verdict } => verdict.failure.kind,
             CliError::ReadModel { source, .. }
             | CliError::ReadFile { source, .. }
@@ -241,14 +241,14 @@ impl CliError {
             | CliError::Processes { .. }
             | CliError::Transport { .. }
             | CliError::Launched(_)
-            | CliError::Machines(_)
+            | CliError::ClusterDescription(_)
             | CliError::Runs(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
             #[cfg(feature = "xla")]
             CliError::Xla(error) => error.kind(),
             #[cfg(feature = "xla")]
-            CliError::Ahead { .. } | CliError::OutOfMemoryReport(_) => FailureKind::Input,
+            CliError::Compile { .. } | CliError::OutOfMemoryReport(_) => FailureKind::Input,
             #[cfg(not(all(feature = "cuda", feature = "xla")))]
             CliError::Device { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]

@@ -97,8 +97,13 @@ fn run_within(
     };
     let read = || {
         let progress = TokenProgress::new();
-        let tell = |now| progress.tell(now);
-        Ok::<_, CliError>(Job::to_evaluate(setup.config.clone(), architecture, init, &Watch::new(&tell))?)
+        let report_progress = |now| progress.update(now);
+        Ok::<_, CliError>(Job::to_evaluate(
+            setup.config.clone(),
+            architecture,
+            init,
+            &Watch::new(&report_progress),
+        )?)
     };
     let job = cluster::in_turns(team, read, |job| job.data.share())?;
     output::data_warnings(&job.data);

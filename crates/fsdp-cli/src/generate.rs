@@ -48,21 +48,27 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
         seed: args.seed,
     });
     let ends = ends(&args.model, tokenizer.as_ref())?;
-    let how = GenerateOptions { max_new_tokens: args.max_new_tokens, sampling, ends };
+    let generation = GenerateOptions { max_new_tokens: args.max_new_tokens, sampling, ends };
     let options = HostOptions { threads: total_threads(0), ..HostOptions::default() };
     let memory = Arc::new(HostMemory::new(options).map_err(TrainError::from)?);
     let weights = load(&memory, &args.model, &model, args.dtype.dtype())?;
     let mut session = Session::new(memory, model, &weights, length).map_err(TrainError::from)?;
-    let mut shown = Shown { args, tokenizer: tokenizer.as_ref(), how: &how, tokens: Vec::new(), printed: 0 };
-    let (begin, mut first, mut told) = (Instant::now(), None, Ok(()));
-    let tokens = generate_tokens(&mut session, &prompt, &how, |token| {
+    let mut printer = TokenPrinter {
+        args,
+        tokenizer: tokenizer.as_ref(),
+        options: &generation,
+        tokens: Vec::new(),
+        printed: 0,
+    };
+    let (begin, mut first, mut print_result) = (Instant::now(), None, Ok(()));
+    let tokens = generate_tokens(&mut session, &prompt, &generation, |token| {
         first.get_or_insert_with(|| begin.elapsed());
-        if told.is_ok() {
-            told = shown.tell(token);
+        if print_result.is_ok() {
+            print_result = printer.print_token(token);
         }
     })?;
-    told?;
-    shown.finish(&prompt, &tokens, [first.unwrap_or_default(), begin.elapsed()])
+    print_result?;
+    printer.finish(&prompt, &tokens, [first.unwrap_or_default(), begin.elapsed()])
 }
 
 /// The tokenizer in the model's folder, if any; bytes if the vocabulary has 256 tokens.
@@ -98,38 +104,38 @@ fn prompt(args: &GenerateArgs, tokenizer: Option<&Tokenizer>, vocab: usize) -> R
 }
 
 /// The output so far.
-struct Shown<'a> {
+struct TokenPrinter<'a> {
     args: &'a GenerateArgs,
     tokenizer: Option<&'a Tokenizer>,
-    how: &'a GenerateOptions,
+    options: &'a GenerateOptions,
     tokens: Vec<u32>,
     /// Bytes of the text that are printed.
     printed: usize,
 }
 
-impl Shown<'_> {
+impl TokenPrinter<'_> {
     /// Prints the text that a token adds; characters with missing bytes are held back.
-    fn tell(&mut self, token: u32) -> Result<(), CliError> {
-        if self.args.json || self.how.ends.contains(&token) {
+    fn print_token(&mut self, token: u32) -> Result<(), CliError> {
+        if self.args.json || self.options.ends.contains(&token) {
             return Ok(());
         }
         self.tokens.push(token);
         let Some(text) = self.text(&self.tokens)? else { return Ok(()) };
-        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-        if whole > self.printed {
-            output::print(&text[self.printed..whole])?;
-            self.printed = whole;
+        let complete_len = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        if complete_len > self.printed {
+            output::print(&text[self.printed..complete_len])?;
+            self.printed = complete_len;
         }
         Ok(())
     }
 
-    fn finish(&self, prompt: &[u32], tokens: &[u32], [first, all]: [Duration; 2]) -> Result<(), CliError> {
-        let is_over = tokens.last().is_some_and(|last| self.how.ends.contains(last));
-        let text = self.text(&tokens[..tokens.len() - usize::from(is_over)])?;
+    fn finish(&self, prompt: &[u32], tokens: &[u32], [first, total]: [Duration; 2]) -> Result<(), CliError> {
+        let is_ended = tokens.last().is_some_and(|last| self.options.ends.contains(last));
+        let text = self.text(&tokens[..tokens.len() - usize::from(is_ended)])?;
         #[expect(clippy::cast_precision_loss, reason = "numbers for people")]
-        let speed = (tokens.len() - 1) as f64 / (all - first).as_secs_f64().max(1e-9);
+        let speed = (tokens.len() - 1) as f64 / (total - first).as_secs_f64().max(1e-9);
         if self.args.json {
-            let stopped = if is_over { "end token" } else { "max_new_tokens" };
+            let stopped = if is_ended { "end token" } else { "max_new_tokens" };
             let report = json!({
                 "prompt_ids": prompt, "tokens": tokens, "text": text, "stopped_by": stopped,
                 "first_token_s": first.as_secs_f64(), "tokens_per_s": speed,

@@ -16,11 +16,11 @@ use fsdp_train::config::{Device, Resolved};
 use fsdp_train::data::{Survey, Tokenizer, survey};
 
 use crate::args::InitArgs;
+use crate::atomic_file::{self, folder_of};
 use crate::check::Findings;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::{RunSetup, read_model};
-use crate::whole_file::{self, folder_of};
 use crate::{device, logging, output};
 use answers::{Answers, OnTerminal};
 use choices::{Choices, Training};
@@ -39,13 +39,13 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, CliError> {
     let text = text::of(&choices);
     let read = parse(&text, &args.file).and_then(RunSetup::of);
     let findings = Findings::of(&args.file, read);
-    if findings.is_wrong() {
+    if findings.has_errors() {
         output::print(&findings.text())?;
         output::note(&format!("{} was not written", args.file.display()));
         return Ok(Exit::Input);
     }
     findings.warnings().for_each(|warning| output::warning(&warning));
-    let write = if args.force { whole_file::replace } else { whole_file::create };
+    let write = if args.force { atomic_file::replace } else { atomic_file::create };
     write(&args.file, &text).map_err(CliError::write(&args.file))?;
     let file = args.file.display();
     output::print(&format!("wrote {file}\n\nnext:\n  fsdp check {file}\n  fsdp train {file}\n"))?;
@@ -54,14 +54,16 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, CliError> {
 
 /// Checks that the file can be created, before any questions are asked.
 fn expect_free(args: &InitArgs) -> Result<(), CliError> {
-    let wrong = |what| Err(CliError::Option { option: "RUN.toml", what });
+    let rejected = |what| Err(CliError::Option { option: "RUN.toml", what });
     let file = args.file.display();
     if !args.force && args.file.symlink_metadata().is_ok() {
-        return wrong(format!("{file} exists already; give another name, or replace it with --force"));
+        return rejected(format!("{file} exists already; give another name, or replace it with --force"));
     }
     match folder_of(&args.file) {
         folder if folder.is_dir() => Ok(()),
-        folder => wrong(format!("{file} is in {}, which is not a folder; create it first", folder.display())),
+        folder => {
+            rejected(format!("{file} is in {}, which is not a folder; create it first", folder.display()))
+        }
     }
 }
 
@@ -69,11 +71,11 @@ fn expect_free(args: &InitArgs) -> Result<(), CliError> {
 fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) -> Result<Choices, CliError> {
     answers.expect(&[("--model", args.model.is_some()), ("--data", !args.data.is_empty())])?;
     let question = "Model (a Hugging Face directory)";
-    let is_model = |answer: &str| read_model(Path::new(answer)).map(|_| answer.to_owned());
-    let model = answers.value("--model", question, args.model.clone(), None, is_model)?;
-    let described = read_model(Path::new(&model))?;
+    let parse_model = |answer: &str| read_model(Path::new(answer)).map(|_| answer.to_owned());
+    let model = answers.value("--model", question, args.model.clone(), None, parse_model)?;
+    let config = read_model(Path::new(&model))?;
     let training = training(args, &model, answers)?;
-    let mut choices = Choices::new(model, &described, training, output_folder(args)?)?;
+    let mut choices = Choices::new(model, &config, training, output_folder(args)?)?;
     choices.eval.clone_from(&args.eval);
     choices.format.clone_from(&args.format);
     choices.column.clone_from(&args.column);
@@ -93,11 +95,11 @@ fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) ->
         ));
     }
     let default = choices.epoch_steps.map_or(STEPS, |epoch| choices.training.steps(epoch));
-    let read = |answer: &str| {
+    let parse_steps = |answer: &str| {
         let steps = answer.parse().ok().filter(|&steps| steps > 0);
         steps.ok_or_else(|| "give an integer of at least 1".to_owned())
     };
-    choices.steps = answers.value("--steps", "Optimizer steps", args.steps, Some(default), read)?;
+    choices.steps = answers.value("--steps", "Optimizer steps", args.steps, Some(default), parse_steps)?;
     Ok(choices)
 }
 
@@ -118,7 +120,7 @@ fn training<R: BufRead, W: Write>(
         _ => None,
     };
     let question = "What is trained: the \"whole\" model, \"lora\" adapters, or new weights from \"scratch\"";
-    answers.value("--lora", question, given, Some(Training::Whole), Training::read)
+    answers.value("--lora", question, given, Some(Training::Whole), Training::parse)
 }
 
 /// Examines the data and records its kind. If it cannot be read, the check of the whole file reports why.
@@ -128,14 +130,14 @@ fn data<R: BufRead, W: Write>(
     answers: &mut Answers<R, W>,
 ) -> Result<Option<Survey>, CliError> {
     let draft = choices.clone();
-    let is_data = |answer: &str| {
+    let parse_data = |answer: &str| {
         let train = vec![answer.to_owned()];
-        look(&Choices { train: train.clone(), ..draft.clone() }, &args.file).map(|_| Paths(train))
+        survey_data(&Choices { train: train.clone(), ..draft.clone() }, &args.file).map(|_| Paths(train))
     };
     let given = Some(args.data.clone()).filter(|data| !data.is_empty()).map(Paths);
     let question = "Data (a file, a folder or a pattern)";
-    choices.train = answers.value("--data", question, given, None, is_data)?.0;
-    Ok(look(choices, &args.file).ok().flatten())
+    choices.train = answers.value("--data", question, given, None, parse_data)?.0;
+    Ok(survey_data(choices, &args.file).ok().flatten())
 }
 
 /// Paths for display.
@@ -148,7 +150,7 @@ impl std::fmt::Display for Paths {
 }
 
 /// Surveys the data; `None` if it is in an object store.
-fn look(choices: &Choices, file: &Path) -> Result<Option<Survey>, CliError> {
+fn survey_data(choices: &Choices, file: &Path) -> Result<Option<Survey>, CliError> {
     let config = parse(&text::of(choices), file)?.config;
     if config.data.train.iter().any(is_url) {
         return Ok(None);
@@ -171,11 +173,11 @@ fn ranks<R: BufRead, W: Write>(
         Device::Xla => ("one per device of the plugin", 1),
         Device::Cpu | Device::TorchCpu => ("threads that share this machine's cores", 1),
     };
-    let read = |answer: &str| {
+    let parse_ranks = |answer: &str| {
         let ranks = answer.parse().ok().filter(|&ranks| ranks > 0);
         ranks.ok_or_else(|| "give an integer of at least 1".to_owned())
     };
-    answers.value("--ranks", &format!("Ranks ({what})"), args.ranks, Some(default), read)
+    answers.value("--ranks", &format!("Ranks ({what})"), args.ranks, Some(default), parse_ranks)
 }
 
 fn default_device() -> Device {

@@ -43,15 +43,15 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<Exit, CliError> {
     let (sender, events) = mpsc::channel();
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGUSR1]).map_err(|source| CliError::Signal { source })?;
-    let told = sender.clone();
+    let signal_sender = sender.clone();
     thread::Builder::new()
         .name("signals".to_owned())
-        .spawn(move || signals.forever().try_for_each(|signal| told.send(Event::Signal(signal))))
+        .spawn(move || signals.forever().try_for_each(|signal| signal_sender.send(Event::Signal(signal))))
         .map_err(|source| CliError::Start { what: "a thread".to_owned(), source })?;
     remove_abandoned(&std::env::temp_dir());
     let folder = tempfile::Builder::new().prefix(LAUNCH_PREFIX).tempdir();
     let what = || "a folder for the processes to meet".to_owned();
     let folder = folder.map_err(|source| CliError::Start { what: what(), source })?;
     let _held = hold(folder.path());
-    Agent::new(args, &plan, folder.path(), (sender, events)).live(&mut meeting)
+    Agent::new(args, &plan, folder.path(), (sender, events)).run(&mut meeting)
 }

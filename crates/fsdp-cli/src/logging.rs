@@ -21,13 +21,13 @@ use crate::output;
 use crate::trace::{TARGET, TraceFile};
 
 /// The value of `RUST_LOG`, unless unset or empty.
-fn asked_for() -> Option<OsString> {
+fn requested_filter() -> Option<OsString> {
     std::env::var_os("RUST_LOG").filter(|filter| !filter.is_empty())
 }
 
 /// Whether `RUST_LOG` is set.
-pub(crate) fn is_asked_for() -> bool {
-    asked_for().is_some()
+pub(crate) fn is_requested() -> bool {
+    requested_filter().is_some()
 }
 
 /// The filter for events: `RUST_LOG`; without it, in JSON format, the events that replace messages to the user.
@@ -35,11 +35,11 @@ pub(crate) fn is_asked_for() -> bool {
 /// # Errors
 /// [`CliError::LogFilter`].
 fn filter() -> Result<Option<Targets>, CliError> {
-    let Some(asked) = asked_for() else {
+    let Some(requested) = requested_filter() else {
         let level = if output::is_quiet() { LevelFilter::WARN } else { LevelFilter::INFO };
         return Ok(output::is_json().then(|| Targets::new().with_target("fsdp", level)));
     };
-    asked.to_string_lossy().parse().map(Some).map_err(|source| CliError::LogFilter { source })
+    requested.to_string_lossy().parse().map(Some).map_err(|source| CliError::LogFilter { source })
 }
 
 /// Installs the subscriber of this process. A second call has no effect.
@@ -60,9 +60,9 @@ pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
 fn events() -> Box<dyn Layer<Registry> + Send + Sync> {
     let layer = fmt::layer::<Registry>().with_writer(io::stderr).with_span_events(FmtSpan::CLOSE);
     if output::is_json() {
-        return layer.json().map_event_format(SpokenJson).boxed();
+        return layer.json().map_event_format(WithProcessNameJson).boxed();
     }
-    layer.with_ansi(io::stderr().is_terminal()).map_event_format(Spoken).boxed()
+    layer.with_ansi(io::stderr().is_terminal()).map_event_format(WithProcessName).boxed()
 }
 
 /// The current time as in events: `2026-11-23T12:00:00.000000Z`.
@@ -80,21 +80,21 @@ pub(crate) fn line(level: &str, message: &str, caused_by: &[String]) -> String {
         fields["caused_by"] = json!(caused_by);
     }
     let line = json!({ "timestamp": now(), "level": level, "fields": fields, "target": "fsdp" });
-    with_speaker(&line.to_string())
+    with_process_name(&line.to_string())
 }
 
-/// Adds the speaker to the text of a JSON object, if it is not the first of several processes.
-fn with_speaker(object: &str) -> String {
-    match (output::speaker(), object.strip_prefix('{')) {
-        (Some(speaker), Some(fields)) => format!("{{\"process\":{},{fields}", Value::from(speaker)),
+/// Adds the name of this process to the text of a JSON object, if it is not the first of several processes.
+fn with_process_name(object: &str) -> String {
+    match (output::process_name(), object.strip_prefix('{')) {
+        (Some(name), Some(fields)) => format!("{{\"process\":{},{fields}", Value::from(name)),
         _ => object.to_owned(),
     }
 }
 
-/// Formats lines that begin with the speaker, if it is not the first of several processes.
-struct Spoken<F>(F);
+/// Formats lines that begin with the name of this process, if it is not the first of several processes.
+struct WithProcessName<F>(F);
 
-impl<S, N, F> FormatEvent<S, N> for Spoken<F>
+impl<S, N, F> FormatEvent<S, N> for WithProcessName<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -106,17 +106,17 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> std::fmt::Result {
-        if let Some(speaker) = output::speaker() {
-            write!(writer, "{speaker}: ")?;
+        if let Some(name) = output::process_name() {
+            write!(writer, "{name}: ")?;
         }
         self.0.format_event(context, writer, event)
     }
 }
 
 /// Does the same for JSON objects.
-struct SpokenJson<F>(F);
+struct WithProcessNameJson<F>(F);
 
-impl<S, N, F> FormatEvent<S, N> for SpokenJson<F>
+impl<S, N, F> FormatEvent<S, N> for WithProcessNameJson<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -130,7 +130,7 @@ where
     ) -> std::fmt::Result {
         let mut object = String::new();
         self.0.format_event(context, Writer::new(&mut object), event)?;
-        writer.write_str(&with_speaker(&object))
+        writer.write_str(&with_process_name(&object))
     }
 }
 

@@ -32,6 +32,7 @@ mod run_setup;
 mod shrink;
 mod trace;
 
+mod atomic_file;
 mod clock;
 mod cluster;
 #[cfg(feature = "cuda")]
@@ -49,7 +50,6 @@ mod stop_signal;
 #[cfg(feature = "torch")]
 mod torch;
 mod units;
-mod whole_file;
 #[cfg(feature = "xla")]
 mod xla;
 
@@ -66,29 +66,29 @@ use exit_code::Exit;
 fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(Args { command, logs }) => {
-            output::write_as(logs);
-            ended(|| run(command)).into()
+            output::set_style(logs);
+            exit_of(|| run(command)).into()
         }
         Err(error) => {
             if !error.use_stderr() {
                 output::usage(&error);
                 return Exit::Done.into();
             }
-            cluster::say_once(&error.to_string(), || output::usage(&error));
+            cluster::report_once(&error.to_string(), || output::usage(&error));
             Exit::Input.into()
         }
     }
 }
 
 /// The exit of a command that succeeds, fails or panics. Reports the error; a panic has already been reported.
-fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
+fn exit_of(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
     // The command's state is not used after a panic.
     match panic::catch_unwind(AssertUnwindSafe(command)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
-            cluster::tell_torchrun(&error.to_string());
+            cluster::report_to_torchrun(&error.to_string());
             match error.kind() {
-                FailureKind::Input => cluster::say_once(&error.to_string(), || output::error(&error)),
+                FailureKind::Input => cluster::report_once(&error.to_string(), || output::error(&error)),
                 _ => output::error(&error),
             }
             error.exit()
@@ -112,7 +112,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
             | Command::Man(_)
             | Command::Schema(_)
     );
-    if is_alone && cluster::is_another(cluster::place()?) {
+    if is_alone && cluster::is_not_first(cluster::place()?) {
         return Ok(Exit::Done);
     }
     if cluster::is_launched()? {
@@ -127,7 +127,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),
-        Command::Ckpt(command) => ckpt::run(&command).map(judged),
+        Command::Ckpt(command) => ckpt::run(&command).map(exit_of_check),
         Command::Eval(args) => eval::run(&args),
         Command::Generate(args) => generate::run(&args).map(|()| Exit::Done),
         Command::Check(args) => check::run(&args),
@@ -146,7 +146,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
     }
 }
 
-fn judged(holds: bool) -> Exit {
+fn exit_of_check(holds: bool) -> Exit {
     if holds { Exit::Done } else { Exit::Found }
 }
 
@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn panicking_command_exits_as_failed() {
-        assert_eq!(ended(|| panic!("a bug of ours")), Exit::Failed);
-        assert_eq!(ended(|| Ok(Exit::Found)), Exit::Found);
-        assert_eq!(ended(|| Err(CliError::Rank { rank: 2, ranks: 2 })), Exit::Input);
+        assert_eq!(exit_of(|| panic!("a bug of ours")), Exit::Failed);
+        assert_eq!(exit_of(|| Ok(Exit::Found)), Exit::Found);
+        assert_eq!(exit_of(|| Err(CliError::Rank { rank: 2, ranks: 2 })), Exit::Input);
     }
 }

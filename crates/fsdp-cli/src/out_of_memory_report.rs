@@ -1,4 +1,4 @@
-//! The error of a step that does not fit into the memory of a PJRT device, with the ledger's prediction and a remedy.
+//! The error of a step that does not fit into the memory of a PJRT device, with the ledger's prediction and remedies.
 
 use fsdp_core::plan::Plan;
 use fsdp_core::{Error, Rank};
@@ -18,25 +18,19 @@ pub(crate) struct OutOfMemoryReport {
     device_bytes: Option<u64>,
     message: String,
     predicted_bytes: u64,
-    /// A smaller micro-batch size that fits according to the ledger, and its bytes.
-    fitting: Option<(usize, u64)>,
-    /// Whether it may fit if libtpu overlaps less.
-    overlaps_less: bool,
+    /// Changes with which it may fit.
+    remedies: Vec<String>,
 }
 
 impl std::fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "the step does not fit into the memory of a {}", self.device)?;
-        if let Some(has) = self.device_bytes {
-            write!(f, ", {}", bytes(has))?;
+        if let Some(available) = self.device_bytes {
+            write!(f, ", {}", bytes(available))?;
         }
         write!(f, "; the ledger predicts {}", bytes(self.predicted_bytes))?;
-        if let Some((samples, needed)) = self.fitting {
-            let needed = bytes(needed);
-            write!(f, ", and {needed} with train.micro_batch_size = {samples}: try that")?;
-        }
-        if self.overlaps_less {
-            write!(f, "; or let XLA overlap less: add --{LESS_OVERLAP}=50 to LIBTPU_INIT_ARGS")?;
+        if !self.remedies.is_empty() {
+            write!(f, ". Try {}", self.remedies.join(", or "))?;
         }
         write!(f, ". XLA says: {}", self.message)
     }
@@ -60,13 +54,17 @@ impl OutOfMemoryReport {
         let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
         let message = lines.take(LINES).collect::<Vec<_>>().join(" ");
         // XLA needed more than the device has, so a size for which the ledger predicts as much is no remedy.
-        let most = device_bytes.unwrap_or(u64::MAX).min(predicted_bytes.saturating_sub(1));
-        let fitting = fitting(config, model, most);
-        let overlaps_less = device.starts_with("TPU")
-            && device_bytes.is_some_and(|has| predicted_bytes / 100 * (100 - BELOW_LEDGER_PERCENT) <= has)
-            && !std::env::var("LIBTPU_INIT_ARGS").is_ok_and(|given| given.contains(LESS_OVERLAP));
+        let limit = device_bytes.unwrap_or(u64::MAX).min(predicted_bytes.saturating_sub(1));
+        let mut remedies = remedies(config, model, limit);
+        let may_overlap_less = device.starts_with("TPU")
+            && device_bytes
+                .is_some_and(|available| predicted_bytes / 100 * (100 - BELOW_LEDGER_PERCENT) <= available)
+            && !std::env::var("LIBTPU_INIT_ARGS").is_ok_and(|flags| flags.contains(LESS_OVERLAP));
+        if may_overlap_less {
+            remedies.push(format!("--{LESS_OVERLAP}=50 in LIBTPU_INIT_ARGS (XLA then overlaps less)"));
+        }
         let (device, device_bytes) = (device.clone(), *device_bytes);
-        Some(Self { device, device_bytes, message, predicted_bytes, fitting, overlaps_less })
+        Some(Self { device, device_bytes, message, predicted_bytes, remedies })
     }
 
     /// Does the same as [`OutOfMemoryReport::of`] for a failed run.
@@ -87,25 +85,35 @@ pub(crate) fn predicted(config: &Resolved, model: &Model, plan: &Plan) -> Result
     Ok(predict::<HostMemory, _>(config, model, plan, Rank(0))?.device.total_peak_bytes as u64)
 }
 
-/// The largest half, quarter, .. of a micro-batch whose step needs at most `most_bytes` according to the ledger, and
-/// its bytes.
-fn fitting(config: &Resolved, model: &Model, most_bytes: u64) -> Option<(usize, u64)> {
-    let needed = |samples: usize| {
-        let mut config = config.clone();
-        config.train.micro_batch_size = samples;
-        let plan = draft(&config, &model.description().spec).ok()?;
-        predicted(&config, model, &plan).ok()
+/// Changes of the run file whose step needs at most `limit_bytes` according to the ledger: the largest half, quarter, ..
+/// of the micro-batch, and gradients that are reduced in the dtype of the parameters if that is narrower.
+fn remedies(config: &Resolved, model: &Model, limit_bytes: u64) -> Vec<String> {
+    let fits = |config: &Resolved| {
+        let plan = draft(config, &model.description().spec).ok()?;
+        predicted(config, model, &plan).ok().filter(|&needed| needed <= limit_bytes)
     };
+    let by_ledger = |change: String, needed| format!("{change} ({} by the ledger)", bytes(needed));
     let halves = std::iter::successors(Some(config.train.micro_batch_size / 2), |samples| Some(samples / 2));
-    halves
+    let smaller = halves
         .take_while(|&samples| samples > 0)
         .filter(|samples| config.train.global_batch_size.is_multiple_of(samples * config.run.ranks))
-        .filter_map(|samples| Some((samples, needed(samples)?)))
-        .find(|&(_, needed)| needed <= most_bytes)
+        .find_map(|samples| {
+            let mut config = config.clone();
+            config.train.micro_batch_size = samples;
+            Some(by_ledger(format!("train.micro_batch_size = {samples}"), fits(&config)?))
+        });
+    let dtype = config.fsdp.param_dtype;
+    let narrower = (dtype.size_bytes() < config.fsdp.reduce_dtype.size_bytes()).then(|| {
+        let mut config = config.clone();
+        config.fsdp.reduce_dtype = dtype;
+        Some(by_ledger(format!("fsdp.reduce_dtype = \"{dtype}\""), fits(&config)?))
+    });
+    smaller.into_iter().chain(narrower.flatten()).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use fsdp_core::DType;
     use fsdp_nn::hf::HfConfig;
     use fsdp_train::adapter;
 
@@ -142,32 +150,31 @@ mod tests {
             config.train.micro_batch_size = samples;
             predicted(&config, &model, &draft(&config, &model.description().spec).unwrap()).unwrap()
         };
-        assert_eq!(fitting(&config, &model, of(8)), Some((8, of(8))));
-        assert_eq!(fitting(&config, &model, of(8) - 1), Some((4, of(4))));
-        assert_eq!(fitting(&config, &model, of(1) - 1), None);
-        let mut short = OutOfMemoryReport {
+        let smaller =
+            |samples| format!("train.micro_batch_size = {samples} ({} by the ledger)", bytes(of(samples)));
+        assert_eq!(remedies(&config, &model, of(8)), [smaller(8)]);
+        assert_eq!(remedies(&config, &model, of(8) - 1), [smaller(4)]);
+        assert!(remedies(&config, &model, of(1) - 1).is_empty());
+        let mut half = config.clone();
+        half.fsdp.param_dtype = DType::Bf16;
+        let found = remedies(&half, &model, of(16));
+        assert!(found[0].starts_with("train.micro_batch_size = 8 ("), "{found:?}");
+        assert!(found[1].starts_with("fsdp.reduce_dtype = \"bf16\" (") && found.len() == 2, "{found:?}");
+        let mut report = OutOfMemoryReport {
             message: "Used 26.01G of 15.75G hbm".to_owned(),
             device: "TPU v5 lite".to_owned(),
             predicted_bytes: 20 << 30,
             device_bytes: Some(16 << 30),
-            fitting: Some((8, 10 << 30)),
-            overlaps_less: false,
+            remedies: vec!["this".to_owned(), "that".to_owned()],
         };
         assert_eq!(
-            short.to_string(),
-            "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 20.0 GiB, and 10.0 GiB \
-             with train.micro_batch_size = 8: try that. XLA says: Used 26.01G of 15.75G hbm"
+            report.to_string(),
+            "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 20.0 GiB. Try this, or that. \
+             XLA says: Used 26.01G of 15.75G hbm"
         );
-        short.overlaps_less = true;
+        (report.device_bytes, report.remedies) = (None, Vec::new());
         assert_eq!(
-            short.to_string(),
-            "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 20.0 GiB, and 10.0 GiB \
-             with train.micro_batch_size = 8: try that; or let XLA overlap less: add \
-             --xla_tpu_scheduler_percent_shared_memory_limit=50 to LIBTPU_INIT_ARGS. XLA says: Used 26.01G of 15.75G hbm"
-        );
-        (short.device_bytes, short.fitting, short.overlaps_less) = (None, None, false);
-        assert_eq!(
-            short.to_string(),
+            report.to_string(),
             "the step does not fit into the memory of a TPU v5 lite; the ledger predicts 20.0 GiB. XLA says: Used 26.01G of \
              15.75G hbm"
         );

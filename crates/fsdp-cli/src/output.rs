@@ -37,7 +37,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 static STYLE: OnceLock<LogArgs> = OnceLock::new();
 
 /// Sets the style of stderr.
-pub(crate) fn write_as(style: LogArgs) {
+pub(crate) fn set_style(style: LogArgs) {
     // Only the first call takes effect.
     let _ = STYLE.set(style);
 }
@@ -62,34 +62,34 @@ pub(crate) fn draws_bars() -> bool {
 }
 
 /// The name of this process, if it is not the first of several.
-static SPEAKER: RwLock<Option<String>> = RwLock::new(None);
+static PROCESS_NAME: RwLock<Option<String>> = RwLock::new(None);
 
 /// Names this process as not the first: errors and log lines then carry the name, and everything else goes to the log,
 /// since the first process prints it.
-pub(crate) fn speak_as(speaker: String) {
-    *SPEAKER.write().unwrap_or_else(PoisonError::into_inner) = Some(speaker);
+pub(crate) fn set_process_name(name: String) {
+    *PROCESS_NAME.write().unwrap_or_else(PoisonError::into_inner) = Some(name);
 }
 
 /// The name of this process; `None` for the first.
-pub(crate) fn speaker() -> Option<String> {
-    SPEAKER.read().unwrap_or_else(PoisonError::into_inner).clone()
+pub(crate) fn process_name() -> Option<String> {
+    PROCESS_NAME.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Prints a line on stderr, unless notes are suppressed.
 pub(crate) fn note(line: &str) {
-    match speaker() {
+    match process_name() {
         None if is_quiet() => {}
-        None if is_json() => say(&logging::line("INFO", &shown(line), &[])),
-        None => say(&shown(line)),
+        None if is_json() => write_line(&logging::line("INFO", &shown(line), &[])),
+        None => write_line(&shown(line)),
         Some(_) => tracing::info!("{}", shown(line)),
     }
 }
 
 /// Prints a warning on stderr.
 pub(crate) fn warning(text: &str) {
-    match speaker() {
-        None if is_json() => say(&logging::line("WARN", &shown(text), &[])),
-        None => say(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text))),
+    match process_name() {
+        None if is_json() => write_line(&logging::line("WARN", &shown(text), &[])),
+        None => write_line(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text))),
         Some(_) => tracing::warn!("{}", shown(text)),
     }
 }
@@ -102,10 +102,10 @@ pub(crate) fn data_warnings(data: &RunData) {
 /// Prints a sample of the data on stderr, in the first process.
 pub(crate) fn sample(preview: &Preview) {
     let paint = Paint::of(&io::stderr());
-    match speaker() {
+    match process_name() {
         // No colors in JSON.
         None if is_quiet() || is_json() => note(&sample::text(preview, Paint { is_on: false })),
-        None => say(&paint.shown(&sample::text(preview, paint))),
+        None => write_line(&paint.shown(&sample::text(preview, paint))),
         Some(_) => {}
     }
 }
@@ -132,7 +132,7 @@ pub(crate) fn usage(error: &clap::Error) {
     // Arguments may be file names expanded by a shell.
     let breaks_lines = std::env::args_os().any(|arg| arg.to_string_lossy().contains('\n'));
     if breaks_lines || shown(&text) != text {
-        say(&indented(&text));
+        write_line(&indented(&text));
     } else {
         // A failure to print cannot be reported.
         let _ = error.print();
@@ -140,7 +140,7 @@ pub(crate) fn usage(error: &clap::Error) {
 }
 
 /// Writes an escaped line. A failure to write cannot be reported.
-fn say(line: &str) {
+fn write_line(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
@@ -154,12 +154,12 @@ pub(crate) fn error(error: &dyn Error) {
     let (text, causes) = (error.to_string(), causes(error));
     if is_json() {
         let causes: Vec<String> = causes.iter().map(|cause| shown(cause)).collect();
-        return say(&logging::line("ERROR", &shown(&text), &causes));
+        return write_line(&logging::line("ERROR", &shown(&text), &causes));
     }
     let paint = Paint::of(&io::stderr());
-    let speaker = speaker().map_or(String::new(), |speaker| format!("{speaker}: "));
-    say(&format!("{} {speaker}{}", paint.bad("error:"), indented(&text)));
-    causes.iter().for_each(|cause| say(&format!("  caused by: {}", indented(cause))));
+    let prefix = process_name().map_or(String::new(), |name| format!("{name}: "));
+    write_line(&format!("{} {prefix}{}", paint.bad("error:"), indented(&text)));
+    causes.iter().for_each(|cause| write_line(&format!("  caused by: {}", indented(cause))));
 }
 
 /// The causes of an error, except those already included in the text of the error they caused.
@@ -189,8 +189,8 @@ pub(crate) struct Paint {
 impl Paint {
     /// Enables colors if `stream` is a terminal and the user has not set `NO_COLOR`.
     pub(crate) fn of(stream: &impl IsTerminal) -> Self {
-        let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { is_on: stream.is_terminal() && !is_refused }
+        let is_disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self { is_on: stream.is_terminal() && !is_disabled }
     }
 
     /// Marks something good.

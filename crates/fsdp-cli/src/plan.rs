@@ -28,12 +28,12 @@ use effects::Effect;
 
 /// All predictions of a run.
 struct Outlook<'a> {
-    ahead: RunForecast<'a>,
+    run: RunForecast<'a>,
     cost: Cost,
     /// Seconds of a step of PyTorch's FSDP2, compiled and not, if they can be predicted.
     fsdp2: Option<[f64; 2]>,
     /// Executed product FLOPs, as a multiple of those without checkpointing.
-    again: f64,
+    recompute_factor: f64,
     /// The effects of other settings.
     effects: Vec<Effect>,
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     logging::install(None)?;
     match &args.command {
         Some(PlanCommand::Check(check)) => runs::run(check),
-        None => output::print(&said(args)?),
+        None => output::print(&render(args)?),
     }
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
 ///
 /// # Errors
 /// Those of [`run`].
-pub(crate) fn said(args: &PlanArgs) -> Result<String, CliError> {
+pub(crate) fn render(args: &PlanArgs) -> Result<String, CliError> {
     let cluster = cluster(args)?;
     if args.print_cluster {
         return Ok(cluster.to_toml());
@@ -65,19 +65,19 @@ pub(crate) fn said(args: &PlanArgs) -> Result<String, CliError> {
     settings::place(&mut setup.config, &cluster, args.nodes)?;
     let constants = Constants::fitted();
     let forecaster = Forecaster::new(&setup, &cluster, &constants)?;
-    let ahead = forecaster.ahead(&setup.config)?;
+    let run = forecaster.forecast(&setup.config)?;
     if let Some(file) = &args.trace {
-        trace::write(&ahead, file)?;
+        trace::write(&run, file)?;
     }
     if args.search {
-        return search::said(&forecaster, args);
+        return search::render(&forecaster, args);
     }
     let outlook = Outlook {
-        cost: Cost::of(&ahead, args.tokens, args.price)?,
-        again: forecaster.again(&ahead)?,
-        fsdp2: forecaster.fsdp2(&ahead)?,
+        cost: Cost::of(&run, args.tokens, args.price)?,
+        recompute_factor: forecaster.recompute_factor(&run)?,
+        fsdp2: forecaster.fsdp2(&run)?,
         effects: effects::of(&forecaster),
-        ahead,
+        run,
     };
     if let Some(file) = &args.report {
         page::write(&forecaster, &outlook, file)?;

@@ -31,7 +31,7 @@ pub(crate) struct Progress {
     start: Instant,
     display: Display,
     stop: Arc<AtomicBool>,
-    has_told_stop: AtomicBool,
+    has_announced_stop: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Progress {
             start,
             display,
             stop,
-            has_told_stop: AtomicBool::new(false),
+            has_announced_stop: AtomicBool::new(false),
         }
     }
 
@@ -68,7 +68,7 @@ impl Progress {
         }
     }
 
-    fn say(&self, line: &str) {
+    fn print_line(&self, line: &str) {
         match &self.display {
             Display::Bar(bar) => bar.println(output::shown(line)),
             Display::Lines { .. } => output::note(line),
@@ -76,9 +76,9 @@ impl Progress {
     }
 
     /// Prints a line that the trainer also logs; with JSON lines the log entry replaces it.
-    fn say_what_is_logged(&self, line: &str) {
+    fn print_unless_json(&self, line: &str) {
         if !output::is_json() {
-            self.say(line);
+            self.print_line(line);
         }
     }
 
@@ -100,12 +100,12 @@ impl Progress {
             return;
         }
         let width = self.steps.to_string().len();
-        let news = self.news(metrics);
-        output::note(&format!("step {step:>width$}/{} {news} ETA {}", self.steps, clock(left)));
+        let description = self.describe(metrics);
+        output::note(&format!("step {step:>width$}/{} {description} ETA {}", self.steps, clock(left)));
     }
 
     /// The line about a step.
-    fn news(&self, metrics: &StepMetrics) -> String {
+    fn describe(&self, metrics: &StepMetrics) -> String {
         let skipped = match &metrics.scaling {
             Some(Scaling { loss_scale, skipped: true }) => {
                 format!(" skipped (gradients overflow at loss scale {loss_scale})")
@@ -121,13 +121,15 @@ impl Reporter for Progress {
     fn step(&self, metrics: &StepMetrics) {
         match &self.display {
             Display::Bar(bar) => {
-                bar.set_message(self.news(metrics));
+                bar.set_message(self.describe(metrics));
                 bar.set_position(metrics.step);
             }
             Display::Lines { last } => self.line(last, metrics),
         }
-        if self.stop.load(Ordering::Relaxed) && !self.has_told_stop.swap(true, Ordering::Relaxed) {
-            self.say("stopping after the current step; interrupt again to exit at once, with nothing saved");
+        if self.stop.load(Ordering::Relaxed) && !self.has_announced_stop.swap(true, Ordering::Relaxed) {
+            self.print_line(
+                "stopping after the current step; interrupt again to exit at once, with nothing saved",
+            );
         }
     }
 
@@ -138,13 +140,13 @@ impl Reporter for Progress {
     fn evaluation(&self, step: u64, evaluation: &Evaluation) {
         let Evaluation { set, loss, targets } = evaluation;
         let perplexity = perplexity(evaluation.perplexity());
-        self.say_what_is_logged(&format!(
+        self.print_unless_json(&format!(
             "evaluation after step {step} on {set}: loss {loss:.4}, perplexity {perplexity}, {targets} tokens"
         ));
     }
 
     fn resumed(&self, resumed: Option<&Resumed>) {
-        beginning(resumed).iter().for_each(|line| self.say(line));
+        beginning(resumed).iter().for_each(|line| self.print_line(line));
         if let (Some(resumed), Display::Bar(bar)) = (resumed, &self.display) {
             bar.set_position(resumed.step);
             bar.reset_eta();
@@ -163,12 +165,12 @@ impl Reporter for Progress {
     fn saved(&self, saved: &Saved) {
         let Saved { step, path, bytes, elapsed } = saved;
         let (size, seconds) = (units::bytes(*bytes), elapsed.as_secs_f64());
-        self.say_what_is_logged(&format!(
+        self.print_unless_json(&format!(
             "checkpoint after step {step}: {size} in {seconds:.2} s, {}",
             path.display()
         ));
         if launch::Note::StopAtSave.is_there() && !self.stop.load(Ordering::Relaxed) {
-            self.say("stopping: other nodes have joined, and the run continues with them");
+            self.print_line("stopping: other nodes have joined, and the run continues with them");
             // Raises the signal by which the launcher asks to stop at once.
             if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
                 tracing::warn!("cannot stop to let other nodes join: {error}");

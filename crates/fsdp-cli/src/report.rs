@@ -78,7 +78,7 @@ fn render(runs: &[Record], steps: Vec<Result<Step, CliError>>) -> String {
     overview(&mut page, runs);
     page.section("Training");
     page.html("<div class=\"charts\">");
-    CHARTS.iter().for_each(|of| draw(&mut page, &of_column(runs, *of)));
+    CHARTS.iter().for_each(|column| draw(&mut page, &column_chart(runs, *column)));
     page.html("</div>");
     page.section("Evaluation");
     evaluation(&mut page, runs);
@@ -126,7 +126,10 @@ fn overview(page: &mut Page, runs: &[Record]) {
     }
 }
 
-fn of_column(runs: &[Record], (column, title, unit, may_be_log): (&str, &str, &'static str, bool)) -> Chart {
+fn column_chart(
+    runs: &[Record],
+    (column, title, unit, may_be_log): (&str, &str, &'static str, bool),
+) -> Chart {
     let series = runs.iter().enumerate().filter(|(_, run)| !run.column(column).is_empty());
     let series =
         series.map(|(number, run)| Series::of(run.name.clone(), number, number / COLORS, run.column(column)));

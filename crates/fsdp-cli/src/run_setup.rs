@@ -95,14 +95,14 @@ impl RunSetup {
 
     /// The inputs of FLOPs per token: expert parameters count in proportion to the tokens they process.
     pub(crate) fn flops(&self, spec: &ModelSpec, token_shares: &BTreeMap<ParamId, f64>) -> FlopModel {
-        let met = |(id, param): (usize, &ParamSpec)| {
+        let active_elements = |(id, param): (usize, &ParamSpec)| {
             (param.len() as f64 * token_shares.get(&ParamId(id)).unwrap_or(&1.0)) as u64
         };
         let params = || spec.params.iter().enumerate();
         let sizes = self.model.summary();
         FlopModel {
-            parameter_count: params().map(met).sum(),
-            trained_count: params().filter(|(_, param)| param.trainable).map(met).sum(),
+            parameter_count: params().map(active_elements).sum(),
+            trained_count: params().filter(|(_, param)| param.trainable).map(active_elements).sum(),
             layer_count: sizes.layers as u64,
             attention_width: (sizes.heads * sizes.head_dim) as u64,
             seq_len: self.config.data.seq_len as u64,

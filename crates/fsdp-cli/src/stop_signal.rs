@@ -46,7 +46,7 @@ impl StopSignal {
     }
 
     fn register(is_idle: bool) -> Result<Self, CliError> {
-        let [stop, is_told, terminate, is_idle] =
+        let [stop, is_signaled, terminate, is_idle] =
             [false, false, false, is_idle].map(|is_raised| Arc::new(AtomicBool::new(is_raised)));
         let failed = |source| CliError::Signal { source };
         for signal in [SIGTERM, SIGUSR1] {
@@ -58,13 +58,13 @@ impl StopSignal {
             [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Temporary), (SIGUSR1, Exit::Temporary)]
         {
             // Actions run in order of registration: the exit checks the flag before this signal sets it.
-            let now = |code: Exit, is_raised: &Arc<AtomicBool>| {
+            let exit_if = |code: Exit, is_raised: &Arc<AtomicBool>| {
                 flag::register_conditional_shutdown(signal, code.code().into(), Arc::clone(is_raised))
             };
-            now(idle_code, &is_idle).map_err(failed)?;
+            exit_if(idle_code, &is_idle).map_err(failed)?;
             if signal != SIGUSR1 {
-                now(Exit::Interrupted, &is_told).map_err(failed)?;
-                flag::register(signal, Arc::clone(&is_told)).map_err(failed)?;
+                exit_if(Exit::Interrupted, &is_signaled).map_err(failed)?;
+                flag::register(signal, Arc::clone(&is_signaled)).map_err(failed)?;
             }
             flag::register(signal, Arc::clone(&stop)).map_err(failed)?;
         }

@@ -12,25 +12,25 @@ use crate::byte_progress::ByteProgress;
 pub(crate) struct TokenProgress {
     bytes: ByteProgress,
     /// Bytes reported so far for the current set of files; `None` between two sets.
-    told: Mutex<Option<u64>>,
+    reported: Mutex<Option<u64>>,
 }
 
 impl TokenProgress {
     /// Starts showing progress.
     pub(crate) fn new() -> Self {
-        Self { bytes: ByteProgress::new("tokenizing: "), told: Mutex::new(None) }
+        Self { bytes: ByteProgress::new("tokenizing: "), reported: Mutex::new(None) }
     }
 
     /// Updates the progress.
-    pub(crate) fn tell(&self, now: Tokenizing) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = told.unwrap_or_else(|| {
+    pub(crate) fn update(&self, now: Tokenizing) {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = reported.unwrap_or_else(|| {
             self.bytes.begin(now.all_bytes);
             0
         });
         // Parts that are not read, such as other columns, count at the end.
         let read = if now.is_done { now.all_bytes } else { now.read_bytes.min(now.all_bytes) };
         self.bytes.advance(read.saturating_sub(before));
-        *told = (!now.is_done).then_some(read);
+        *reported = (!now.is_done).then_some(read);
     }
 }

@@ -64,14 +64,14 @@ fn run_within(
         trace::check(path, &setup.config)?;
     }
     if cluster.is_none_or(Cluster::is_leader) {
-        expect_room_for_a_new_run(args, &setup.config)?;
+        expect_free_out_dir(args, &setup.config)?;
     }
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     let load = || {
         let progress = TokenProgress::new();
-        let tell = |now| progress.tell(now);
-        Ok::<_, CliError>(Job::watched(setup.config.clone(), architecture, init, &Watch::new(&tell))?)
+        let update = |now| progress.update(now);
+        Ok::<_, CliError>(Job::watched(setup.config.clone(), architecture, init, &Watch::new(&update))?)
     };
     let job = cluster::in_turns(team, load, |job| job.data.share())?;
     output::data_warnings(&job.data);
@@ -85,7 +85,7 @@ fn run_within(
     logging::install(trace.as_ref())?;
     let progress =
         Progress::new(job.config.train.steps, speed_unit(job.config.data.packing), Arc::clone(&signal.stop));
-    let is_observed = trace.is_some() || logging::is_asked_for();
+    let is_observed = trace.is_some() || logging::is_requested();
     let observer = |rank: Rank| -> Box<dyn Observer> {
         if is_observed { Box::new(SpanObserver::new(rank, job.plan.clone())) } else { Box::new(()) }
     };
@@ -106,32 +106,32 @@ fn run_within(
     let summary = match outcome {
         Err(stopped @ TrainError::Stopped) => {
             output::note(&stopped.to_string());
-            cluster::tell_torchrun(&stopped.to_string());
-            let is_to_go_on = signal.is_terminated() || cluster.is_some();
-            return Ok(if is_to_go_on { Exit::Temporary } else { Exit::Interrupted });
+            cluster::report_to_torchrun(&stopped.to_string());
+            let should_resume = signal.is_terminated() || cluster.is_some();
+            return Ok(if should_resume { Exit::Temporary } else { Exit::Interrupted });
         }
         Err(ended @ TrainError::Ended { ending: Ending { state: Ok(Kept::Elsewhere(_)), .. }, .. }) => {
             launch::Note::Elsewhere.leave();
             return Err(ended.into());
         }
-        outcome => outcome.map_err(|error| explained(&job, error))?,
+        outcome => outcome.map_err(|error| to_cli_error(&job, error))?,
     };
     traced?;
-    concluded(&job, &summary, cluster, signal)
+    finish(&job, &summary, cluster, signal)
 }
 
 /// Converts the error of a run; if XLA found the step too large, adds by how much, and what would fit.
 #[cfg_attr(not(feature = "xla"), expect(unused_variables, reason = "only XLA knows before it begins"))]
-fn explained(job: &Job<Model>, error: TrainError) -> CliError {
+fn to_cli_error(job: &Job<Model>, error: TrainError) -> CliError {
     #[cfg(feature = "xla")]
-    if let Some(short) = OutOfMemoryReport::of_run(&job.config, &job.architecture, &error) {
-        return CliError::OutOfMemoryReport(Box::new(short));
+    if let Some(report) = OutOfMemoryReport::of_run(&job.config, &job.architecture, &error) {
+        return CliError::OutOfMemoryReport(Box::new(report));
     }
     error.into()
 }
 
 /// Prints the summary; returns whether the run should resume, and tells torchrun why.
-fn concluded(
+fn finish(
     job: &Job<Model>,
     summary: &Summary,
     cluster: Option<&Cluster>,
@@ -145,7 +145,7 @@ fn concluded(
         return Ok(Exit::Done);
     }
     let steps = summary.steps;
-    cluster::tell_torchrun(&format!(
+    cluster::report_to_torchrun(&format!(
         "asked to stop after step {steps}, whose state is saved; continue with --resume"
     ));
     Ok(Exit::Temporary)
@@ -153,7 +153,7 @@ fn concluded(
 
 /// Checks that a new run has its own output folder. The run checks again when it takes over the folder, but text is
 /// tokenized before that, which may take minutes.
-fn expect_room_for_a_new_run(args: &TrainArgs, config: &Resolved) -> Result<(), TrainError> {
+fn expect_free_out_dir(args: &TrainArgs, config: &Resolved) -> Result<(), TrainError> {
     let out_dir = Path::new(&config.run.out_dir);
     // Other problems of the folder are reported when the run takes it over.
     let is_filled = matches!(is_filled(out_dir, &config.data), Ok(true));

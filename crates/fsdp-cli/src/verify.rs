@@ -45,17 +45,20 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
     // Fail before the work, not after it, if the file cannot be written.
-    let json = args.json.as_deref().filter(|_| !cluster::is_another(place));
+    let json = args.json.as_deref().filter(|_| !cluster::is_not_first(place));
     let json = json.map(|path| Ok::<_, CliError>((path, create(path)?))).transpose()?;
-    let worlds =
-        Worlds::of(&setup.config, asked(&args.world_sizes, place, setup.config.run.ranks)?, args.shrink);
+    let worlds = Worlds::of(
+        &setup.config,
+        requested_worlds(&args.world_sizes, place, setup.config.run.ranks)?,
+        args.shrink,
+    );
     // Processes join for the largest requested world, whatever the run file has. Worlds that do not fit the run file
     // are skipped, not started.
     let run = setup.config.run.clone();
     let joined = RunConfig { ranks: worlds.all.iter().copied().max().unwrap_or(1), ..run };
     cluster::within(place, &joined, args.network, |team| {
-        let found = found(args, &setup, worlds, team.map(|team| team.cluster))?;
-        if let Some(report) = found.report.filter(|_| !cluster::is_another(place)) {
+        let verified = verify_job(args, &setup, worlds, team.map(|team| team.cluster))?;
+        if let Some(report) = verified.report.filter(|_| !cluster::is_not_first(place)) {
             if let Some((path, file)) = json {
                 write_json(path, file, &report)?;
             }
@@ -64,12 +67,16 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
                 other_promises(&report, &setup.config).iter().for_each(|note| output::note(note));
             }
         }
-        Ok(if found.holds { Exit::Done } else { Exit::Found })
+        Ok(if verified.holds { Exit::Done } else { Exit::Found })
     })
 }
 
 /// The requested world sizes. Processes that were started together hold a single one.
-fn asked(given: &[usize], place: Option<ProcessPlace>, ranks: usize) -> Result<Vec<usize>, CliError> {
+fn requested_worlds(
+    given: &[usize],
+    place: Option<ProcessPlace>,
+    ranks: usize,
+) -> Result<Vec<usize>, CliError> {
     let Some(place) = place else {
         return Ok(if given.is_empty() { WORLDS.into() } else { given.into() });
     };
@@ -87,13 +94,13 @@ fn asked(given: &[usize], place: Option<ProcessPlace>, ranks: usize) -> Result<V
     }
 }
 
-fn found(
+fn verify_job(
     args: &VerifyArgs,
     setup: &RunSetup,
     worlds: Worlds,
     cluster: Option<&Cluster>,
 ) -> Result<Verified, CliError> {
-    let job = if args.shrink { shrunk(setup, &worlds.fitting)? } else { whole(setup)? };
+    let job = if args.shrink { shrunk_job(setup, &worlds.fitting)? } else { full_job(setup)? };
     output::data_warnings(&job.data);
     let order = |rank: Rank| -> Box<dyn IssueOrder> {
         match args.order_seed {
@@ -114,14 +121,14 @@ fn found(
     let ranks = started.max().unwrap_or(1);
     let work = Verification { job: &job, options: &options };
     let largest = RunConfig { ranks, ..job.config.run.clone() };
-    let mut found = device::verification(&largest, args.order_seed.is_some(), cluster, work)??;
-    if let Some(report) = &mut found.report {
+    let mut verified = device::verification(&largest, args.order_seed.is_some(), cluster, work)??;
+    if let Some(report) = &mut verified.report {
         if args.shrink {
-            quote_the_run_file(report, &setup.config);
+            add_original_setting(report, &setup.config);
         }
         report.skipped.extend(worlds.skipped);
     }
-    Ok(found)
+    Ok(verified)
 }
 
 /// Verifies on any device.
@@ -165,9 +172,9 @@ impl Worlds {
 }
 
 /// Adds the original setting to reasons that concern the shrunk run: users look for what they wrote.
-fn quote_the_run_file(found: &mut VerifyReport, written: &Resolved) {
-    let Reshard::ToGroup(ranks) = written.fsdp.reshard_after_forward else { return };
-    for skipped in &mut found.skipped {
+fn add_original_setting(report: &mut VerifyReport, original: &Resolved) {
+    let Reshard::ToGroup(ranks) = original.fsdp.reshard_after_forward else { return };
+    for skipped in &mut report.skipped {
         if skipped.reason.contains("reshard_after_forward") {
             skipped.reason += &format!(" (--shrink made this of the run file's {ranks})");
         }
@@ -176,29 +183,29 @@ fn quote_the_run_file(found: &mut VerifyReport, written: &Resolved) {
 
 /// Notes worlds at which the shrunk run was checked for another guarantee than the run file gives with its own ranks,
 /// or at that world.
-fn other_promises(found: &VerifyReport, written: &Resolved) -> Vec<String> {
-    let own = Promise::of(written).name();
-    let differs = |world: &&WorldReport| world.promise != own;
+fn other_promises(report: &VerifyReport, original: &Resolved) -> Vec<String> {
+    let promise = Promise::of(original).name();
+    let differs = |world: &&WorldReport| world.promise != promise;
     let note = |world: &WorldReport| {
         format!(
             "world {} was checked for {}; the run file itself, with its {} ranks and {} micro-batches per step, \
-             promises {own}",
+             promises {promise}",
             world.world,
             world.promise,
-            written.run.ranks,
-            written.train.micro_batches_per_step()
+            original.run.ranks,
+            original.train.micro_batches_per_step()
         )
     };
-    found.worlds.iter().filter(differs).map(note).collect()
+    report.worlds.iter().filter(differs).map(note).collect()
 }
 
-fn whole(setup: &RunSetup) -> Result<Job<Model>, CliError> {
+fn full_job(setup: &RunSetup) -> Result<Job<Model>, CliError> {
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     Ok(Job::new(setup.config.clone(), architecture, init)?)
 }
 
-fn shrunk(setup: &RunSetup, worlds: &[usize]) -> Result<Job<Model>, CliError> {
+fn shrunk_job(setup: &RunSetup, worlds: &[usize]) -> Result<Job<Model>, CliError> {
     let small = shrink::shrink(setup, worlds)?;
     for note in &small.notes {
         output::note(&format!("shrunk: {note}"));
@@ -227,15 +234,15 @@ mod tests {
 
     #[test]
     fn multiple_processes_verify_one_divisible_world_size() {
-        assert_eq!(asked(&[], None, 8).unwrap(), [1, 2, 4]);
-        assert_eq!(asked(&[3, 1], None, 8).unwrap(), [3, 1]);
+        assert_eq!(requested_worlds(&[], None, 8).unwrap(), [1, 2, 4]);
+        assert_eq!(requested_worlds(&[3, 1], None, 8).unwrap(), [3, 1]);
         let launched_by = LaunchedBy::Torchrun;
         let place =
             ProcessPlace { launched_by, process: 1, processes: 4, local_process: 1, local_processes: 4 };
-        assert_eq!(asked(&[], Some(place), 8).unwrap(), [8]);
-        assert_eq!(asked(&[12], Some(place), 8).unwrap(), [12]);
+        assert_eq!(requested_worlds(&[], Some(place), 8).unwrap(), [8]);
+        assert_eq!(requested_worlds(&[12], Some(place), 8).unwrap(), [12]);
         for refused in [&[2][..], &[4, 8]] {
-            assert_eq!(asked(refused, Some(place), 8).unwrap_err().exit(), Exit::Input);
+            assert_eq!(requested_worlds(refused, Some(place), 8).unwrap_err().exit(), Exit::Input);
         }
     }
 }

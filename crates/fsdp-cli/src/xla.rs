@@ -26,12 +26,12 @@ const PLUGIN_VARIABLE: &str = "PJRT_PLUGIN_LIBRARY_PATH";
 ///
 /// # Errors
 /// [`XlaError::NoPlugin`], [`XlaError::NoWheel`].
-pub(crate) fn plugin(of_run: &XlaConfig) -> Result<PathBuf, XlaError> {
+pub(crate) fn plugin(config: &XlaConfig) -> Result<PathBuf, XlaError> {
     let of_environment = || {
         let given = std::env::var_os(PLUGIN_VARIABLE).filter(|path| !path.is_empty());
         given.map(PathBuf::from).ok_or(XlaError::NoPlugin)
     };
-    of_run.plugin.as_deref().map_or_else(of_environment, plugin_named)
+    config.plugin.as_deref().map_or_else(of_environment, plugin_named)
 }
 
 /// Whether the run's plugin is for GPUs. Errors of the plugin are reported when it is needed.
@@ -73,7 +73,7 @@ pub(crate) fn processes(
         host::memory(HostOptions { pool, threads: 1, poison: false, resident: false })
     });
     let limit = Duration::from_secs_f64(run.timeout_s);
-    let devices = Devices::among(&plugin(&run.xla)?, host, own_gpus(run, cluster)?, programs(run), limit)?;
+    let devices = Devices::among(&plugin(&run.xla)?, host, local_gpus(run, cluster)?, programs(run), limit)?;
     Ok(devices.with_listener(Arc::new(log_event)))
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn verification_processes(
 }
 
 /// The GPUs of this process, if the plugin is for GPUs and NVIDIA's driver lists some.
-fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Option<Range<usize>>, CliError> {
+fn local_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Option<Range<usize>>, CliError> {
     let (place, ranks) = (cluster.place(), cluster.assembly().local().len());
     let gpus = if is_for_gpus(run) { gpu_count().unwrap_or(0) } else { 0 };
     if gpus == 0 {

@@ -76,11 +76,11 @@ pub(crate) fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8
     assert!(data.len().is_multiple_of(width), "an all-reduce adds whole elements");
     let elements = data.len() / width;
     // Parts differ by one element at most; an element's sum does not depend on the part it falls into.
-    let border = |part: usize| part * elements / size * width;
+    let boundary = |part: usize| part * elements / size * width;
     let mut rest = data;
     let mut parts = Vec::with_capacity(size);
     for part in 0..size {
-        let len = border(part + 1) - border(part);
+        let len = boundary(part + 1) - boundary(part);
         parts.push(vec![rest.split_off_mut(..len).expect("the last border is the end")]);
     }
     reduce_scatter(session, dtype, &mut parts)?;
@@ -124,7 +124,9 @@ fn all_gather_by_doubling(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> 
         for (place, part) in parts.iter_mut().enumerate() {
             match (place ^ rank) % (2 * distance) {
                 0 => held.extend(part.iter().map(|slice| &**slice)),
-                differs if differs == distance => missing.extend(part.iter_mut().map(|slice| &mut **slice)),
+                difference if difference == distance => {
+                    missing.extend(part.iter_mut().map(|slice| &mut **slice))
+                }
                 _ => {}
             }
         }
@@ -164,7 +166,7 @@ fn reduce_scatter_by_halving(
         for (place, part) in parts.iter_mut().enumerate() {
             match (place ^ rank) % (2 * distance) {
                 0 => keep.extend(part.iter_mut().map(|slice| &mut **slice)),
-                differs if differs == distance => give.extend(part.iter().map(|slice| &**slice)),
+                difference if difference == distance => give.extend(part.iter().map(|slice| &**slice)),
                 _ => {}
             }
         }

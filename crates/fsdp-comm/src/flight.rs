@@ -107,8 +107,8 @@ impl FlightRecorder {
     fn change(&self, CallNumber(number): CallNumber, change: impl FnOnce(&mut Call)) {
         let mut calls = lock(&self.calls);
         // The call may have been dropped already.
-        let place = number.checked_sub(calls.first).and_then(|place| usize::try_from(place).ok());
-        if let Some(call) = place.and_then(|place| calls.kept.get_mut(place)) {
+        let index = number.checked_sub(calls.first).and_then(|index| usize::try_from(index).ok());
+        if let Some(call) = index.and_then(|index| calls.kept.get_mut(index)) {
             change(call);
         }
     }

@@ -37,7 +37,7 @@ struct Mailboxes {
 }
 
 /// How often a waiting thread polls the alarm of a larger world, which cannot wake it.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Alarm for Mailboxes {
     fn raise(&self, error: CommError) {
@@ -141,7 +141,7 @@ impl InMemoryLink {
             if left.is_zero() {
                 return Ok(None);
             }
-            let wait = if self.mailboxes.outer.is_some() { left.min(LOOK) } else { left };
+            let wait = if self.mailboxes.outer.is_some() { left.min(POLL_INTERVAL) } else { left };
             state = self.mailboxes.state.wait(state, wait);
         }
     }

@@ -21,7 +21,7 @@ use crate::session::Session;
 use crate::staging::{self, StagedBuffers};
 
 /// How often a waiting thread checks whether the world has failed.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long the link's thread may take to return after the world has failed.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
@@ -69,12 +69,12 @@ impl LinkComm {
         Ok(Self { jobs, rank, members, alarm, recorder })
     }
 
-    /// Runs `talk`, which performs `call`, on the link's thread; returns the receiver of its result. A failure raises
+    /// Runs `work`, which performs `call`, on the link's thread; returns the receiver of its result. A failure raises
     /// the alarm.
     fn submit<T: Send + 'static>(
         &self,
         call: Fingerprint,
-        talk: impl FnOnce(&mut Session<'_>) -> Result<T, CommError> + Send + 'static,
+        work: impl FnOnce(&mut Session<'_>) -> Result<T, CommError> + Send + 'static,
     ) -> Result<Receiver<Result<T, CommError>>, CommError> {
         if let Some(error) = self.alarm.raised() {
             return Err(error);
@@ -85,7 +85,7 @@ impl LinkComm {
         let alarm = Arc::clone(&self.alarm);
         let job: Job = Box::new(move |link, scratch| {
             recorder.begin(number);
-            let result = talk(&mut Session::new(link, call, scratch));
+            let result = work(&mut Session::new(link, call, scratch));
             let result = result.inspect_err(|error| alarm.raise(error.clone()));
             recorder.end(number, result.as_ref().err().map(CommError::to_string));
             // The receiver is gone if the collective was abandoned, which raised the alarm.
@@ -103,16 +103,19 @@ impl LinkComm {
 
 /// The result from the link's thread; `None` if the thread has ended. If the world has failed and the thread is stuck
 /// (MPI cannot be made to give memory back), returns the failure; the thread keeps the buffers it works on.
-fn outcome<T>(results: &Receiver<Result<T, CommError>>, alarm: &dyn Alarm) -> Option<Result<T, CommError>> {
-    let mut failed: Option<Instant> = None;
+fn wait_for_result<T>(
+    results: &Receiver<Result<T, CommError>>,
+    alarm: &dyn Alarm,
+) -> Option<Result<T, CommError>> {
+    let mut failed_since: Option<Instant> = None;
     loop {
-        match results.recv_timeout(LOOK) {
+        match results.recv_timeout(POLL_INTERVAL) {
             Ok(result) => return Some(result),
             Err(RecvTimeoutError::Disconnected) => return None,
             Err(RecvTimeoutError::Timeout) => {}
         }
         let Some(error) = alarm.raised() else { continue };
-        if failed.get_or_insert_with(Instant::now).elapsed() >= STUCK_AFTER {
+        if failed_since.get_or_insert_with(Instant::now).elapsed() >= STUCK_AFTER {
             return Some(Err(error));
         }
     }
@@ -182,17 +185,17 @@ impl<M: Memory> Communicator<M> for LinkComm {
     ) -> Result<Box<dyn Communicator<M>>, Error> {
         let link = self.submit(call, move |session| {
             let (rank, size) = (session.rank(), session.size());
-            let mut said = vec![[0; 2]; size];
-            said[rank] = [color as u64, session.link().unused_channel()];
+            let mut gathered = vec![[0; 2]; size];
+            gathered[rank] = [color as u64, session.link().unused_channel()];
             let mut parts: Vec<_> =
-                said.iter_mut().map(|said| vec![bytemuck::cast_slice_mut(said)]).collect();
+                gathered.iter_mut().map(|entry| vec![bytemuck::cast_slice_mut(entry)]).collect();
             algorithms::all_gather(session, &mut parts)?;
             let link = session.link();
-            let same = || said.iter().zip(link.members()).filter(|&(said, _)| said[0] == color as u64);
-            let channel = same().map(|(said, _)| said[1]).max().expect("a rank is in its own group");
-            Ok(link.subgroup(same().map(|(_, &member)| member).collect(), channel))
+            let group = || gathered.iter().zip(link.members()).filter(|&(entry, _)| entry[0] == color as u64);
+            let channel = group().map(|(entry, _)| entry[1]).max().expect("a rank is in its own group");
+            Ok(link.subgroup(group().map(|(_, &member)| member).collect(), channel))
         })?;
-        let link = outcome(&link, &*self.alarm).ok_or_else(|| self.thread_ended())??;
+        let link = wait_for_result(&link, &*self.alarm).ok_or_else(|| self.thread_ended())??;
         Ok(Box::new(LinkComm::recorded(link, Arc::clone(&self.recorder))?))
     }
 
@@ -218,11 +221,12 @@ impl<M: Memory> InFlight<M> for Flight<M> {
 
     fn wait_on(mut self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
         let arrived = self.arrived.take();
-        let staged = arrived.or_else(|| outcome(&self.results, &*self.alarm)).unwrap_or_else(|| {
-            let reason = "its link thread has ended".to_owned();
-            Err(CommError::Transport { rank: self.rank, reason })
-        })?;
-        staged.back(memory, queue)
+        let staged =
+            arrived.or_else(|| wait_for_result(&self.results, &*self.alarm)).unwrap_or_else(|| {
+                let reason = "its link thread has ended".to_owned();
+                Err(CommError::Transport { rank: self.rank, reason })
+            })?;
+        staged.into_buffers(memory, queue)
     }
 
     fn abandon(self: Box<Self>, reason: String) {

@@ -59,25 +59,25 @@ impl Link for HybridLink {
         outgoing: Option<Outgoing<'_>>,
         incoming: Option<Incoming<'_, '_>>,
     ) -> Result<Exchanged, CommError> {
-        let (near_out, far_out) = outgoing.map_or((None, None), |out| match self.is_near(out.to) {
-            true => (Some(out), None),
-            false => (None, Some(out)),
+        let (near_out, far_out) = outgoing.map_or((None, None), |message| match self.is_near(message.to) {
+            true => (Some(message), None),
+            false => (None, Some(message)),
         });
-        let (near_in, far_in) = incoming.map_or((None, None), |come| match self.is_near(come.from) {
-            true => (Some(come), None),
-            false => (None, Some(come)),
+        let (near_in, far_in) = incoming.map_or((None, None), |message| match self.is_near(message.from) {
+            true => (Some(message), None),
+            false => (None, Some(message)),
         });
         // This order avoids deadlock: sending through memory never blocks, and every rank finishes its exchange over
         // the far link before it waits for memory.
-        let no = || Ok(Exchanged::Done);
-        near_out.map_or_else(no, |out| self.near.exchange(Some(out), None))?;
+        let done = || Ok(Exchanged::Done);
+        near_out.map_or_else(done, |message| self.near.exchange(Some(message), None))?;
         if far_out.is_some() || far_in.is_some() {
             let exchanged = self.far.exchange(far_out, far_in)?;
             if exchanged != Exchanged::Done {
                 return Ok(exchanged);
             }
         }
-        near_in.map_or_else(no, |come| self.near.exchange(None, Some(come)))
+        near_in.map_or_else(done, |message| self.near.exchange(None, Some(message)))
     }
 
     fn unused_channel(&self) -> u64 {

@@ -57,9 +57,9 @@ pub struct Rendezvous<E> {
 }
 
 impl<E> Rendezvous<E> {
-    /// Creates the rendezvous of the ranks `here`, none of which may wait for longer than `limit`.
-    pub fn new(here: Range<usize>, limit: Duration) -> Self {
-        let (table, clock) = (Table::new(here), RunClock::new(limit));
+    /// Creates the rendezvous of the ranks `local`, none of which may wait for longer than `limit`.
+    pub fn new(local: Range<usize>, limit: Duration) -> Self {
+        let (table, clock) = (Table::new(local), RunClock::new(limit));
         Self { table, failure: None, limit, start: Instant::now(), clock }
     }
 

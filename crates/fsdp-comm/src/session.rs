@@ -137,8 +137,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn member(&self, place: usize) -> Rank {
-        self.link.members()[place]
+    fn member(&self, index: usize) -> Rank {
+        self.link.members()[index]
     }
 }
 
@@ -149,8 +149,8 @@ pub(crate) fn encode(call: Fingerprint) -> Header {
     }
     let unit = call.unit.map_or(NO_UNIT, |unit| unit.0 as u64);
     let mut header = Header::default();
-    for (place, number) in [call.sequence, unit, call.elements as u64].into_iter().enumerate() {
-        header[8 * place..8 * place + 8].copy_from_slice(&number.to_le_bytes());
+    for (field, number) in [call.sequence, unit, call.elements as u64].into_iter().enumerate() {
+        header[8 * field..8 * field + 8].copy_from_slice(&number.to_le_bytes());
     }
     let (kind, root) = match call.kind {
         CollectiveKind::Broadcast { root } => (CollectiveKind::Broadcast { root: 0 }, root),
@@ -165,7 +165,7 @@ pub(crate) fn encode(call: Fingerprint) -> Header {
 
 /// Decodes a header; `None` if it is not the header of a call.
 pub(crate) fn decode(header: &Header) -> Option<Fingerprint> {
-    let number = |place: usize| header[8 * place..].first_chunk().copied().map(u64::from_le_bytes);
+    let number = |field: usize| header[8 * field..].first_chunk().copied().map(u64::from_le_bytes);
     let unit = number(1)?;
     let kind = match *KINDS.get(usize::from(header[28]))? {
         CollectiveKind::Broadcast { .. } => {

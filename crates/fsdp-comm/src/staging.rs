@@ -43,16 +43,16 @@ impl<M: Memory> StagedBuffers<M> {
         let kind = call.kind;
         let scatters = matches!(kind, CollectiveKind::ReduceScatter(_));
         // Inputs of an all-gather are only read, then dropped; they may have other readers.
-        let gathered = if scatters { Vec::new() } else { std::mem::take(&mut buffers.inputs) };
-        let lies_in_host = in_host::<M>(&mut buffers.inputs)? && in_host::<M>(&mut buffers.outputs)?;
-        let copies = if lies_in_host { None } else { Some(Copies::new(memory, kind, rank, &mut buffers)?) };
+        let gather_inputs = if scatters { Vec::new() } else { std::mem::take(&mut buffers.inputs) };
+        let is_in_host = in_host::<M>(&mut buffers.inputs)? && in_host::<M>(&mut buffers.outputs)?;
+        let copies = if is_in_host { None } else { Some(Copies::new(memory, kind, rank, &mut buffers)?) };
         let mut staged = Self { buffers, kind, copies };
         let (mut moved, _) = staged.bytes();
         if let Some(factor) = kind.reduce_op().and_then(|op| op.factor(size)) {
             moved.iter_mut().for_each(|bytes| sums::scale(call.dtype, factor, bytes));
         }
-        let own = parts(moved, size).swap_remove(rank);
-        for (input, bytes) in gathered.iter().zip(own) {
+        let local_part = parts(moved, size).swap_remove(rank);
+        for (input, bytes) in gather_inputs.iter().zip(local_part) {
             read(memory, kind.queue(), input, bytes)?;
         }
         Ok(staged)
@@ -60,19 +60,19 @@ impl<M: Memory> StagedBuffers<M> {
 
     /// The data that the algorithm works on, per buffer; and, for a reduce-scatter, where this rank's sums go.
     pub(crate) fn bytes(&mut self) -> (Vec<&mut [u8]>, Vec<&mut [u8]>) {
-        let lent = |buffer| M::host_bytes_mut(buffer).and_then(Result::ok).expect("it was lent before");
+        let host_bytes = |buffer| M::host_bytes_mut(buffer).and_then(Result::ok).expect("it was lent before");
         match (&mut self.copies, self.kind) {
             (Some(copies), _) => (copies.moved.segments_mut(), copies.sums.segments_mut()),
             (None, CollectiveKind::ReduceScatter(_)) => {
                 let Completed { outputs, inputs } = &mut self.buffers;
-                (inputs.iter_mut().map(lent).collect(), outputs.iter_mut().map(lent).collect())
+                (inputs.iter_mut().map(host_bytes).collect(), outputs.iter_mut().map(host_bytes).collect())
             }
-            (None, _) => (self.buffers.outputs.iter_mut().map(lent).collect(), Vec::new()),
+            (None, _) => (self.buffers.outputs.iter_mut().map(host_bytes).collect(), Vec::new()),
         }
     }
 
     /// Returns the buffers with the results of the call, ready on `queue`.
-    pub(crate) fn back(self, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
+    pub(crate) fn into_buffers(self, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
         let mut buffers = self.buffers;
         let Some(Copies { moved, sums }) = self.copies else {
             buffers.inputs.iter_mut().for_each(|input| memory.release(queue, input));
@@ -105,17 +105,17 @@ impl Copies {
         buffers: &mut Completed<M::Buffer>,
     ) -> Result<Self, Error> {
         let (queue, outputs) = (kind.queue(), &buffers.outputs);
-        let room = || Wire::new(outputs.iter().map(len_bytes));
-        let nothing = Wire::new(std::iter::empty());
+        let zeroed = || Wire::new(outputs.iter().map(len_bytes));
+        let empty = Wire::new(std::iter::empty());
         let copies = match kind {
             CollectiveKind::ReduceScatter(_) => {
-                Self { moved: Wire::read(memory, queue, &buffers.inputs)?, sums: room() }
+                Self { moved: Wire::read(memory, queue, &buffers.inputs)?, sums: zeroed() }
             }
-            CollectiveKind::AllGather => Self { moved: room(), sums: nothing },
+            CollectiveKind::AllGather => Self { moved: zeroed(), sums: empty },
             CollectiveKind::Broadcast { root } if root as usize != rank => {
-                Self { moved: room(), sums: nothing }
+                Self { moved: zeroed(), sums: empty }
             }
-            _ => Self { moved: Wire::read(memory, queue, outputs)?, sums: nothing },
+            _ => Self { moved: Wire::read(memory, queue, outputs)?, sums: empty },
         };
         buffers.inputs.iter_mut().for_each(|input| memory.release(queue, input));
         Ok(copies)

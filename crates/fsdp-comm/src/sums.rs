@@ -13,19 +13,25 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
     assert_eq!(sum.len(), other.len(), "both operands of a sum have the same length");
     assert!(sum.len().is_multiple_of(dtype.size_bytes()), "operands are whole elements");
     match dtype {
-        DType::F32 => each(sum, other, |a, b| (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes()),
-        DType::F64 => each(sum, other, |a, b| (f64::from_le_bytes(a) + f64::from_le_bytes(b)).to_le_bytes()),
-        DType::Bf16 => {
-            each(sum, other, |a, b| (bf16::from_le_bytes(a) + bf16::from_le_bytes(b)).to_le_bytes())
+        DType::F32 => {
+            combine_elements(sum, other, |a, b| (f32::from_le_bytes(a) + f32::from_le_bytes(b)).to_le_bytes())
         }
-        DType::F16 => each(sum, other, |a, b| (f16::from_le_bytes(a) + f16::from_le_bytes(b)).to_le_bytes()),
-        DType::U32 => {
-            each(sum, other, |a, b| u32::from_le_bytes(a).wrapping_add(u32::from_le_bytes(b)).to_le_bytes())
+        DType::F64 => {
+            combine_elements(sum, other, |a, b| (f64::from_le_bytes(a) + f64::from_le_bytes(b)).to_le_bytes())
         }
+        DType::Bf16 => combine_elements(sum, other, |a, b| {
+            (bf16::from_le_bytes(a) + bf16::from_le_bytes(b)).to_le_bytes()
+        }),
+        DType::F16 => {
+            combine_elements(sum, other, |a, b| (f16::from_le_bytes(a) + f16::from_le_bytes(b)).to_le_bytes())
+        }
+        DType::U32 => combine_elements(sum, other, |a, b| {
+            u32::from_le_bytes(a).wrapping_add(u32::from_le_bytes(b)).to_le_bytes()
+        }),
         DType::U8 => panic!("bytes are quantized state, which is not added"),
-        DType::I64 => {
-            each(sum, other, |a, b| i64::from_le_bytes(a).wrapping_add(i64::from_le_bytes(b)).to_le_bytes())
-        }
+        DType::I64 => combine_elements(sum, other, |a, b| {
+            i64::from_le_bytes(a).wrapping_add(i64::from_le_bytes(b)).to_le_bytes()
+        }),
     }
 }
 
@@ -37,15 +43,15 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
 pub(crate) fn scale(dtype: DType, factor: f64, elements: &mut [u8]) {
     assert!(elements.len().is_multiple_of(dtype.size_bytes()), "whole elements are scaled");
     match dtype {
-        DType::F32 => change(elements, |x| (f32::from_le_bytes(x) * factor as f32).to_le_bytes()),
-        DType::F64 => change(elements, |x| (f64::from_le_bytes(x) * factor).to_le_bytes()),
+        DType::F32 => map_elements(elements, |x| (f32::from_le_bytes(x) * factor as f32).to_le_bytes()),
+        DType::F64 => map_elements(elements, |x| (f64::from_le_bytes(x) * factor).to_le_bytes()),
         DType::Bf16 => {
             let factor = bf16::from_f32(factor as f32);
-            change(elements, |x| (bf16::from_le_bytes(x) * factor).to_le_bytes());
+            map_elements(elements, |x| (bf16::from_le_bytes(x) * factor).to_le_bytes());
         }
         DType::F16 => {
             let factor = f16::from_f32(factor as f32);
-            change(elements, |x| (f16::from_le_bytes(x) * factor).to_le_bytes());
+            map_elements(elements, |x| (f16::from_le_bytes(x) * factor).to_le_bytes());
         }
         DType::U8 | DType::U32 | DType::I64 => {
             panic!("only floats are averaged, which every call is checked for")
@@ -53,11 +59,11 @@ pub(crate) fn scale(dtype: DType, factor: f64, elements: &mut [u8]) {
     }
 }
 
-fn change<const N: usize>(elements: &mut [u8], change: impl Fn([u8; N]) -> [u8; N]) {
-    elements.as_chunks_mut().0.iter_mut().for_each(|element| *element = change(*element));
+fn map_elements<const N: usize>(elements: &mut [u8], map: impl Fn([u8; N]) -> [u8; N]) {
+    elements.as_chunks_mut().0.iter_mut().for_each(|element| *element = map(*element));
 }
 
-fn each<const N: usize>(sum: &mut [u8], other: &[u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
+fn combine_elements<const N: usize>(sum: &mut [u8], other: &[u8], add: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
     let (sum, other) = (sum.as_chunks_mut().0, other.as_chunks().0);
     sum.iter_mut().zip(other).for_each(|(a, &b)| *a = add(*a, b));
 }

@@ -13,9 +13,9 @@
 //! processes knows the first failure, so its alarm gets a moment to report it before the peer is blamed. The end of a
 //! rank that was never connected is noticed only by that component.
 
+mod acceptor;
 mod connection;
 mod direct;
-mod door;
 mod exchange;
 mod memory;
 mod message;
@@ -33,7 +33,7 @@ use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing, place};
 use crate::monitor::Monitor;
 use crate::process::auth::Token;
 
-pub use door::TcpAcceptor;
+pub use acceptor::TcpAcceptor;
 
 use connection::{Connection, Name};
 
@@ -100,8 +100,8 @@ impl TcpLink {
         if self.connections[peer].is_some() {
             return Ok(true);
         }
-        let (own, other) = (self.members[self.rank], self.members[peer]);
-        let connection = self.shared.connect(self.channel, own, other);
+        let (rank, peer_rank) = (self.members[self.rank], self.members[peer]);
+        let connection = self.shared.connect(self.channel, rank, peer_rank);
         self.connections[peer] = connection.map_err(|error| self.blame(peer, &error))?;
         Ok(self.connections[peer].is_some())
     }
@@ -131,15 +131,16 @@ impl Link for TcpLink {
         outgoing: Option<Outgoing<'_>>,
         incoming: Option<Incoming<'_, '_>>,
     ) -> Result<Exchanged, CommError> {
-        let peers = [outgoing.as_ref().map(|out| out.to), incoming.as_ref().map(|come| come.from)];
+        let peers =
+            [outgoing.as_ref().map(|message| message.to), incoming.as_ref().map(|message| message.from)];
         for peer in peers.into_iter().flatten() {
             if !self.connect(peer)? {
                 return Ok(Exchanged::Late { peer });
             }
         }
         let connection = |peer: usize| self.connections[peer].as_ref().expect("it was just connected");
-        let outgoing = outgoing.map(|out| (connection(out.to), out));
-        let incoming = incoming.map(|come| (connection(come.from), come));
+        let outgoing = outgoing.map(|message| (connection(message.to), message));
+        let incoming = incoming.map(|message| (connection(message.from), message));
         let world = &self.shared.world;
         let blame = |peer, error: &_| self.blame(peer, error);
         exchange::exchange(outgoing, incoming, &*world.alarm, world.timeout, &blame)

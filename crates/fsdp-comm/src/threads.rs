@@ -105,10 +105,10 @@ impl<M: Memory> Launcher for Threads<M> {
             let seat = Seat { rank, memory, gathers: comm(0, "gathers"), reductions: comm(1, "reductions") };
             body(seat).map_err(FailureReason::Error)
         };
-        let ended = |rank, reason: Option<&_>| {
+        let on_end = |rank, reason: Option<&_>| {
             world.cores.end(rank, reason.map(|reason| reason as &dyn fmt::Display))
         };
-        let outcomes = run_ranks(0..ranks, self.options.stack_bytes, run, ended);
+        let outcomes = run_ranks(0..ranks, self.options.stack_bytes, run, on_end);
         first_failure(0..ranks, outcomes, world.cores.failure())
     }
 }

@@ -21,7 +21,7 @@ pub use violation::Violation;
 
 use crate::layout::Layout;
 use crate::model::ModelSpec;
-use crate::schedule::{Before, BufferId, Schedule, describe};
+use crate::schedule::{BufferId, HappensBefore, Schedule, describe};
 
 /// Names operations and buffers in violations.
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ impl Names<'_> {
 pub fn check(schedule: &Schedule, spec: &ModelSpec, layout: &Layout) -> Result<(), Violation> {
     let names = Names { schedule, layout };
     shapes::check_shards(names)?;
-    let mut before = Before::default();
+    let mut before = HappensBefore::default();
     let mut values = values::Values::new(names, spec);
     for (index, op) in schedule.ops.iter().enumerate() {
         order::check(names, &mut before, index, op)?;

@@ -58,8 +58,8 @@ impl ExactSum {
         let mut other = other.clone();
         other.carry();
         self.carry();
-        for (digit, theirs) in self.digits.iter_mut().zip(&other.digits) {
-            *digit += theirs;
+        for (digit, other_digit) in self.digits.iter_mut().zip(&other.digits) {
+            *digit += other_digit;
         }
         self.non_finite += other.non_finite;
         self.carry();
@@ -183,16 +183,16 @@ mod tests {
             cut in 0usize..40,
         ) {
             let cut = cut.min(values.len());
-            let whole = exact(&values);
+            let sum = exact(&values);
             let mut reversed = values.clone();
             reversed.reverse();
-            prop_assert_eq!(whole.to_words(), exact(&reversed).to_words());
+            prop_assert_eq!(sum.to_words(), exact(&reversed).to_words());
             let mut merged = exact(&values[cut..]);
             merged.merge(&exact(&values[..cut]));
-            prop_assert_eq!(whole.to_words(), merged.to_words());
+            prop_assert_eq!(sum.to_words(), merged.to_words());
             let words: Vec<i64> =
                 exact(&values[cut..]).to_words().iter().zip(exact(&values[..cut]).to_words()).map(|(a, b)| a + b).collect();
-            prop_assert_eq!(whole.value().to_bits(), ExactSum::from_words(&words).value().to_bits());
+            prop_assert_eq!(sum.value().to_bits(), ExactSum::from_words(&words).value().to_bits());
         }
 
         #[test]

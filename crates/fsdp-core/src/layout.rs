@@ -239,12 +239,12 @@ fn place(
             row += 1;
         }
         let param = spec.param(id);
-        let own_row_len = param.row_len().unwrap_or(1);
+        let param_row_len = param.row_len().unwrap_or(1);
         placements.push(Placement {
             param: id,
             offset: row * row_len,
             len: param.len(),
-            row_len: own_row_len,
+            row_len: param_row_len,
         });
         row += param.len().div_ceil(row_len);
     }

@@ -76,7 +76,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
     let mut gathered: BTreeMap<BufferId, OpId> = BTreeMap::new();
     let mut reduced: BTreeSet<BufferId> = BTreeSet::new();
     let (mut open_bytes, mut reduced_bytes, mut activations) = (0, 0, input.data_bytes);
-    let mut most = Moving::default();
+    let mut peak = Moving::default();
     let mut calls = input.calls.iter();
     for (index, op) in schedule.ops.iter().enumerate() {
         // A reduced gradient counts as held once some operation has waited for it.
@@ -88,35 +88,38 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
                 reduced_bytes += bytes(&[*id]);
             }
         }
-        let held = activations + open_bytes + reduced_bytes;
-        let there = |last: OpId| -> usize {
+        let local_bytes = activations + open_bytes + reduced_bytes;
+        let gathered_bytes = |last: OpId| -> usize {
             gathered.iter().filter(|(_, by)| **by <= last).map(|(&id, _)| bytes(&[id])).sum()
         };
-        let mut note = |rank: usize, world: usize| {
-            most.rank_bytes = most.rank_bytes.max(rank);
-            most.world_bytes = most.world_bytes.max(world);
+        let mut update_peak = |rank: usize, world: usize| {
+            peak.rank_bytes = peak.rank_bytes.max(rank);
+            peak.world_bytes = peak.world_bytes.max(world);
         };
         if let Some(&last) = op.waits.iter().filter(is_gather).max() {
             // Gathers that were issued later end later.
-            note(there(last) + held, there(last) + waiting * held + (ranks - waiting) * reduced_bytes);
+            update_peak(
+                gathered_bytes(last) + local_bytes,
+                gathered_bytes(last) + waiting * local_bytes + (ranks - waiting) * reduced_bytes,
+            );
         }
         match op.kind {
             OpKind::AllGather { .. } => gathered.extend(op.writes.iter().map(|&id| (id, OpId(index)))),
             OpKind::Reshard(_) => gathered.retain(|id, _| !op.writes.contains(id)),
             OpKind::OpenGradient(_) => open_bytes += bytes(&op.writes),
             OpKind::CloseGradient(_) => open_bytes -= bytes(&op.writes),
-            OpKind::ReduceScalars => note(held, ranks * reduced_bytes),
+            OpKind::ReduceScalars => update_peak(local_bytes, ranks * reduced_bytes),
             OpKind::Forward { .. } | OpKind::LastBlock { .. } | OpKind::Backward(_) => {
                 // The calls of the first micro-batch represent those of all others.
                 let Some(call) = calls.next() else { break };
-                let rank = there(OpId(index)) + held + call.total_peak;
-                note(rank, rank + (ranks - 1) * reduced_bytes);
+                let rank = gathered_bytes(OpId(index)) + local_bytes + call.total_peak;
+                update_peak(rank, rank + (ranks - 1) * reduced_bytes);
                 activations = call.after(activations);
             }
             _ => {}
         }
     }
-    most
+    peak
 }
 
 #[cfg(test)]

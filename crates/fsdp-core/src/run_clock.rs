@@ -7,7 +7,7 @@
 use core::time::Duration;
 
 /// Number of intervals per limit: a stop counts for at most one of them.
-const LOOKS_PER_LIMIT: u32 = 10;
+const READINGS_PER_LIMIT: u32 = 10;
 
 /// The shortest interval: reading the clock more often would cost more than it tells.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
@@ -16,15 +16,15 @@ const INTERVAL_MIN: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug)]
 pub struct RunClock {
     interval: Duration,
-    seen: Duration,
+    last_reading: Duration,
     ran: Duration,
 }
 
 impl RunClock {
     /// Creates a clock for a limit on waiting.
     pub fn new(limit: Duration) -> Self {
-        let interval = (limit / LOOKS_PER_LIMIT).max(INTERVAL_MIN);
-        Self { interval, seen: Duration::ZERO, ran: Duration::ZERO }
+        let interval = (limit / READINGS_PER_LIMIT).max(INTERVAL_MIN);
+        Self { interval, last_reading: Duration::ZERO, ran: Duration::ZERO }
     }
 
     /// Longest time a waiter may sleep between two readings; a longer gap counts as one interval.
@@ -32,10 +32,10 @@ impl RunClock {
         self.interval
     }
 
-    /// Returns how long this process has run, given that `passed` has passed since the clock's creation.
-    pub fn at(&mut self, passed: Duration) -> Duration {
-        let gap = passed.saturating_sub(self.seen);
-        self.seen = self.seen.max(passed);
+    /// Returns how long this process has run, given that `elapsed` has passed since the clock's creation.
+    pub fn at(&mut self, elapsed: Duration) -> Duration {
+        let gap = elapsed.saturating_sub(self.last_reading);
+        self.last_reading = self.last_reading.max(elapsed);
         self.ran += gap.min(self.interval);
         self.ran
     }

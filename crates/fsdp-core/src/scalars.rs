@@ -260,16 +260,17 @@ mod tests {
             assert!(!StepReport::of(&words, 1.0).finite);
             assert!(!GradientFactors::of(&words, 1.0, Some(1.0), true).finite);
         }
-        let sound = words(&[1.0], &[1.0], 1);
-        assert!(!GradientFactors::of(&sound, 1.0, None, false).finite);
+        let finite_words = words(&[1.0], &[1.0], 1);
+        assert!(!GradientFactors::of(&finite_words, 1.0, None, false).finite);
         for ranks in [1, 3] {
-            let mut words = sound.clone();
+            let mut words = finite_words.clone();
             words[NOT_FINITE] = ranks;
-            let found = StepReport { finite: false, state_finite: false, ..StepReport::of(&sound, 1.0) };
+            let found =
+                StepReport { finite: false, state_finite: false, ..StepReport::of(&finite_words, 1.0) };
             assert_eq!(StepReport::of(&words, 1.0), found);
             assert!(!GradientFactors::of(&words, 1.0, Some(1.0), true).finite);
         }
-        let factors = GradientFactors::of(&sound, 1.0, None, true);
+        let factors = GradientFactors::of(&finite_words, 1.0, None, true);
         assert_eq!(GradientFactors::from_array(factors.to_array()), factors);
     }
 

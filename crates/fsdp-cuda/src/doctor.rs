@@ -65,17 +65,21 @@ impl Finding {
 /// and its GPUs first, then NVRTC, cuBLAS and NCCL.
 pub fn examine(folders: &[PathBuf]) -> Vec<Finding> {
     let is_absent = |error: &DeviceError| matches!(error, DeviceError::NoDriver { .. });
-    let mut findings = vec![part("driver", driver_library::find(), is_absent)];
+    let mut findings = vec![component("driver", driver_library::find(), is_absent)];
     if findings[0].is_good() {
-        findings.extend(cards());
+        findings.extend(gpu_findings());
     }
-    findings.push(part("NVRTC", nvrtc::find(folders), LibraryError::is_absent));
-    findings.push(part("cuBLAS", versions::cublas(folders), LibraryError::is_absent));
+    findings.push(component("NVRTC", nvrtc::find(folders), LibraryError::is_absent));
+    findings.push(component("cuBLAS", versions::cublas(folders), LibraryError::is_absent));
     findings.push(nccl(Nccl::open(folders)));
     findings
 }
 
-fn part<E: fmt::Display>(name: &str, found: Result<Found, E>, is_absent: impl Fn(&E) -> bool) -> Finding {
+fn component<E: fmt::Display>(
+    name: &str,
+    found: Result<Found, E>,
+    is_absent: impl Fn(&E) -> bool,
+) -> Finding {
     match found {
         Ok(Found { path, version }) => Finding::found(name, version, Some(path)),
         Err(error) => {
@@ -89,22 +93,22 @@ fn part<E: fmt::Display>(name: &str, found: Result<Found, E>, is_absent: impl Fn
 fn nccl(opened: Result<Arc<Nccl>, NcclError>) -> Finding {
     let found =
         opened.map(|nccl| Found { path: nccl.path().to_owned(), version: Some(nccl.version().to_string()) });
-    part("NCCL", found, |error| matches!(error, NcclError::Library(error) if error.is_absent()))
+    component("NCCL", found, |error| matches!(error, NcclError::Library(error) if error.is_absent()))
 }
 
-fn cards() -> Vec<Finding> {
+fn gpu_findings() -> Vec<Finding> {
     match gpu_count() {
         Ok(0) => {
             let detail = "the driver shows no GPU; check CUDA_VISIBLE_DEVICES";
             vec![Finding::bad("GPUs", Status::Missing, detail)]
         }
-        Ok(count) => (0..count).map(card).collect(),
+        Ok(count) => (0..count).map(gpu_finding).collect(),
         Err(error) => vec![Finding::bad("GPUs", Status::Unusable, error.to_string())],
     }
 }
 
 /// One GPU; the query creates a context on it.
-fn card(number: usize) -> Finding {
+fn gpu_finding(number: usize) -> Finding {
     let name = format!("GPU {number}");
     let opened = Gpu::open(number).and_then(|gpu| Ok((gpu.memory()?, gpu)));
     match opened {
@@ -144,12 +148,12 @@ mod tests {
             let path = library.path().to_owned();
             Found { path, version: None }
         });
-        let finding = part("nothing", opened, LibraryError::is_absent);
+        let finding = component("nothing", opened, LibraryError::is_absent);
         assert_eq!(finding.status, Status::Unusable, "it is there");
         assert!(finding.detail.contains(&file.display().to_string()), "{finding:?}");
         std::fs::remove_file(&file).expect("it is ours");
         let opened = Library::open(NONE, &[folder.path().to_owned()]).map(|_| unreachable!("there is none"));
-        assert_eq!(part("nothing", opened, LibraryError::is_absent).status, Status::Missing);
+        assert_eq!(component("nothing", opened, LibraryError::is_absent).status, Status::Missing);
     }
 
     #[test]

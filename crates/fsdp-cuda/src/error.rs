@@ -119,6 +119,6 @@ fn remedy(code: &str) -> &'static str {
 impl From<DeviceError> for Error {
     fn from(error: DeviceError) -> Self {
         // Buffers report their category; all other allocations are temporary.
-        full::explain(error, Category::Workspace, None)
+        full::allocation_error(error, Category::Workspace, None)
     }
 }

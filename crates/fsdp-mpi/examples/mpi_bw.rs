@@ -119,5 +119,5 @@ fn main() -> Outcome {
         println!("both ways  MPI {:.2} GB/s   socket {:.2} GB/s", speed(both_ways), speed(socket_both_ways));
         println!("8 bytes there and back  MPI {:.0} us", there_and_back * 1e6);
     }
-    Ok(world.finalise()?)
+    Ok(world.finalize()?)
 }

@@ -10,7 +10,7 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{Rank, RunClock};
 
 use crate::error::MpiError;
-use crate::exchange::{Answer, Exchange, ExchangeContext, Order};
+use crate::exchange::{Answer, Exchange, ExchangeContext, Transfer};
 use crate::ffi::{Mpi, Request};
 
 /// How long to poll without sleeping after the last event: while waiting for messages, and while data moves, because
@@ -28,12 +28,12 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 const NAP_MAX_IDLE: Duration = Duration::from_millis(20);
 
 /// Interval between checks of the clock and the alarm.
-const LOOK: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A request to the thread.
 pub(crate) enum Message {
     /// Run an exchange and answer.
-    Exchange(Order, Sender<Answer>),
+    Exchange(Transfer, Sender<Answer>),
     /// Finalize MPI and end the thread.
     Finalise(Sender<Result<(), MpiError>>),
 }
@@ -41,7 +41,7 @@ pub(crate) enum Message {
 /// A pending request to finalize MPI as soon as nothing is in flight.
 struct Finalise {
     answer: Sender<Result<(), MpiError>>,
-    asked: Duration,
+    requested_at: Duration,
 }
 
 /// The state of the MPI thread.
@@ -52,15 +52,15 @@ pub(crate) struct Engine {
     timeout: Duration,
     exchanges: Vec<Exchange>,
     /// Operations that own their memory and that no exchange waits for.
-    loose: Vec<Request>,
-    finalise: Option<Finalise>,
+    detached: Vec<Request>,
+    finalize: Option<Finalise>,
     clock: RunClock,
-    born: Instant,
+    start: Instant,
     /// Time during which this process was running, as of the last check.
     now: Duration,
-    looked: Instant,
+    last_check: Instant,
     /// Time of the last event.
-    happened: Instant,
+    last_event: Instant,
 }
 
 impl Engine {
@@ -70,39 +70,39 @@ impl Engine {
         alarm: Arc<dyn Alarm>,
         timeout: Duration,
     ) -> Self {
-        let born = Instant::now();
+        let start = Instant::now();
         Self {
             mpi,
             messages,
             alarm,
             timeout,
             exchanges: Vec::new(),
-            loose: Vec::new(),
-            finalise: None,
+            detached: Vec::new(),
+            finalize: None,
             clock: RunClock::new(timeout),
-            born,
+            start,
             now: Duration::ZERO,
-            looked: born,
-            happened: born,
+            last_check: start,
+            last_event: start,
         }
     }
 
     /// Runs until MPI is finalized, or the world and all its links are dropped.
     pub(crate) fn run(mut self) {
         loop {
-            let has_happened = self.work();
-            if self.looked.elapsed() >= LOOK {
-                self.look();
+            let has_progressed = self.work();
+            if self.last_check.elapsed() >= CHECK_INTERVAL {
+                self.check();
             }
             if let Some(ending) =
-                self.finalise.take_if(|_| self.exchanges.is_empty() && self.loose.is_empty())
+                self.finalize.take_if(|_| self.exchanges.is_empty() && self.detached.is_empty())
             {
                 // The caller waits for the answer.
-                drop(ending.answer.send(self.mpi.finalise()));
+                drop(ending.answer.send(self.mpi.finalize()));
                 return;
             }
-            if has_happened {
-                self.happened = Instant::now();
+            if has_progressed {
+                self.last_event = Instant::now();
             }
             match self.next_message() {
                 Ok(message) => self.accept(message),
@@ -115,67 +115,68 @@ impl Engine {
 
     /// Advances all operations once. Returns whether anything has happened.
     fn work(&mut self) -> bool {
-        let mut context = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
-        let mut has_happened = false;
+        let mut context = ExchangeContext { mpi: &self.mpi, detached: &mut self.detached, now: self.now };
+        let mut has_progressed = false;
         self.exchanges.retain_mut(|exchange| {
-            has_happened |= exchange.step(&mut context);
+            has_progressed |= exchange.step(&mut context);
             let has_ended = exchange.has_ended(&mut context);
-            has_happened |= has_ended;
+            has_progressed |= has_ended;
             !has_ended
         });
         let mut failure = None;
-        self.loose.retain_mut(|request| match self.mpi.test(request) {
+        self.detached.retain_mut(|request| match self.mpi.test(request) {
             Ok(has_ended) => !has_ended,
             Err(error) => {
                 failure = Some(error);
                 false
             }
         });
-        if self.exchanges.is_empty() && self.loose.is_empty() {
+        if self.exchanges.is_empty() && self.detached.is_empty() {
             failure = self.mpi.progress().err().or(failure);
         }
         if let Some(error) = failure {
             self.alarm.raise(transport(Rank(self.mpi.rank() as usize), &error));
         }
-        has_happened
+        has_progressed
     }
 
     /// Checks the clock and the alarm.
-    fn look(&mut self) {
-        self.looked = Instant::now();
-        self.now = self.clock.at(self.looked - self.born);
+    fn check(&mut self) {
+        self.last_check = Instant::now();
+        self.now = self.clock.at(self.last_check - self.start);
         let alarm = self.alarm.raised();
-        let mut context = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
+        let mut context = ExchangeContext { mpi: &self.mpi, detached: &mut self.detached, now: self.now };
         for exchange in &mut self.exchanges {
             match &alarm {
                 Some(error) => exchange.give_up(Answer::Alarm(error.clone()), &mut context),
-                None => exchange.look_at_clock(self.timeout, &mut context),
+                None => exchange.check_timeout(self.timeout, &mut context),
             }
         }
-        let (messages, seconds) = (self.exchanges.len() + self.loose.len(), self.timeout.as_secs());
-        let is_over =
-            |ending: &mut Finalise| alarm.is_some() || self.now.saturating_sub(ending.asked) > self.timeout;
-        if let Some(ending) = self.finalise.take_if(is_over) {
-            let why = alarm.map_or(MpiError::Unfinished { messages, seconds }, MpiError::Failed);
-            drop(ending.answer.send(Err(why)));
+        let (messages, seconds) = (self.exchanges.len() + self.detached.len(), self.timeout.as_secs());
+        let is_over = |ending: &mut Finalise| {
+            alarm.is_some() || self.now.saturating_sub(ending.requested_at) > self.timeout
+        };
+        if let Some(ending) = self.finalize.take_if(is_over) {
+            let error = alarm.map_or(MpiError::Unfinished { messages, seconds }, MpiError::Failed);
+            drop(ending.answer.send(Err(error)));
         }
     }
 
     fn accept(&mut self, message: Message) {
-        self.happened = Instant::now();
-        self.look();
+        self.last_event = Instant::now();
+        self.check();
         match message {
-            Message::Exchange(order, answer) => match self.alarm.raised() {
+            Message::Exchange(transfer, answer) => match self.alarm.raised() {
                 Some(error) => drop(answer.send(Answer::Alarm(error))),
                 None => {
                     let mut context =
-                        ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
-                    self.exchanges.push(Exchange::begin(order, answer, &mut context));
+                        ExchangeContext { mpi: &self.mpi, detached: &mut self.detached, now: self.now };
+                    self.exchanges.push(Exchange::begin(transfer, answer, &mut context));
                 }
             },
             Message::Finalise(answer) => {
-                self.finalise = Some(Finalise { answer, asked: self.now });
-                self.look();
+                self.finalize = Some(Finalise { answer, requested_at: self.now });
+                self.check();
             }
         }
     }
@@ -183,13 +184,13 @@ impl Engine {
     /// Returns the next message, or an error after a pause that suits the operations in flight.
     fn next_message(&self) -> Result<Message, TryRecvError> {
         let is_moving = self.exchanges.iter().any(Exchange::is_moving);
-        let is_idle = self.exchanges.is_empty() && self.loose.is_empty();
+        let is_idle = self.exchanges.is_empty() && self.detached.is_empty();
         let (spin, nap_max) = match (is_moving, is_idle) {
             (true, _) => (SPIN_MOVING, NAP_MAX_MOVING),
             (false, false) => (SPIN, NAP_MAX),
             (false, true) => (Duration::ZERO, NAP_MAX_IDLE),
         };
-        let quiet = self.happened.elapsed();
+        let quiet = self.last_event.elapsed();
         if quiet < spin {
             thread::yield_now();
             return self.messages.try_recv();

@@ -53,7 +53,7 @@ pub(crate) struct Received {
 }
 
 /// A request of a link to the MPI thread.
-pub(crate) struct Order {
+pub(crate) struct Transfer {
     pub(crate) channel: c_int,
     pub(crate) sent: Option<Sent>,
     pub(crate) received: Option<Received>,
@@ -116,16 +116,20 @@ pub(crate) struct Exchange {
 pub(crate) struct ExchangeContext<'a> {
     pub(crate) mpi: &'a Mpi,
     /// Operations that own their memory; the engine completes them.
-    pub(crate) loose: &'a mut Vec<Request>,
+    pub(crate) detached: &'a mut Vec<Request>,
     /// The current time, on the engine's clock.
     pub(crate) now: Duration,
 }
 
 impl Exchange {
     /// Starts every operation that can start at once.
-    pub(crate) fn begin(order: Order, answer: Sender<Answer>, context: &mut ExchangeContext<'_>) -> Self {
+    pub(crate) fn begin(
+        transfer: Transfer,
+        answer: Sender<Answer>,
+        context: &mut ExchangeContext<'_>,
+    ) -> Self {
         let mut exchange = Self {
-            tag: 2 * order.channel,
+            tag: 2 * transfer.channel,
             sending: Sending::Done,
             receiving: Receiving::Done,
             short: Vec::new(),
@@ -133,20 +137,20 @@ impl Exchange {
             moved_at: context.now,
             answer,
         };
-        let begun = exchange.begin_both(order.sent, order.received, context);
+        let begun = exchange.begin_operations(transfer.sent, transfer.received, context);
         begun.unwrap_or_else(|error| exchange.give_up(Answer::Failed(error), context));
         exchange
     }
 
-    fn begin_both(
+    fn begin_operations(
         &mut self,
         sent: Option<Sent>,
         received: Option<Received>,
         context: &mut ExchangeContext<'_>,
     ) -> Result<(), MpiError> {
         if let Some(Received { from, expected, messages }) = received {
-            let room = Memory::Own(vec![0; PREAMBLE + SHORT_MAX]);
-            let first = context.mpi.receive(room, from, self.tag)?;
+            let buffer = Memory::Own(vec![0; PREAMBLE + SHORT_MAX]);
+            let first = context.mpi.receive(buffer, from, self.tag)?;
             self.receiving = Receiving::First { first, from, expected, messages };
         }
         if let Some(Sent { to, first, messages }) = sent {
@@ -154,7 +158,7 @@ impl Exchange {
                 let ready = context.mpi.receive(Memory::Own(Vec::new()), to, self.tag + 1)?;
                 self.sending = Sending::Waiting { ready, to, messages };
             }
-            context.loose.push(context.mpi.send(Memory::Own(first), to, self.tag)?);
+            context.detached.push(context.mpi.send(Memory::Own(first), to, self.tag)?);
         }
         Ok(())
     }
@@ -197,7 +201,7 @@ impl Exchange {
                 }
             }
             Sending::Moving { requests, .. } => {
-                if !end_first(context.mpi, requests)? {
+                if !poll_first(context.mpi, requests)? {
                     return Ok(false);
                 }
                 if requests.is_empty() {
@@ -215,10 +219,10 @@ impl Exchange {
                 if !context.mpi.test(first)? {
                     return Ok(false);
                 }
-                self.meet(context)?;
+                self.receive_first(context)?;
             }
             Receiving::Moving { requests, .. } => {
-                if !end_first(context.mpi, requests)? {
+                if !poll_first(context.mpi, requests)? {
                     return Ok(false);
                 }
                 if requests.is_empty() {
@@ -230,7 +234,7 @@ impl Exchange {
     }
 
     /// Handles the first message, which has arrived.
-    fn meet(&mut self, context: &mut ExchangeContext<'_>) -> Result<(), MpiError> {
+    fn receive_first(&mut self, context: &mut ExchangeContext<'_>) -> Result<(), MpiError> {
         let receiving = std::mem::replace(&mut self.receiving, Receiving::Done);
         let Receiving::First { first, from, expected, messages } = receiving else {
             unreachable!("it was awaited")
@@ -249,13 +253,13 @@ impl Exchange {
             for pieces in messages {
                 requests.push_back(context.mpi.receive(Memory::Lent(pieces), from, self.tag)?);
             }
-            context.loose.push(context.mpi.send(Memory::Own(Vec::new()), from, self.tag + 1)?);
+            context.detached.push(context.mpi.send(Memory::Own(Vec::new()), from, self.tag + 1)?);
         }
         Ok(())
     }
 
     /// Gives up if nothing has moved within the time limit.
-    pub(crate) fn look_at_clock(&mut self, timeout: Duration, context: &mut ExchangeContext<'_>) {
+    pub(crate) fn check_timeout(&mut self, timeout: Duration, context: &mut ExchangeContext<'_>) {
         if context.now.saturating_sub(self.moved_at) > timeout {
             let late = match (&self.receiving, &self.sending) {
                 (Receiving::First { from, .. } | Receiving::Moving { from, .. }, _) => *from,
@@ -271,14 +275,14 @@ impl Exchange {
         self.ending.get_or_insert(PendingOutcome { answer, since: context.now, cancelled: false });
         self.sending = match std::mem::replace(&mut self.sending, Sending::Done) {
             Sending::Waiting { ready, .. } => {
-                let_go(ready, context);
+                cancel_receive(ready, context);
                 Sending::Done
             }
             other => other,
         };
         self.receiving = match std::mem::replace(&mut self.receiving, Receiving::Done) {
             Receiving::First { first, .. } => {
-                let_go(first, context);
+                cancel_receive(first, context);
                 Receiving::Done
             }
             other => other,
@@ -307,14 +311,14 @@ impl Exchange {
 }
 
 /// Cancels a receive that is no longer needed. It owns its memory.
-fn let_go(mut receive: Request, context: &mut ExchangeContext<'_>) {
+fn cancel_receive(mut receive: Request, context: &mut ExchangeContext<'_>) {
     // If MPI refuses to cancel, the receive stays in flight and keeps its memory.
     drop(context.mpi.cancel(&mut receive));
-    context.loose.push(receive);
+    context.detached.push(receive);
 }
 
 /// Whether the first of these operations has ended. A failed operation is removed like one that has ended.
-fn end_first(mpi: &Mpi, requests: &mut VecDeque<Request>) -> Result<bool, MpiError> {
+fn poll_first(mpi: &Mpi, requests: &mut VecDeque<Request>) -> Result<bool, MpiError> {
     let Some(first) = requests.front_mut() else { return Ok(true) };
     let ended = mpi.test(first);
     if !matches!(ended, Ok(false)) {

@@ -8,7 +8,7 @@ use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
 use crate::engine::transport;
-use crate::exchange::{Answer, CHANNELS, MESSAGE_MAX, Order, Received, SHORT_MAX, Sent};
+use crate::exchange::{Answer, CHANNELS, MESSAGE_MAX, Received, SHORT_MAX, Sent, Transfer};
 use crate::ffi::lend;
 use crate::preamble::preamble;
 use crate::world::Shared;
@@ -17,14 +17,14 @@ use crate::world::Shared;
 pub(crate) struct MpiLink {
     shared: Arc<Shared>,
     channel: u64,
-    place: usize,
+    index: usize,
     members: Arc<[Rank]>,
 }
 
 impl MpiLink {
     pub(crate) fn new(shared: Arc<Shared>, channel: u64, members: Arc<[Rank]>) -> Self {
         shared.use_channel(channel);
-        Self { channel, place: place(shared.rank, &members), shared, members }
+        Self { channel, index: place(shared.rank, &members), shared, members }
     }
 
     fn peer(&self, member: usize) -> c_int {
@@ -71,7 +71,7 @@ fn is_short(len_bytes: u64) -> bool {
 
 impl Link for MpiLink {
     fn rank(&self) -> usize {
-        self.place
+        self.index
     }
 
     fn members(&self) -> &[Rank] {
@@ -92,16 +92,17 @@ impl Link for MpiLink {
             }
         }
         let to = outgoing.map(|out| self.peer(out.to));
-        let wanted = incoming
+        let expected = incoming
             .as_ref()
             .map(|incoming| (self.peer(incoming.from), preamble(incoming.header, incoming.len_bytes())));
         let received_long = incoming.as_mut().filter(|incoming| !is_short(incoming.len_bytes()));
-        let lent = sent_long.map_or(&[][..], |out| out.parts);
-        let borrowed = received_long.map_or(&mut [][..], |incoming| &mut *incoming.parts);
-        let answer = lend(lent, borrowed, MESSAGE_MAX, |sent, received| {
+        let sent_parts = sent_long.map_or(&[][..], |out| out.parts);
+        let received_parts = received_long.map_or(&mut [][..], |incoming| &mut *incoming.parts);
+        let answer = lend(sent_parts, received_parts, MESSAGE_MAX, |sent, received| {
             let sent = to.map(|to| Sent { to, first, messages: sent });
-            let received = wanted.map(|(from, expected)| Received { from, expected, messages: received });
-            self.shared.exchange(Order { channel, sent, received })
+            let received =
+                expected.map(|(from, preamble)| Received { from, expected: preamble, messages: received });
+            self.shared.exchange(Transfer { channel, sent, received })
         })?;
         self.exchanged(answer, incoming.as_mut())
     }

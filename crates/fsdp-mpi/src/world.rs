@@ -13,7 +13,7 @@ use fsdp_core::comm::CommError;
 
 use crate::engine::{Engine, Message, transport};
 use crate::error::MpiError;
-use crate::exchange::{Answer, Order};
+use crate::exchange::{Answer, Transfer};
 use crate::ffi::{Mpi, MpiLibrary};
 use crate::link::MpiLink;
 
@@ -36,11 +36,11 @@ impl Shared {
     }
 
     /// Passes the request to the MPI thread and waits for the answer.
-    pub(crate) fn exchange(&self, order: Order) -> Result<Answer, CommError> {
+    pub(crate) fn exchange(&self, transfer: Transfer) -> Result<Answer, CommError> {
         let (sender, answer) = mpsc::channel();
-        let ended = || transport(self.rank, &MpiError::Ended);
-        self.messages.send(Message::Exchange(order, sender)).map_err(|_| ended())?;
-        answer.recv().map_err(|_| ended())
+        let thread_ended = || transport(self.rank, &MpiError::Ended);
+        self.messages.send(Message::Exchange(transfer, sender)).map_err(|_| thread_ended())?;
+        answer.recv().map_err(|_| thread_ended())
     }
 }
 
@@ -57,7 +57,7 @@ impl Shared {
 /// all other exchanges, and the code that ends the process must not wait for the threads of its links.
 ///
 /// After a failure MPI is never finalized, because that would wait for ranks that may not come. Dropping the world does
-/// not finalize it either; see [`MpiWorld::finalise`].
+/// not finalize it either; see [`MpiWorld::finalize`].
 pub struct MpiWorld {
     shared: Arc<Shared>,
     size: usize,
@@ -74,9 +74,9 @@ impl MpiWorld {
     pub fn open(library: MpiLibrary, timeout: Duration, alarm: Arc<dyn Alarm>) -> Result<Self, MpiError> {
         let (messages, inbox) = mpsc::channel();
         let (sender, begun) = mpsc::channel();
-        let for_engine = alarm.clone();
-        let own = move || own(library, inbox, for_engine, timeout, &sender);
-        thread::Builder::new().name("mpi".to_owned()).spawn(own).map_err(MpiError::Thread)?;
+        let engine_alarm = alarm.clone();
+        let run = move || run_engine(library, inbox, engine_alarm, timeout, &sender);
+        thread::Builder::new().name("mpi".to_owned()).spawn(run).map_err(MpiError::Thread)?;
         let (rank, size) = begun.recv().map_err(|_| MpiError::Ended)??;
         let rank = Rank(rank as usize);
         let shared = Shared { messages, rank, alarm, channels: AtomicU64::default() };
@@ -108,7 +108,7 @@ impl MpiWorld {
     /// # Errors
     /// [`MpiError::Failed`] after the alarm; [`MpiError::Unfinished`] if messages have not been received within the
     /// time limit. In both cases the process ends without finalizing MPI. Other [`MpiError`]s come from MPI.
-    pub fn finalise(self) -> Result<(), MpiError> {
+    pub fn finalize(self) -> Result<(), MpiError> {
         let (sender, ended) = mpsc::channel();
         self.shared.messages.send(Message::Finalise(sender)).map_err(|_| MpiError::Ended)?;
         ended.recv().map_err(|_| MpiError::Ended)?
@@ -116,14 +116,14 @@ impl MpiWorld {
 }
 
 /// The main function of the thread that owns MPI.
-fn own(
+fn run_engine(
     library: MpiLibrary,
     inbox: Receiver<Message>,
     alarm: Arc<dyn Alarm>,
     timeout: Duration,
     begun: &Sender<Result<(c_int, c_int), MpiError>>,
 ) {
-    match Mpi::initialise(library) {
+    match Mpi::initialize(library) {
         Ok(mpi) => {
             // `MpiWorld::open` waits for this.
             drop(begun.send(Ok((mpi.rank(), mpi.size()))));

@@ -165,11 +165,11 @@ fn composed<M: Backend + ?Sized>(
     op: &Op,
     operands: Operands<'_, '_, M::Buffer>,
 ) -> Result<Outcome, Error> {
-    let Op::Activation(again @ Activation { pass: Pass::BackwardRecompute, .. }) = *op else {
+    let Op::Activation(activation @ Activation { pass: Pass::BackwardRecompute, .. }) = *op else {
         return Ok(Outcome::Unsupported);
     };
     let [backward, forward] =
-        [Pass::Backward, Pass::Forward].map(|pass| Op::Activation(Activation { pass, ..again }));
+        [Pass::Backward, Pass::Forward].map(|pass| Op::Activation(Activation { pass, ..activation }));
     let (inputs, ([], [mut dy], slopes)) = (operands.reads, operands.split());
     let mut slopes: Vec<_> = slopes.collect();
     let reads: Vec<_> = inputs.iter().copied().chain([dy.slice.as_slice()]).collect();

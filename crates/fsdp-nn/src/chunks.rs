@@ -42,8 +42,8 @@ impl HeadChunks {
         match self {
             HeadChunks::Small => rows.min(SMALL_ROWS_MIN.max(SMALL_LOGITS / vocab)),
             HeadChunks::Large => {
-                let most = (LARGE_LOGITS / vocab).max(LARGE_ROWS) / LARGE_ROWS * LARGE_ROWS;
-                let chunks = rows.div_ceil(most).max(1);
+                let max_rows = (LARGE_LOGITS / vocab).max(LARGE_ROWS) / LARGE_ROWS * LARGE_ROWS;
+                let chunks = rows.div_ceil(max_rows).max(1);
                 rows.min(rows.div_ceil(chunks).next_multiple_of(LARGE_ROWS))
             }
         }

@@ -80,24 +80,24 @@ mod tests {
     #[test]
     fn filled_ranges_match_complete_fill() {
         let init = Init::Normal { std: 0.5 };
-        let mut whole = [0.0; 50];
-        init.fill_f64(3, "a.weight", 0, &mut whole);
+        let mut all = [0.0; 50];
+        init.fill_f64(3, "a.weight", 0, &mut all);
         for (offset, len) in [(0, 50), (7, 13), (49, 1), (50, 0)] {
             let mut part = vec![0.0; len];
             init.fill_f64(3, "a.weight", offset, &mut part);
-            assert_eq!(part, whole[offset..offset + len]);
+            assert_eq!(part, all[offset..offset + len]);
         }
         let mut single = [0.0; 50];
         init.fill_f32(3, "a.weight", 0, &mut single);
-        assert_eq!(single, whole.map(|value| value as f32));
+        assert_eq!(single, all.map(|value| value as f32));
     }
 
     #[test]
     fn long_range_fill_matches_single_values() {
         let init = Init::Normal { std: 0.5 };
-        let mut whole = vec![0.0; 2 * PART_ELEMS + 5];
-        init.fill_f64(3, "a.weight", 7, &mut whole);
-        assert!(init.values(3, "a.weight", 7).zip(&whole).all(|(value, &got)| value == got));
+        let mut all = vec![0.0; 2 * PART_ELEMS + 5];
+        init.fill_f64(3, "a.weight", 7, &mut all);
+        assert!(init.values(3, "a.weight", 7).zip(&all).all(|(value, &got)| value == got));
     }
 
     #[test]

@@ -71,16 +71,16 @@ impl Listing {
 }
 
 /// A runner that records lists instead of running them.
-struct Noting {
+struct Recorder {
     counting: Counting,
-    noted: Option<Listing>,
+    recorded: Option<Listing>,
 }
 
-impl Runner for Noting {
+impl Runner for Recorder {
     type Handle = Arc<Lease>;
 
     fn begin(&mut self, list: &List, places: &[Decl]) {
-        self.noted = Some(Listing { places: places.to_vec(), list: list.clone() });
+        self.recorded = Some(Listing { places: places.to_vec(), list: list.clone() });
     }
 
     fn allocate(&mut self, decl: &Decl) -> Result<Arc<Lease>, Error> {
@@ -103,10 +103,10 @@ pub fn listings<A: Architecture + Clone>(
     calls: &[BlockCall],
 ) -> Result<Vec<Listing>, Error> {
     let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
-    let mut noting = Noting { counting: Counting(Arc::<Account>::default()), noted: None };
+    let mut recorder = Recorder { counting: Counting(Arc::<Account>::default()), recorded: None };
     let listing = |call: &BlockCall| {
-        blocks.call(*call, shape.of(*call), &mut noting)?;
-        Ok(noting.noted.take().expect("a call of a block walks a list"))
+        blocks.call(*call, shape.of(*call), &mut recorder)?;
+        Ok(recorder.recorded.take().expect("a call of a block walks a list"))
     };
     calls.iter().map(listing).collect()
 }

@@ -46,12 +46,12 @@ pub fn words(key: u64, start: u64, words: &mut [u32]) {
     let mut batch = [0; 4 * BATCH];
     let mut block = start / 4;
     let mut skip = lead;
-    let mut done = 0;
-    while done < words.len() {
+    let mut written = 0;
+    while written < words.len() {
         fill(key, block, &mut batch);
-        let count = (batch.len() - skip).min(words.len() - done);
-        words[done..done + count].copy_from_slice(&batch[skip..skip + count]);
-        done += count;
+        let count = (batch.len() - skip).min(words.len() - written);
+        words[written..written + count].copy_from_slice(&batch[skip..skip + count]);
+        written += count;
         block += BATCH as u64;
         skip = 0;
     }

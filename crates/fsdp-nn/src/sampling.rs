@@ -27,8 +27,11 @@ impl Sampling {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
         if let Some(&last) = self.top_k.and_then(|count| order.get(count.max(1) - 1)) {
-            let least = logits[last];
-            logits.iter_mut().filter(|logit| **logit < least).for_each(|logit| *logit = f64::NEG_INFINITY);
+            let threshold = logits[last];
+            logits
+                .iter_mut()
+                .filter(|logit| **logit < threshold)
+                .for_each(|logit| *logit = f64::NEG_INFINITY);
         }
         let probabilities = softmax(&logits);
         let Some(top_p) = self.top_p else { return probabilities };

@@ -39,13 +39,12 @@ pub fn around(cluster: &Cluster, forecast: &Forecast) -> [f64; 2] {
     let part = |is_unknown: bool| -> f64 {
         forecast.far.values().filter(|far| far.is_unknown || !is_unknown).map(|far| far.part).sum()
     };
-    let instead = |is: fn(&Instead) -> bool| forecast.unmeasured.values().any(is);
-    let is_unknown = part(true) > UNKNOWN_MAX || instead(|instead| matches!(instead, Instead::Price(_)));
-    let is_far =
-        is_unknown || part(false) > FAR_MAX || instead(|instead| matches!(instead, Instead::Ranks(_)));
-    let rests_on_constants = is_unknown || instead(|instead| *instead == Instead::Network);
-    let least = if is_far { OF_FAR } else { OF_MEASURED };
-    constants.map(|part| if rests_on_constants { least.max(part) } else { least })
+    let any_basis = |is_kind: fn(&Instead) -> bool| forecast.unmeasured.values().any(is_kind);
+    let is_unknown = part(true) > UNKNOWN_MAX || any_basis(|basis| matches!(basis, Instead::Price(_)));
+    let is_far = is_unknown || part(false) > FAR_MAX || any_basis(|basis| matches!(basis, Instead::Ranks(_)));
+    let rests_on_constants = is_unknown || any_basis(|basis| *basis == Instead::Network);
+    let min_error = if is_far { OF_FAR } else { OF_MEASURED };
+    constants.map(|error| if rests_on_constants { min_error.max(error) } else { min_error })
 }
 
 /// Number of ranks beyond which collectives of all ranks have been slower than predicted, by up to [`SLOWER`].

@@ -231,9 +231,9 @@ pub fn names() -> Vec<&'static str> {
 /// A hint with the name or alias nearest to `name`, if any is near; among equally near ones, one with the same first
 /// letter.
 fn near(name: &str) -> String {
-    let asked = name.to_lowercase();
-    let distance = |known: &&str| strsim::damerau_levenshtein(known, &asked);
-    let is_other = |known: &&str| known.chars().next() != asked.chars().next();
+    let lowercase = name.to_lowercase();
+    let distance = |known: &&str| strsim::damerau_levenshtein(known, &lowercase);
+    let is_other = |known: &&str| known.chars().next() != lowercase.chars().next();
     let all = names().into_iter().chain(ALIASES.iter().map(|(alias, _)| *alias));
     let near = all.min_by_key(|known| (distance(known), is_other(known)));
     let near = near.filter(|known| distance(known) <= known.len() / 2);
@@ -246,8 +246,11 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::Unknown`], which suggests the nearest name.
     pub fn known(name: &str) -> Result<Self, ClusterError> {
-        let asked = name.to_lowercase();
-        let full = ALIASES.iter().find(|(alias, _)| *alias == asked).map_or(asked.as_str(), |(_, full)| full);
+        let lowercase = name.to_lowercase();
+        let full = ALIASES
+            .iter()
+            .find(|(alias, _)| *alias == lowercase)
+            .map_or(lowercase.as_str(), |(_, full)| full);
         let text = KNOWN.iter().find(|(known, _)| *known == full).map(|(_, text)| text);
         let text = text.ok_or_else(|| ClusterError::Unknown { name: name.to_owned() })?;
         Self::parse(text, name)

@@ -98,9 +98,9 @@ impl Constants {
         let is_tpu = cluster.kind == Kind::Tpu;
         let attention = if is_tpu { "tpu" } else { generation };
         let is_used = |name: &str| match name.split_once('.') {
-            Some(("products", of)) => of == generation,
-            Some(("attention", of)) => of == attention || of == "backward",
-            Some(("elementwise", of)) => of == "fused",
+            Some(("products", variant)) => variant == generation,
+            Some(("attention", variant)) => variant == attention || variant == "backward",
+            Some(("elementwise", variant)) => variant == "fused",
             Some(_) => false,
             None if matches!(name, "fp8" | "copies" | "update") => false,
             None if matches!(name, "torus" | "slices" | "slice_jitter") => is_tpu,

@@ -82,10 +82,10 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
         _ => straggling(world.div_ceil(cluster.devices_per_node()), constants.get("jitter")),
     };
     // Measurements are of this engine, and include the time outside of operations.
-    let whole = match measured.filter(|_| software == Software::OURS) {
+    let total = match measured.filter(|_| software == Software::OURS) {
         Some(measured) => measured.whole(transport, world, timeline.end),
         None => timeline.end + constants.get("outside"),
     };
-    let seconds = whole * straggling;
+    let seconds = total * straggling;
     Ok(Forecast { seconds, work, timeline, computing, exposed, straggling, far, unmeasured })
 }

@@ -10,10 +10,10 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 /// The power with which the weight of a point falls with its distance.
-const FALL: f64 = 3.0;
+const DISTANCE_POWER: f64 = 3.0;
 
 /// Smallest distance that counts (a factor of e^0.05 in one size): nearer points all have the same weight.
-const SAME: f64 = 0.05;
+const MIN_DISTANCE: f64 = 0.05;
 
 const MICROSECONDS: f64 = 1e6;
 
@@ -89,16 +89,17 @@ pub struct Question<'a> {
 /// Estimates a duration from points; `None` if there is none of that name. Only the points with the nearest number of
 /// ranks count.
 pub fn estimate(points: &Points, question: Question<'_>) -> Option<Estimate> {
-    estimate_but(points, question, None)
+    estimate_without(points, question, None)
 }
 
 /// As [`estimate`], without one of the points.
-fn estimate_but(points: &Points, question: Question<'_>, without: Option<&Point>) -> Option<Estimate> {
-    let others = points.get(question.what)?.iter().filter(|point| without.is_none_or(|left| left != *point));
+fn estimate_without(points: &Points, question: Question<'_>, excluded: Option<&Point>) -> Option<Estimate> {
+    let others =
+        points.get(question.what)?.iter().filter(|point| excluded.is_none_or(|excluded| excluded != *point));
     let (mut weights, mut sum, mut closest) = (0.0, 0.0, f64::INFINITY);
     for point in nearest(others, question.ranks) {
         let distance = distance(&point.size, question.size);
-        let weight = distance.max(SAME).powf(-FALL);
+        let weight = distance.max(MIN_DISTANCE).powf(-DISTANCE_POWER);
         weights += weight;
         sum += weight * (point.seconds / point.work.max(1.0)).ln();
         closest = distance.min(closest);
@@ -112,8 +113,8 @@ pub(crate) fn nearest<'a>(
     points: impl Iterator<Item = &'a Point> + Clone,
     ranks: usize,
 ) -> impl Iterator<Item = &'a Point> {
-    let apart = |point: &&Point| (point.ranks as f64 / ranks as f64).ln().abs();
-    let nearest = points.clone().min_by(|one, other| apart(one).total_cmp(&apart(other)));
+    let rank_distance = |point: &&Point| (point.ranks as f64 / ranks as f64).ln().abs();
+    let nearest = points.clone().min_by(|one, other| rank_distance(one).total_cmp(&rank_distance(other)));
     let nearest = nearest.map(|point| point.ranks);
     points.filter(move |point| Some(point.ranks) == nearest)
 }
@@ -126,18 +127,18 @@ fn distance(one: &[f64], other: &[f64]) -> f64 {
 /// How far points are from the estimates of all others of their name: the mean relative difference, weighted by
 /// seconds. `None` if no name has several points.
 pub fn left_out(points: &Points) -> Option<f64> {
-    let (mut off, mut all) = (0.0, 0.0);
+    let (mut difference, mut total) = (0.0, 0.0);
     for (what, points_of) in points {
         for point in points_of {
             let Point { ranks, size, work, seconds } = point;
             let question = Question { what, ranks: *ranks, size, work: *work };
-            if let Some(said) = estimate_but(points, question, Some(point)) {
-                off += (said.seconds - seconds).abs();
-                all += seconds;
+            if let Some(estimate) = estimate_without(points, question, Some(point)) {
+                difference += (estimate.seconds - seconds).abs();
+                total += seconds;
             }
         }
     }
-    (all > 0.0).then(|| off / all)
+    (total > 0.0).then(|| difference / total)
 }
 
 impl Measured {
@@ -162,9 +163,9 @@ impl Measured {
         seconds * ratios.get(ratios.len() / 2).unwrap_or(&1.0)
     }
 
-    /// Creates the point of a whole step that took `seconds`, where the other points predict `said` seconds.
-    pub fn step(ranks: usize, said: f64, seconds: f64) -> Point {
-        let work = said * MICROSECONDS;
+    /// Creates the point of a whole step that took `seconds`, where the other points predict `predicted` seconds.
+    pub fn step(ranks: usize, predicted: f64, seconds: f64) -> Point {
+        let work = predicted * MICROSECONDS;
         Point { ranks, size: vec![work], work, seconds }
     }
 

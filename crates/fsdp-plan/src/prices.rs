@@ -90,10 +90,10 @@ impl<'a> Prices<'a> {
             Kind::Tpu => "attention.tpu".to_owned(),
             _ => format!("attention.{generation}"),
         };
-        let (own, master) = (cluster.peak(setting.dtype)?, setting.dtype.master());
-        let peak_of_master = cluster.peak(master).unwrap_or(own);
+        let (peak, master) = (cluster.peak(setting.dtype)?, setting.dtype.master());
+        let peak_of_master = cluster.peak(master).unwrap_or(peak);
         Ok(Self {
-            peak: own / sharing as f64,
+            peak: peak / sharing as f64,
             master: (peak_of_master / sharing as f64, master.size_bytes()),
             bandwidth: cluster.device.memory_bandwidth.value * MEMORY_REACHED / sharing as f64,
             products: constants.get(&format!("products.{generation}")),
@@ -117,7 +117,7 @@ impl<'a> Prices<'a> {
             let index = |kind| work.calls.kind(call.block(), kind);
             let seconds = match (CallKind::of(call), self.software.recomputed) {
                 (CallKind::Recompute, Some(part)) => {
-                    self.again(&kinds[index(CallKind::Forward)], &kinds[index(CallKind::Recompute)], part)
+                    self.recompute(&kinds[index(CallKind::Forward)], &kinds[index(CallKind::Recompute)], part)
                 }
                 (kind, _) => calls[index(kind)],
             };
@@ -132,8 +132,8 @@ impl<'a> Prices<'a> {
 
     /// The cost of an operation that calls no block.
     fn op(&self, plan: &Plan, op: &Op, work: &OpWork) -> Work {
-        if let Some(said) = self.operation(op, work) {
-            return Work { seconds: said.seconds, ..Work::default() };
+        if let Some(estimate) = self.estimate_operation(op, work) {
+            return Work { seconds: estimate.seconds, ..Work::default() };
         }
         let pass = |bytes: f64| Work { seconds: bytes / self.bandwidth, ..Work::default() };
         let (shards, world) = (plan.mesh.shards(), plan.mesh.world());
@@ -194,20 +194,22 @@ impl<'a> Prices<'a> {
     /// Seconds of a block call.
     pub fn call(&self, call: &CallWork) -> f64 {
         match self.measured() {
-            Some(measured) => call.listed.iter().map(|listed| self.listed(measured, listed).seconds).sum(),
-            None => self.estimated(call),
+            Some(measured) => {
+                call.listed.iter().map(|listed| self.estimate_listed(measured, listed).seconds).sum()
+            }
+            None => self.roofline(call),
         }
     }
 
     /// Seconds of a block call according to the roofline.
-    fn estimated(&self, call: &CallWork) -> f64 {
+    fn roofline(&self, call: &CallWork) -> f64 {
         let products: f64 = call.products.iter().map(|product| self.product(product)).sum();
         products + self.attention_of(call) + self.passes(call)
     }
 
     /// Seconds of recomputing parts of a forward: other software repeats the forward's operations, ours runs only those
     /// that backward needs.
-    fn again(&self, forward: &CallWork, ours: &CallWork, part: Recomputed) -> f64 {
+    fn recompute(&self, forward: &CallWork, ours: &CallWork, part: Recomputed) -> f64 {
         let products = if part.spares_last { &ours.products } else { &forward.products };
         let products: f64 = products.iter().map(|product| self.product(product)).sum();
         products * part.products

@@ -275,11 +275,11 @@ impl OpWork {
             let decls = decls.filter(|decl| !matches!(decl.role, Role::Scalars | Role::SpareScalars));
             decls.fold((0.0, 0.0), |(elements, bytes), decl| {
                 let len = decl.len_on(tables);
-                let own = (len * decl.dtype.size_bytes()) as f64;
+                let buffer_bytes = (len * decl.dtype.size_bytes()) as f64;
                 if decl.place == Place::Host {
-                    work.host_bytes += passes * own;
+                    work.host_bytes += passes * buffer_bytes;
                 }
-                (elements + len as f64, bytes + own)
+                (elements + len as f64, bytes + buffer_bytes)
             })
         };
         let (read, written) = (sizes(&op.reads, 1.0), sizes(&op.writes, 2.0));

@@ -35,7 +35,7 @@ pub struct Pace {
 }
 
 /// The lowest rate of computation, however many collectives run concurrently.
-const LEAST_RATE: f64 = 0.05;
+const MIN_RATE: f64 = 0.05;
 
 /// The time in which an operation ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -84,8 +84,8 @@ pub fn simulate(schedule: &Schedule, work: &[Work], pace: Pace) -> Timeline {
         lanes[queue as usize].ops.push(op);
     }
     let mut spans = vec![Span { start: f64::INFINITY, end: f64::INFINITY, behind: None }; work.len()];
-    let (mut now, mut left) = (0.0, work.len());
-    while left > 0 {
+    let (mut now, mut unfinished) = (0.0, work.len());
+    while unfinished > 0 {
         // Seconds until the next event.
         let mut step = f64::INFINITY;
         for lane in &mut lanes {
@@ -93,18 +93,18 @@ pub fn simulate(schedule: &Schedule, work: &[Work], pace: Pace) -> Timeline {
         }
         let rates = rates(&lanes, work);
         for (lane, rate) in lanes.iter().zip(rates) {
-            step = step.min(lane.running.map_or(f64::INFINITY, |(_, left)| left / rate));
+            step = step.min(lane.running.map_or(f64::INFINITY, |(_, remaining)| remaining / rate));
         }
         assert!(step.is_finite(), "operations wait for each other");
         now += step;
         for (lane, rate) in lanes.iter_mut().zip(rates) {
-            let Some((op, remains)) = &mut lane.running else { continue };
+            let Some((op, remaining)) = &mut lane.running else { continue };
             // Operations that would end within rounding error of this moment end now.
-            if *remains <= step * rate * (1.0 + 1e-12) + 1e-15 {
+            if *remaining <= step * rate * (1.0 + 1e-12) + 1e-15 {
                 spans[*op].end = now;
-                (lane.running, left) = (None, left - 1);
+                (lane.running, unfinished) = (None, unfinished - 1);
             } else {
-                *remains -= step * rate;
+                *remaining -= step * rate;
             }
         }
     }
@@ -144,14 +144,14 @@ fn begin(
 /// The rate of the running operation of each queue: the fraction of full speed at which it progresses.
 fn rates(lanes: &[Lane; QUEUES], work: &[Work]) -> [f64; QUEUES] {
     let running = |queue: usize| lanes[queue].running.map(|(op, _)| &work[op]);
-    let beside = (0..QUEUES).filter(|&queue| queue != Queue::Compute as usize).filter_map(running);
-    let drag: f64 = beside.map(|work| work.drag).sum();
+    let concurrent = (0..QUEUES).filter(|&queue| queue != Queue::Compute as usize).filter_map(running);
+    let drag: f64 = concurrent.map(|work| work.drag).sum();
     std::array::from_fn(|queue| {
-        let Some(own) = running(queue) else { return 1.0 };
-        let on_link = |other: &usize| running(*other).is_some_and(|other| other.link == own.link);
-        let sharing = if own.link.is_some() { (0..QUEUES).filter(on_link).count() } else { 1 };
-        let dragged = if queue == Queue::Compute as usize { (1.0 - drag).max(LEAST_RATE) } else { 1.0 };
-        dragged / sharing as f64
+        let Some(current) = running(queue) else { return 1.0 };
+        let on_link = |other: &usize| running(*other).is_some_and(|other| other.link == current.link);
+        let sharing = if current.link.is_some() { (0..QUEUES).filter(on_link).count() } else { 1 };
+        let speed = if queue == Queue::Compute as usize { (1.0 - drag).max(MIN_RATE) } else { 1.0 };
+        speed / sharing as f64
     })
 }
 
@@ -190,16 +190,16 @@ impl Timeline {
         let mut free = 0.0;
         for (span, op) in self.spans.iter().zip(&schedule.ops) {
             if op.kind.queue() == Queue::Compute {
-                self.blame(span.behind, free, &mut exposed);
+                self.attribute(span.behind, free, &mut exposed);
                 free = span.end;
             }
         }
-        self.blame(self.last().filter(|_| self.end > free), free, &mut exposed);
+        self.attribute(self.last().filter(|_| self.end > free), free, &mut exposed);
         exposed
     }
 
     /// Attributes the time since `free`: from the last operation back to the one that began before `free`.
-    fn blame(&self, last: Option<OpId>, free: f64, exposed: &mut BTreeMap<OpId, f64>) {
+    fn attribute(&self, last: Option<OpId>, free: f64, exposed: &mut BTreeMap<OpId, f64>) {
         let mut next = last;
         while let Some(op) = next {
             let span = self.spans[op.0];

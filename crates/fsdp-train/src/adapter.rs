@@ -98,8 +98,8 @@ fn targets(description: &Description, targets: &Targets) -> Result<Vec<usize>, T
             return Err(unknown(TARGET_MODULES, name, why, &all));
         }
     }
-    let is_meant = |module: &&str| names.iter().any(|name| is_called(module, name));
-    Ok((0..all.len()).filter(|&index| is_meant(&all[index])).collect())
+    let is_target = |module: &&str| names.iter().any(|name| is_called(module, name));
+    Ok((0..all.len()).filter(|&index| is_target(&all[index])).collect())
 }
 
 /// The parameters of modules that are trained whole. A tied parameter belongs to every module that has a name for it.
@@ -138,21 +138,21 @@ fn unknown(key: &'static str, name: &str, why: &str, modules: &[&str]) -> TrainE
     names.retain(|name| !name.is_empty() && !name.bytes().all(|byte| byte.is_ascii_digit()));
     names.sort_unstable();
     names.dedup();
-    let way_out = match nearest(last_part(name), &names).filter(|near| *near != last_part(name)) {
+    let hint = match nearest(last_part(name), &names).filter(|near| *near != last_part(name)) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("there are {}", names.join(", ")),
     };
-    TrainError::Misfit { key, reason: format!("`{name}` {why}; {way_out}") }
+    TrainError::Misfit { key, reason: format!("`{name}` {why}; {hint}") }
 }
 
 fn expect_rank(module: &str, layer: Linear, rank: usize) -> Result<(), TrainError> {
     let Linear { inputs, outputs, .. } = layer;
-    let most = inputs.min(outputs);
-    if rank <= most {
+    let max = inputs.min(outputs);
+    if rank <= max {
         return Ok(());
     }
     let reason = format!(
-        "{rank} is more than {most}, the maximum for `{module}` ({inputs} to {outputs}); choose a lower one"
+        "{rank} is more than {max}, the maximum for `{module}` ({inputs} to {outputs}); choose a lower one"
     );
     Err(TrainError::Misfit { key: "adapter.rank", reason })
 }

@@ -37,8 +37,8 @@ pub fn trace_step<M: TrainBackend, A: Architecture + Clone>(
     let program = ModelProgram::new(architecture.clone(), plan.spec.clone(), options);
     let rule = M::rule(&config.train, &plan.spec)?;
     let mut engine = Engine::new(Arc::clone(&memory), Arc::clone(plan), comms, program, rule)?;
-    engine.program_mut().set_batches(&memory, 0, vec![stand_in(config); plan.step.rounds])?;
-    let loss_scale = LossScaler::of(config).map(|scaler| scaler.now().scale);
+    engine.program_mut().set_batches(&memory, 0, vec![placeholder_batch(config); plan.step.rounds])?;
+    let loss_scale = LossScaler::of(config).map(|scaler| scaler.current().scale);
     engine.program_mut().set_loss_scale(loss_scale.unwrap_or(1.0));
     let (lr, grad_clip) = (config.train.optimizer.lr().unwrap_or(0.0), config.train.grad_clip);
     let input = StepInput { step: 1, lr, grad_clip, loss_scale, stop: false };
@@ -46,7 +46,7 @@ pub fn trace_step<M: TrainBackend, A: Architecture + Clone>(
 }
 
 /// A micro-batch of full samples: every target counts, and each packed sample is a single document.
-fn stand_in(config: &Resolved) -> Batch {
+fn placeholder_batch(config: &Resolved) -> Batch {
     let (samples, seq) = (config.train.micro_batch_size, config.data.seq_len);
     let positions = || (0..samples * seq).map(|row| (row % seq) as u32).collect();
     Batch {

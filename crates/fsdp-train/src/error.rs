@@ -408,7 +408,7 @@ pub enum TrainError {
     },
     /// A failure in another process, as that process reported it.
     #[error("{message}")]
-    Told {
+    Remote {
         /// The kind of the failure.
         kind: FailureKind,
         /// The error message.

@@ -15,7 +15,7 @@ use crate::metrics::{Scaling, StepMetrics, Waiting};
 use crate::rank::Evaluation;
 
 /// The fraction of a step that other ranks must wait for a rank before it counts as slow.
-const SLOW_PART: f64 = 0.1;
+const SLOW_FRACTION: f64 = 0.1;
 
 /// Number of consecutive steps in which a rank must be the slow one before it is reported; after that it is reported at
 /// each tenfold count.
@@ -127,7 +127,7 @@ impl SlowRank {
     /// Records how long ranks waited in a step of `step_ms`, and reports a slow rank.
     pub(crate) fn note(&mut self, waiting: &Waiting, step_ms: f64) {
         let lost_ms = waiting.wait_ms_max - waiting.wait_ms_min;
-        if let Some(steps) = self.count(waiting.slowest_rank, lost_ms > SLOW_PART * step_ms) {
+        if let Some(steps) = self.count(waiting.slowest_rank, lost_ms > SLOW_FRACTION * step_ms) {
             let (step, rank) = (waiting.wait_step, waiting.slowest_rank);
             warn!(
                 step,
@@ -143,8 +143,8 @@ impl SlowRank {
             (true, true) => self.steps += 1,
             (true, false) => *self = Self { rank, steps: 1 },
         }
-        let is_told = self.steps >= SLOW_STEPS && self.steps == 10_u64.pow(self.steps.ilog10());
-        is_told.then_some(self.steps)
+        let is_reported = self.steps >= SLOW_STEPS && self.steps == 10_u64.pow(self.steps.ilog10());
+        is_reported.then_some(self.steps)
     }
 }
 
@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn slow_rank_is_reported_after_10_100_and_1000_steps() {
         let mut slow = SlowRank::default();
-        let told: Vec<u64> = (1..=2000).filter(|_| slow.count(3, true).is_some()).collect();
-        assert_eq!(told, [10, 100, 1000]);
+        let reported: Vec<u64> = (1..=2000).filter(|_| slow.count(3, true).is_some()).collect();
+        assert_eq!(reported, [10, 100, 1000]);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub fn load(
     let spec = &architecture.description().spec;
     let weights = InitSource::Pretrained(Arc::new(ModelWeights::open(dir)?));
     weights.check(spec)?;
-    let mut whole = Whole::new(memory, spec, Category::ParameterShard, dtype)?;
+    let mut model = Whole::new(memory, spec, Category::ParameterShard, dtype)?;
     for (id, param) in spec.params.iter().enumerate() {
         let row_len = param.row_len().unwrap_or(1);
         let part = (PART_ELEMS / row_len).max(1) * row_len;
@@ -48,10 +48,10 @@ pub fn load(
             let piece = Piece { param: ParamId(id), offset: 0, len, param_offset: first, row_len };
             let mut values = vec![0.0; len];
             weights.fill(spec, &piece, &mut values)?;
-            whole.write_part(memory, ParamId(id), first, &values)?;
+            model.write_part(memory, ParamId(id), first, &values)?;
         }
     }
-    Ok(whole)
+    Ok(model)
 }
 
 /// Returns the tokens that end a text, from the first source that names any: `generation_config.json`, `config.json`,
@@ -69,7 +69,7 @@ pub fn ends(dir: &Path, tokenizer: Option<&Tokenizer>) -> Result<BTreeSet<u32>, 
         let fields: Value = serde_json::from_str(&text).unwrap_or_default();
         let found = match &fields["eos_token_id"] {
             Value::Array(ids) => ids.iter().filter_map(id).collect(),
-            one => id(one).into_iter().collect::<BTreeSet<u32>>(),
+            value => id(value).into_iter().collect::<BTreeSet<u32>>(),
         };
         if !found.is_empty() {
             return Ok(found);
@@ -93,8 +93,8 @@ pub struct GenerateOptions {
     pub ends: BTreeSet<u32>,
 }
 
-/// Continues a text and returns the new tokens, including one that ends the text. `tell` receives each token as soon as
-/// it is known.
+/// Continues a text and returns the new tokens, including one that ends the text. `on_token` receives each token as soon
+/// as it is known.
 ///
 /// # Errors
 /// Errors of the session.
@@ -104,17 +104,18 @@ pub struct GenerateOptions {
 pub fn generate_tokens<A: Architecture>(
     session: &mut Session<A>,
     prompt: &[u32],
-    how: &GenerateOptions,
-    mut tell: impl FnMut(u32),
+    options: &GenerateOptions,
+    mut on_token: impl FnMut(u32),
 ) -> Result<Vec<u32>, TrainError> {
     let mut tokens: Vec<u32> = Vec::new();
     let mut logits = session.extend(prompt)?;
-    while tokens.len() < how.max_new_tokens {
-        let place = tokens.len() as u64;
-        let token = how.sampling.map_or_else(|| likeliest(&logits), |sampling| sampling.draw(&logits, place));
+    while tokens.len() < options.max_new_tokens {
+        let position = tokens.len() as u64;
+        let token =
+            options.sampling.map_or_else(|| likeliest(&logits), |sampling| sampling.draw(&logits, position));
         tokens.push(token);
-        tell(token);
-        if how.ends.contains(&token) || tokens.len() == how.max_new_tokens {
+        on_token(token);
+        if options.ends.contains(&token) || tokens.len() == options.max_new_tokens {
             break;
         }
         logits = session.extend(&[token])?;

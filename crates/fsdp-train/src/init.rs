@@ -131,8 +131,8 @@ fn check_equal(reader: &ModelWeights, param: &ParamSpec, names: [&str; 2]) -> Re
         for (values, name) in values.iter_mut().zip(names) {
             reader.read_rows_f64(name, rows.clone(), values)?;
         }
-        let [one, other] = values.map(|values| values.into_iter().map(f64::to_bits));
-        if !one.eq(other) {
+        let [left, right] = values.map(|values| values.into_iter().map(f64::to_bits));
+        if !left.eq(right) {
             let [first, second] = names.map(str::to_owned);
             return Err(TrainError::TiedDiffer { path: reader.path().to_owned(), first, second });
         }

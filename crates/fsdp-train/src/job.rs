@@ -89,7 +89,7 @@ impl<A: Architecture + Clone> Job<A> {
     /// [`TrainError`]: data that cannot be read or does not fit the model, patterns or classes that match nothing,
     /// policies that do not fit the mesh.
     pub fn new(config: Resolved, architecture: A, init: InitSource) -> Result<Self, TrainError> {
-        Self::watched(config, architecture, init, &Watch::NOBODY)
+        Self::watched(config, architecture, init, &Watch::NONE)
     }
 
     /// Like [`Job::new`], reporting progress of reading the data to `watch`.
@@ -120,7 +120,7 @@ impl<A: Architecture + Clone> Job<A> {
     ) -> Result<Self, TrainError> {
         let spec = &architecture.description().spec;
         let plan = plan(&config, spec, data.has_evaluation());
-        Self::planned((config, architecture, init, data), plan, |plan| plan.spec.clone())
+        Self::with_plan((config, architecture, init, data), plan, |plan| plan.spec.clone())
     }
 
     /// Creates a job that only evaluates a model: its training data is not read, and it has neither gradients nor
@@ -145,12 +145,12 @@ impl<A: Architecture + Clone> Job<A> {
         let data = Arc::new(RunData::to_evaluate(&config, architecture.head().vocab, watch)?);
         let described = architecture.description().spec.clone();
         let plan = plan_to_evaluate(&config, &described);
-        Self::planned((config, architecture, init, data), plan, |_| described)
+        Self::with_plan((config, architecture, init, data), plan, |_| described)
     }
 
     /// Creates a job from its plan. `described` returns the parameters that `init` must provide; with adapters, its
     /// trained parameters are those in the adapter files.
-    fn planned(
+    fn with_plan(
         (config, architecture, init, data): (Resolved, A, InitSource, Arc<RunData>),
         plan: Result<Plan, TrainError>,
         described: impl FnOnce(&Plan) -> ModelSpec,
@@ -234,7 +234,7 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
     plan: &Plan,
     rank: Rank,
 ) -> Result<Usage, TrainError> {
-    measured::<M, A, _>(config, architecture, plan, rank, |input| ledger::predict(&plan.step, input))
+    with_ledger_input::<M, A, _>(config, architecture, plan, rank, |input| ledger::predict(&plan.step, input))
 }
 
 /// Predicts a lower bound of the memory that ranks of a plan hold at one time, with the ledger.
@@ -246,14 +246,14 @@ pub(crate) fn forecast<M: TrainBackend, A: Architecture + Clone>(
     architecture: &A,
     plan: &Plan,
 ) -> Result<Forecast, TrainError> {
-    let computing = match config.run.threads {
+    let compute_threads = match config.run.threads {
         0 => thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
     let segments = || plan.layout.units.iter().flat_map(|unit| &unit.segments);
-    measured::<M, A, _>(config, architecture, plan, Rank(0), |input| Forecast {
+    with_ledger_input::<M, A, _>(config, architecture, plan, Rank(0), |input| Forecast {
         usage: ledger::predict(&plan.step, input),
-        moving: ledger::moving(&plan.step, input, plan.mesh.world(), computing),
+        moving: ledger::moving(&plan.step, input, plan.mesh.world(), compute_threads),
         shard_elements: segments()
             .filter(|segment| segment.trainable || plan.policy.frozen_master)
             .map(Segment::shard_len)
@@ -261,13 +261,13 @@ pub(crate) fn forecast<M: TrainBackend, A: Architecture + Clone>(
     })
 }
 
-/// Measures the calls of a rank and passes them, as input of the ledger, to `say`.
-fn measured<M: TrainBackend, A: Architecture + Clone, T>(
+/// Measures the calls of a rank and passes them, as input of the ledger, to `compute`.
+fn with_ledger_input<M: TrainBackend, A: Architecture + Clone, T>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
     rank: Rank,
-    say: impl FnOnce(&LedgerInput<'_>) -> T,
+    compute: impl FnOnce(&LedgerInput<'_>) -> T,
 ) -> Result<T, TrainError> {
     let tables = rank_tables::<M>(config, plan, rank)?;
     let footprints = footprints(
@@ -281,7 +281,7 @@ fn measured<M: TrainBackend, A: Architecture + Clone, T>(
         calls: &footprints.calls,
         data_bytes: footprints.data_bytes * plan.step.rounds,
     };
-    Ok(say(&input))
+    Ok(compute(&input))
 }
 
 /// Describes the contents of a rank's shards under a plan.
@@ -355,7 +355,7 @@ impl Resolved {
     }
 
     /// Whether early stopping or the best checkpoints depend on evaluation losses.
-    pub(crate) fn watches(&self) -> bool {
+    pub(crate) fn watches_loss(&self) -> bool {
         self.train.early_stop.is_some() || self.checkpoint.keep_best > 0
     }
 
@@ -370,7 +370,7 @@ impl Resolved {
 /// # Errors
 /// [`TrainError`]: patterns or classes that match nothing, policies that do not fit the mesh.
 pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result<Plan, TrainError> {
-    let spec = trained(config, described)?;
+    let spec = with_frozen(config, described)?;
     // A run does not save the base of its adapters, so the compute copy suffices.
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
     // Ranks create the rule for their own backend; its declaration is the same for all backends.
@@ -381,7 +381,7 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
 }
 
 /// Returns the model with the parameters frozen that the configuration names.
-fn trained(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainError> {
+fn with_frozen(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainError> {
     let mut spec = described.clone();
     for id in rule::matching(&spec, "fsdp.frozen", &config.fsdp.frozen)? {
         spec.params[id.0].trainable = false;
@@ -401,7 +401,7 @@ fn trained(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainE
 /// # Errors
 /// As [`plan`].
 pub fn draft(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainError> {
-    let spec = trained(config, described)?;
+    let spec = with_frozen(config, described)?;
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
     let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());

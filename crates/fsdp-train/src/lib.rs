@@ -21,6 +21,7 @@
 
 pub mod adapter;
 mod ahead;
+mod atomic_file;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
@@ -47,7 +48,6 @@ mod shard_runs;
 pub mod train;
 pub mod verify;
 mod waiting;
-mod whole_file;
 mod wire_result;
 
 pub use ahead::trace_step;

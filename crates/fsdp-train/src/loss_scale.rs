@@ -28,7 +28,7 @@ pub struct LossScale {
 #[derive(Clone, Debug)]
 pub(crate) struct LossScaler {
     config: LossScaleConfig,
-    now: LossScale,
+    current: LossScale,
 }
 
 impl LossScaler {
@@ -39,31 +39,31 @@ impl LossScaler {
     }
 
     fn new(config: LossScaleConfig) -> Self {
-        let now = LossScale { scale: config.init, good_steps: 0, skipped: 0 };
-        Self { config, now }
+        let current = LossScale { scale: config.init, good_steps: 0, skipped: 0 };
+        Self { config, current }
     }
 
     /// Continues from the state in a checkpoint. A fixed scale is taken from the run file.
     pub(crate) fn resume(&mut self, saved: LossScale) {
         let scale = if self.config.dynamic { saved.scale } else { self.config.init };
-        self.now = LossScale { scale, ..saved };
+        self.current = LossScale { scale, ..saved };
     }
 
     /// The current state.
-    pub(crate) fn now(&self) -> LossScale {
-        self.now
+    pub(crate) fn current(&self) -> LossScale {
+        self.current
     }
 
     /// The number (from 1) of the update that step `step` (from 0) makes: the update rule does not count skipped steps.
-    pub(crate) fn update(&self, step: u64) -> u64 {
-        step + 1 - self.now.skipped
+    pub(crate) fn update_number(&self, step: u64) -> u64 {
+        step + 1 - self.current.skipped
     }
 
     /// Records whether a step was finite, and returns whether the run may continue. After a step that was not
     /// finite, it may not if the scale is fixed or falls below 1: a scale of 1 does not enlarge gradients, so something
     /// else made them overflow.
     pub(crate) fn note(&mut self, finite: bool) -> bool {
-        let LossScale { scale, good_steps, skipped } = &mut self.now;
+        let LossScale { scale, good_steps, skipped } = &mut self.current;
         if !finite {
             *skipped += 1;
             *good_steps = 0;
@@ -111,7 +111,7 @@ mod tests {
             for ((finite, scale), good_steps) in finite.into_iter().zip(scales).zip(good_steps) {
                 scaler.note(finite);
                 skipped += u64::from(!finite);
-                assert_eq!(scaler.now(), LossScale { scale, good_steps, skipped });
+                assert_eq!(scaler.current(), LossScale { scale, good_steps, skipped });
             }
         }
     }
@@ -123,7 +123,7 @@ mod tests {
             .into_iter()
             .zip(0..)
             .map(|(finite, step)| {
-                let update = scaler.update(step);
+                let update = scaler.update_number(step);
                 scaler.note(finite);
                 update
             })
@@ -142,8 +142,8 @@ mod tests {
         let config = LossScaleConfig { init: 8.0, growth_interval: 1, dynamic: false };
         let mut scaler = LossScaler::new(config);
         scaler.resume(LossScale { scale: 4.0, good_steps: 7, skipped: 2 });
-        assert_eq!(scaler.now(), LossScale { scale: 8.0, good_steps: 7, skipped: 2 });
+        assert_eq!(scaler.current(), LossScale { scale: 8.0, good_steps: 7, skipped: 2 });
         assert!(scaler.note(true) && !scaler.note(false));
-        assert_eq!(scaler.now().scale, 8.0);
+        assert_eq!(scaler.current().scale, 8.0);
     }
 }

@@ -69,7 +69,7 @@ impl LrSchedule {
             LrShape::WarmupStableDecay { decay_share, decay, .. } => {
                 let decaying = ((decay_share * self.total as f64).round() as u64).min(steps);
                 match step.checked_sub(steps - decaying) {
-                    Some(step) => min + (base - min) * decay.rest(ratio(step, decaying)),
+                    Some(step) => min + (base - min) * decay.remaining(ratio(step, decaying)),
                     None => base,
                 }
             }
@@ -79,18 +79,18 @@ impl LrSchedule {
 
 impl DecayCurve {
     /// Returns the remaining fraction after part of the decay, from 1 at 0 to 0 at 1.
-    fn rest(self, part: f64) -> f64 {
+    fn remaining(self, progress: f64) -> f64 {
         match self {
-            DecayCurve::Linear => 1.0 - part,
-            DecayCurve::Cosine => half_cosine(part),
-            DecayCurve::OneMinusSqrt => 1.0 - part.sqrt(),
+            DecayCurve::Linear => 1.0 - progress,
+            DecayCurve::Cosine => half_cosine(progress),
+            DecayCurve::OneMinusSqrt => 1.0 - progress.sqrt(),
         }
     }
 }
 
 /// Falls from 1 at 0 to 0 at 1.
-fn half_cosine(part: f64) -> f64 {
-    (1.0 + (PI * part).cos()) / 2.0
+fn half_cosine(progress: f64) -> f64 {
+    (1.0 + (PI * progress).cos()) / 2.0
 }
 
 fn ratio(step: u64, steps: u64) -> f64 {

@@ -106,7 +106,7 @@ fn parts(
     storage: Storage,
     forecast: &Forecast,
 ) -> Vec<Part> {
-    let (is_all, ranks) = (ranks == plan.mesh.world(), ranks as u64);
+    let (is_entire_world, ranks) = (ranks == plan.mesh.world(), ranks as u64);
     let (device, host) = (&forecast.usage.device, &forecast.usage.host);
     let kept = |category: Category| device.live(category) + host.live(category);
     let of_all = |name, per_rank: usize| {
@@ -124,16 +124,16 @@ fn parts(
             // Less is known about ranks that wait for others on other machines. If all are here, some are between two
             // waits and hold less than the schedule predicts for either: a difference of 0.2% of everything has been
             // observed.
-            let world = if is_all && ranks > 1 { world - world / BETWEEN_WAITS } else { rank };
+            let world = if is_entire_world && ranks > 1 { world - world / BETWEEN_WAITS } else { rank };
             let name = "gathered parameters, activations and gradients";
             parts.push(Part { name, per_rank_bytes: rank, bytes: world });
         }
         Storage::Separate => {
             let is_kept =
                 |category: &Category| !matches!(category, Category::Activation | Category::Workspace);
-            let own: Vec<Category> = Category::ALL.into_iter().filter(is_kept).collect();
-            let all: usize = own.iter().map(|&category| device.live(category)).sum();
-            parts.extend(own.into_iter().map(of_category));
+            let kept_categories: Vec<Category> = Category::ALL.into_iter().filter(is_kept).collect();
+            let all: usize = kept_categories.iter().map(|&category| device.live(category)).sum();
+            parts.extend(kept_categories.into_iter().map(of_category));
             let moving = (device.total_peak_bytes - all) as u64;
             parts.push(Part { name: "activations and workspace", per_rank_bytes: moving, bytes: moving });
         }

@@ -157,12 +157,12 @@ impl Waiting {
     pub(crate) fn of(step: u64, waited: &[Duration]) -> Self {
         let ms = |waited: &Duration| waited.as_secs_f64() * 1e3;
         let slowest = waited.iter().enumerate().min_by_key(|(_, waited)| **waited);
-        let (slowest_rank, least) = slowest.expect("a world has ranks");
+        let (slowest_rank, min_wait) = slowest.expect("a world has ranks");
         Self {
             wait_step: step,
             wait_ms: waited.iter().map(ms).sum::<f64>() / waited.len() as f64,
             wait_ms_max: waited.iter().max().map_or(0.0, ms),
-            wait_ms_min: ms(least),
+            wait_ms_min: ms(min_wait),
             slowest_rank,
         }
     }

@@ -28,7 +28,7 @@ use crate::rule::TrainBackend;
 const CLIP_EPSILON: f64 = 1e-6;
 
 /// One unsharded parameter.
-struct Whole<B> {
+struct OracleParam<B> {
     id: ParamId,
     piece: Piece,
     master: B,
@@ -44,7 +44,7 @@ pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
     memory: Arc<M>,
     program: ModelProgram<M, A>,
     rule: Box<dyn UpdateRule<M>>,
-    params: Vec<Whole<M::Buffer>>,
+    params: Vec<OracleParam<M::Buffer>>,
     /// The exact sums of losses and of squares, as words.
     sums: [M::Buffer; 2],
     factors: M::Buffer,
@@ -72,7 +72,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let rule = M::rule(&job.config.train, &plan.spec)?;
         let mut params = Vec::new();
         for id in (0..plan.spec.params.len()).map(ParamId) {
-            params.push(whole(job, &*memory, &*rule, id)?);
+            params.push(load_param(job, &*memory, &*rule, id)?);
         }
         let words = |len| memory.allocate(Category::CommStaging, DType::I64, len);
         let sums = [words(plan.spec.tallies.scalar_words())?, words(ExactSum::WORDS)?];
@@ -92,7 +92,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let batches = (0..count).map(|index| self.job.data.train_batch(step, index)).collect();
         let memory = Arc::clone(&self.memory);
         self.program.set_batches(&*memory, step, batches)?;
-        let loss_scale = self.scaler.as_ref().map(|scaler| scaler.now().scale);
+        let loss_scale = self.scaler.as_ref().map(|scaler| scaler.current().scale);
         self.program.set_loss_scale(loss_scale.unwrap_or(1.0));
         let total = self.sum_of_leaves(count)?;
         let found = self.losses()?;
@@ -103,7 +103,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let finite = self.scaler.is_none() || found.loss.is_finite() && grad_norm.is_finite();
         let report = StepReport { grad_norm, finite, ..found };
         let input = StepInput {
-            step: self.scaler.as_ref().map_or(step + 1, |scaler| scaler.update(step)),
+            step: self.scaler.as_ref().map_or(step + 1, |scaler| scaler.update_number(step)),
             lr: self.job.schedule.lr(step),
             grad_clip: self.job.config.train.grad_clip,
             loss_scale,
@@ -118,7 +118,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
 
     /// The loss scale of the next step; 1 if the run has none.
     pub(crate) fn loss_scale(&self) -> f64 {
-        self.scaler.as_ref().map_or(1.0, |scaler| scaler.now().scale)
+        self.scaler.as_ref().map_or(1.0, |scaler| scaler.current().scale)
     }
 
     /// The losses of the step, the number of counted targets, and the other tallies of the model.
@@ -141,10 +141,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             let (gradient, sum) = (Slice::whole(gradient), SliceMut::whole(sum));
             self.memory.square_sum(Queue::Compute, gradient, param.piece.row_len, sum)?;
         }
-        exact(&*self.memory, sum)
+        exact_sum(&*self.memory, sum)
     }
 
-    fn trained(&self) -> impl Iterator<Item = &Whole<M::Buffer>> {
+    fn trained(&self) -> impl Iterator<Item = &OracleParam<M::Buffer>> {
         self.params.iter().filter(|param| param.gradient.is_some())
     }
 
@@ -307,7 +307,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
     }
 }
 
-impl<B: Buffer> Whole<B> {
+impl<B: Buffer> OracleParam<B> {
     fn shard<'a>(&'a mut self, not_finite: &'a mut B) -> Option<SegmentShard<'a, B>> {
         let gradient = self.gradient.as_ref()?;
         Some(SegmentShard {
@@ -323,12 +323,12 @@ impl<B: Buffer> Whole<B> {
     }
 }
 
-fn whole<M: TrainBackend, A>(
+fn load_param<M: TrainBackend, A>(
     job: &Job<A>,
     memory: &M,
     rule: &dyn UpdateRule<M>,
     id: ParamId,
-) -> Result<Whole<M::Buffer>, TrainError> {
+) -> Result<OracleParam<M::Buffer>, TrainError> {
     let (spec, policy) = (&job.plan.spec, &job.plan.policy);
     let param = spec.param(id);
     let len = param.len();
@@ -353,7 +353,7 @@ fn whole<M: TrainBackend, A>(
         }
         gradient = Some(zeroed(memory, Category::ShardedGradient, policy.reduce_dtype, len)?);
     }
-    Ok(Whole { id, piece, master, low, state, gradient })
+    Ok(OracleParam { id, piece, master, low, state, gradient })
 }
 
 fn zeroed<M: TrainBackend>(
@@ -368,7 +368,7 @@ fn zeroed<M: TrainBackend>(
 }
 
 /// Reads the value of an exact sum.
-fn exact<M: Memory>(memory: &M, words: &M::Buffer) -> Result<f64, TrainError> {
+fn exact_sum<M: Memory>(memory: &M, words: &M::Buffer) -> Result<f64, TrainError> {
     let mut values = [0; ExactSum::WORDS];
     memory.read(Queue::Compute, Slice::whole(words), HostSliceMut::I64(&mut values))?;
     Ok(ExactSum::from_words(&values).value())

@@ -145,7 +145,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
 
     /// The loss scale after the steps whose reports were read; `None` if the run has none.
     pub fn loss_scale(&self) -> Option<LossScale> {
-        self.scaler.as_ref().map(LossScaler::now)
+        self.scaler.as_ref().map(LossScaler::current)
     }
 
     /// The communication of this rank so far.
@@ -202,10 +202,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             })
             .collect();
         self.set_batches(step, batches)?;
-        let loss_scale = self.loss_scale().map(|now| now.scale);
+        let loss_scale = self.loss_scale().map(|current| current.scale);
         self.engine.program_mut().set_loss_scale(loss_scale.unwrap_or(1.0));
         let input = StepInput {
-            step: self.scaler.as_ref().map_or(step + 1, |scaler| scaler.update(step)),
+            step: self.scaler.as_ref().map_or(step + 1, |scaler| scaler.update_number(step)),
             lr: self.job.schedule.lr(step),
             grad_clip: self.job.config.train.grad_clip,
             loss_scale,
@@ -235,10 +235,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         if !state_finite {
             // Counted from 1, this is the previous step, which wrote the value: a value from an earlier step would have
             // failed an earlier report.
-            return self.fail_of_state(step);
+            return self.fail_non_finite(step);
         }
-        let goes_on = self.scaler.as_mut().is_some_and(|scaler| scaler.note(finite));
-        if finite || goes_on {
+        let may_continue = self.scaler.as_mut().is_some_and(|scaler| scaler.note(finite));
+        if finite || may_continue {
             return Ok(Some((step, report)));
         }
         let step = step + 1;
@@ -257,12 +257,12 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// # Errors
     /// [`TrainError::StateNotFinite`] on a rank that has such a value; an error of communication on all others.
     pub fn check_state(&mut self, step: u64) -> Result<(), TrainError> {
-        if self.engine.state_is_finite()? { Ok(()) } else { self.fail_of_state(step) }
+        if self.engine.state_is_finite()? { Ok(()) } else { self.fail_non_finite(step) }
     }
 
     /// Fails with the first non-finite value of this rank. A rank that has none waits for one that fails, so that the
     /// error that ends the run names the location.
-    fn fail_of_state<T>(&mut self, step: u64) -> Result<T, TrainError> {
+    fn fail_non_finite<T>(&mut self, step: u64) -> Result<T, TrainError> {
         if let Some(found) = first_not_finite(&self.engine, step)? {
             return Err(found);
         }
@@ -304,7 +304,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             self.set_batches(0, data)?;
             let report = self.engine.evaluate(stop.load(Ordering::Relaxed), order, observer)?;
             if !report.state_finite {
-                return self.fail_of_state(step);
+                return self.fail_non_finite(step);
             }
             sum.add(report.loss * report.targets as f64);
             targets += report.targets;
@@ -320,12 +320,12 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         }
     }
 
-    /// Returns whether `yes` is true on any rank; every rank calls it.
+    /// Returns whether `value` is true on any rank; every rank calls it.
     ///
     /// # Errors
     /// Errors of communication.
-    pub(crate) fn any(&mut self, yes: bool) -> Result<bool, TrainError> {
-        Ok(self.engine.any(yes)?)
+    pub(crate) fn any(&mut self, value: bool) -> Result<bool, TrainError> {
+        Ok(self.engine.any(value)?)
     }
 
     /// Waits until every rank has called it.

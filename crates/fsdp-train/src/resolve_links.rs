@@ -7,17 +7,17 @@ use std::path::{Component, Path, PathBuf};
 /// returns `path` unchanged.
 pub(crate) fn resolve_links(path: &Path) -> PathBuf {
     for existing in path.ancestors() {
-        let or_here = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
-        let Ok(mut found) = fs::canonicalize(or_here) else { continue };
+        let existing_dir = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
+        let Ok(mut resolved) = fs::canonicalize(existing_dir) else { continue };
         let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
         for component in rest.components() {
             match component {
-                Component::ParentDir => drop(found.pop()),
-                Component::Normal(name) => found.push(name),
+                Component::ParentDir => drop(resolved.pop()),
+                Component::Normal(name) => resolved.push(name),
                 _ => {}
             }
         }
-        return found;
+        return resolved;
     }
     path.to_owned()
 }

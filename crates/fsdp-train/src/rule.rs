@@ -80,30 +80,30 @@ fn muon(config: &MuonConfig, groups: Groups) -> MuonOptions {
 
 /// The parameters that Muon orthogonalizes: hidden matrices that no pattern assigns to AdamW.
 fn matrices(config: &MuonConfig, spec: &ModelSpec) -> Result<BTreeSet<ParamId>, TrainError> {
-    let spared = matching(spec, "train.optimizer.adamw_params", &config.adamw_params)?;
-    Ok(&Muon::hidden_matrices(spec) - &spared)
+    let excluded = matching(spec, "train.optimizer.adamw_params", &config.adamw_params)?;
+    Ok(&Muon::hidden_matrices(spec) - &excluded)
 }
 
 /// Parameters updated by one rule, with its default settings.
-struct Ruled {
+struct RuleParams {
     rule: Option<&'static str>,
     params: BTreeSet<ParamId>,
     settings: GroupSettings,
 }
 
 /// Divides all parameters of a model among the rules that update them.
-fn ruled(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<Ruled>, TrainError> {
+fn rule_params(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<RuleParams>, TrainError> {
     let all: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
     let settings = GroupSettings { lr_scale: 1.0, weight_decay: config.weight_decay() };
     let OptimizerConfig::Muon(c) = config else {
-        return Ok(vec![Ruled { rule: None, params: all, settings }]);
+        return Ok(vec![RuleParams { rule: None, params: all, settings }]);
     };
     let matrices = matrices(c, spec)?;
-    let beside = GroupSettings { lr_scale: c.adamw_lr / c.lr, weight_decay: c.adamw_weight_decay };
+    let adamw_settings = GroupSettings { lr_scale: c.adamw_lr / c.lr, weight_decay: c.adamw_weight_decay };
     let others = &all - &matrices;
     Ok(vec![
-        Ruled { rule: Some("muon"), params: matrices, settings },
-        Ruled { rule: Some("adamw"), params: others, settings: beside },
+        RuleParams { rule: Some("muon"), params: matrices, settings },
+        RuleParams { rule: Some("adamw"), params: others, settings: adamw_settings },
     ])
 }
 
@@ -126,31 +126,31 @@ pub struct ParamGroup {
 /// # Errors
 /// [`TrainError::Misfit`] for a pattern that matches nothing.
 pub fn param_groups(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<ParamGroup>, TrainError> {
-    let ruled = ruled(config, spec)?;
-    let mut left: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
+    let rules = rule_params(config, spec)?;
+    let mut remaining: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
     let mut groups = Vec::new();
     let mut add =
-        |patterns: &[String], params: &BTreeSet<ParamId>, own: &dyn Fn(GroupSettings) -> GroupSettings| {
-            groups.extend(ruled.iter().map(|ruled| ParamGroup {
+        |patterns: &[String], params: &BTreeSet<ParamId>, adjust: &dyn Fn(GroupSettings) -> GroupSettings| {
+            groups.extend(rules.iter().map(|rule| ParamGroup {
                 patterns: patterns.to_vec(),
-                rule: ruled.rule,
-                settings: own(ruled.settings),
-                params: ruled.params.intersection(params).copied().collect(),
+                rule: rule.rule,
+                settings: adjust(rule.settings),
+                params: rule.params.intersection(params).copied().collect(),
             }));
         };
     for group in config.groups() {
         let matched = matching(spec, "train.optimizer.group", &group.patterns)?;
-        add(&group.patterns, &(&left & &matched), &|base| GroupSettings {
+        add(&group.patterns, &(&remaining & &matched), &|base| GroupSettings {
             // An explicit learning rate replaces that of the rule.
             lr_scale: group.scale(config.lr()) * if group.lr.is_some() { 1.0 } else { base.lr_scale },
             weight_decay: group.weight_decay.unwrap_or(base.weight_decay),
         });
-        left = &left - &matched;
+        remaining = &remaining - &matched;
     }
     let matched = matching(spec, "train.optimizer.no_decay", config.no_decay())?;
-    let spared = |base| GroupSettings { weight_decay: 0.0, ..base };
-    add(config.no_decay(), &(&left & &matched), &spared);
-    add(&[], &(&left - &matched), &|base| base);
+    let undecayed = |base| GroupSettings { weight_decay: 0.0, ..base };
+    add(config.no_decay(), &(&remaining & &matched), &undecayed);
+    add(&[], &(&remaining - &matched), &|base| base);
     Ok(groups)
 }
 

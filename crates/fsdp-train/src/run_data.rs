@@ -13,7 +13,7 @@ use crate::data::{
 use crate::error::TrainError;
 
 /// Number of samples to search for one with tokens that do not count in the loss.
-const SAMPLES_LOOKED_AT: usize = 1 << 12;
+const PREVIEW_SEARCH_MAX: usize = 1 << 12;
 
 /// Training and evaluation data with their samplers.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl RunData {
             return Ok(None);
         }
         let batches = (0..).flat_map(|step| (0..train.micro_batches()).map(move |index| (step, index)));
-        let mut samples = batches.flat_map(|(step, index)| train.batch(step, index)).take(SAMPLES_LOOKED_AT);
+        let mut samples = batches.flat_map(|(step, index)| train.batch(step, index)).take(PREVIEW_SEARCH_MAX);
         let is_shown = |sample: &Sample<'_>| {
             sample
                 .index

@@ -148,10 +148,10 @@ where
         None => (MODEL, MODEL_FILE),
         Some(_) => (ADAPTER, ADAPTER_FILE),
     };
-    let exported = out_dir.join(folder);
-    let plan = plan_export(&exported.join(file), job, options.config_json.as_deref())?;
+    let export_dir = out_dir.join(folder);
+    let plan = plan_export(&export_dir.join(file), job, options.config_json.as_deref())?;
     let create = || -> Result<Export, TrainError> {
-        std::fs::create_dir_all(&exported).map_err(TrainError::io("create", &exported))?;
+        std::fs::create_dir_all(&export_dir).map_err(TrainError::io("create", &export_dir))?;
         Ok(plan.create()?)
     };
     let export = start.lock().filter(|_| !is_url(out_dir)).map(|_| create()).transpose()?;
@@ -174,14 +174,14 @@ where
         let ended = conclude(&run, &saves, (done, &best), cleared);
         let ended =
             ended.and_then(|()| Ok(start.lock().map_or(Ok(()), |lock| lock.remove_other_attempts())?));
-        let told = assembly.announce(OUTCOME, wire_result::encode(ended.as_ref()));
+        let announced = assembly.announce(OUTCOME, wire_result::encode(ended.as_ref()));
         ended?;
-        told.map_err(fsdp_core::Error::from)?;
+        announced.map_err(fsdp_core::Error::from)?;
     } else {
         let limit = Duration::from_secs_f64(job.config.run.timeout_s);
         wire_result::decode::<()>(&assembly.hear(OUTCOME, limit).map_err(assembly_error)?)?;
     }
-    let model = if merges(&job.config) { out_dir.join(MODEL) } else { exported.clone() };
+    let model = if merges(&job.config) { out_dir.join(MODEL) } else { export_dir.clone() };
     Ok(summary(job, &start, run.into_log(), ranks, begin.elapsed(), model))
 }
 
@@ -194,7 +194,7 @@ fn conclude<A: Architecture + Clone>(
     cleared: Result<(), fsdp_ckpt::Error>,
 ) -> Result<(), TrainError> {
     run.log().publish_metrics();
-    if let Some(source) = run.trouble() {
+    if let Some(source) = run.collect_trouble() {
         let ending = Ending::of(&run.log(), Path::new(&run.job.config.run.out_dir), done);
         return Err(TrainError::Ended { source: Box::new(source), ending });
     }

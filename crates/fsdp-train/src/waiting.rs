@@ -39,7 +39,7 @@ impl<'a> WaitTimer<'a> {
         self.waited
     }
 
-    fn has_waited(&mut self) {
+    fn add_waited(&mut self) {
         self.waited += self.mark.elapsed();
     }
 }
@@ -61,7 +61,7 @@ impl Observer for WaitTimer<'_> {
 
     fn issued(&mut self, op: OpId, kind: &OpKind) {
         if waits_inside(kind) {
-            self.has_waited();
+            self.add_waited();
         }
         self.inner.issued(op, kind);
         self.mark = Instant::now();
@@ -69,7 +69,7 @@ impl Observer for WaitTimer<'_> {
 
     fn end(&mut self, op: OpId, kind: &OpKind) {
         if kind.is_collective() {
-            self.has_waited();
+            self.add_waited();
         }
         self.inner.end(op, kind);
         if kind.is_collective() {
@@ -82,15 +82,15 @@ impl Observer for WaitTimer<'_> {
 ///
 /// # Errors
 /// Errors of communication.
-pub(crate) fn tell(
+pub(crate) fn report(
     assembly: &dyn Assembly,
     step: u64,
     rank: Rank,
     waited: Duration,
 ) -> Result<(), TrainError> {
     let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
-    let given = assembly.give(&topic(step), rank, nanos.to_le_bytes().to_vec());
-    Ok(given.map_err(Error::from)?)
+    let sent = assembly.give(&topic(step), rank, nanos.to_le_bytes().to_vec());
+    Ok(sent.map_err(Error::from)?)
 }
 
 /// The waiting times that the first rank has received.
@@ -110,9 +110,9 @@ impl WaitReports {
     pub(crate) fn newest_before(&mut self, step: u64, assembly: &dyn Assembly) -> Option<Waiting> {
         let mut newest = None;
         while self.next < step && assembly.given(&topic(self.next)) == assembly.world() {
-            let told = assembly.collect(&topic(self.next), assembly.world(), Duration::ZERO).ok()?;
-            let nanos = |told: Vec<u8>| u64::from_le_bytes(told.try_into().expect("a number was given"));
-            let waited: Vec<Duration> = told.into_iter().map(nanos).map(Duration::from_nanos).collect();
+            let reports = assembly.collect(&topic(self.next), assembly.world(), Duration::ZERO).ok()?;
+            let nanos = |report: Vec<u8>| u64::from_le_bytes(report.try_into().expect("a number was given"));
+            let waited: Vec<Duration> = reports.into_iter().map(nanos).map(Duration::from_nanos).collect();
             self.next += 1;
             newest = Some(Waiting::of(self.next, &waited));
         }
@@ -137,8 +137,8 @@ mod tests {
     fn only_time_blocked_in_collectives_counts_as_waiting() {
         let pause = || std::thread::sleep(Duration::from_millis(3));
         let gather = OpKind::ReduceScatter { unit: UnitId(0), reduce: ReduceOp::Sum };
-        let mut nobody = ();
-        let mut timer = WaitTimer::new(&mut nobody);
+        let mut inner = ();
+        let mut timer = WaitTimer::new(&mut inner);
         pause();
         timer.begin(OpId(0), &OpKind::BeginStep);
         pause();
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn step_is_reported_once_and_only_after_all_ranks() {
         let assembly = InMemoryAssembly::new(2);
-        let give = |step, rank, ms| tell(&assembly, step, Rank(rank), Duration::from_millis(ms)).unwrap();
+        let give = |step, rank, ms| report(&assembly, step, Rank(rank), Duration::from_millis(ms)).unwrap();
         let mut reports = WaitReports::new(5);
         give(5, 1, 4);
         assert_eq!(reports.newest_before(6, &assembly), None);

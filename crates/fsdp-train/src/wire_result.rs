@@ -9,7 +9,7 @@ use crate::error::TrainError;
 
 /// An error, as it is sent.
 #[derive(Serialize, Deserialize)]
-struct Words {
+struct WireError {
     #[serde(with = "SerdeKind")]
     kind: FailureKind,
     message: String,
@@ -17,17 +17,17 @@ struct Words {
 
 /// Encodes a result.
 pub(crate) fn encode<T: Serialize>(result: Result<&T, &TrainError>) -> Vec<u8> {
-    let words = |error: &TrainError| Words { kind: error.kind(), message: error.to_string() };
-    serde_json::to_vec(&result.map_err(words)).expect("what ranks tell each other has a JSON form")
+    let to_wire = |error: &TrainError| WireError { kind: error.kind(), message: error.to_string() };
+    serde_json::to_vec(&result.map_err(to_wire)).expect("what ranks tell each other has a JSON form")
 }
 
-/// Decodes a result of [`encode`]; an error becomes [`TrainError::Told`].
+/// Decodes a result of [`encode`]; an error becomes [`TrainError::Remote`].
 ///
 /// # Panics
 /// If the bytes are not from [`encode`] of the same program, which ranks verify before they begin.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, TrainError> {
-    let result: Result<T, Words> = serde_json::from_slice(bytes).expect("all ranks run the same program");
-    result.map_err(|Words { kind, message }| TrainError::Told { kind, message })
+    let result: Result<T, WireError> = serde_json::from_slice(bytes).expect("all ranks run the same program");
+    result.map_err(|WireError { kind, message }| TrainError::Remote { kind, message })
 }
 
 #[cfg(test)]
@@ -38,9 +38,9 @@ mod tests {
     fn error_message_and_kind_round_trip() {
         let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
         for error in [TrainError::SaveAbandoned, TrainError::Stopped, TrainError::io("write", "a")(io)] {
-            let told = decode::<()>(&encode::<()>(Err(&error))).unwrap_err();
-            assert_eq!(told.to_string(), error.to_string());
-            assert_eq!(told.kind(), error.kind());
+            let decoded = decode::<()>(&encode::<()>(Err(&error))).unwrap_err();
+            assert_eq!(decoded.to_string(), error.to_string());
+            assert_eq!(decoded.kind(), error.kind());
         }
         assert_eq!(decode::<u64>(&encode(Ok(&7u64))).unwrap(), 7);
     }

@@ -105,13 +105,13 @@ impl Launcher for Tracer {
         let sink = TraceSink { replicas: ranks, scan_layers, in_parallel, program: Mutex::default() };
         let sink = Arc::new(sink);
         *self.sink() = Some(Arc::clone(&sink));
-        let place = |_| Executor::TraceSink(Arc::clone(&sink));
-        launch_with(&self.threads, ranks, (reduction, &place), body)
+        let make_executor = |_| Executor::TraceSink(Arc::clone(&sink));
+        launch_with(&self.threads, ranks, (reduction, &make_executor), body)
     }
 }
 
 /// Names of small topologies. Plugins cannot list theirs, so these are tried if a plugin does not know a name.
-const NAMES: [&str; 8] =
+const KNOWN_TOPOLOGIES: [&str; 8] =
     ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1", "h100:1x1x8"];
 
 /// The devices to compile programs for.
@@ -147,16 +147,17 @@ impl Target {
                 return Ok(Self { topology: Topology::of_client(client)? });
             }
         }
-        let (has_own, knows) = (!options.is_empty(), |name: &str| {
-            Topology::named(Arc::clone(&opened), name, usual(name)).is_ok()
+        let (has_options, knows) = (!options.is_empty(), |name: &str| {
+            Topology::named(Arc::clone(&opened), name, default_options(name)).is_ok()
         });
-        let options = if has_own { options } else { usual(name) };
+        let options = if has_options { options } else { default_options(name) };
         let topology = Topology::named(Arc::clone(&opened), name, options).map_err(|error| match error {
-            XlaError::Call { message, .. } if has_own && knows(name) => {
+            XlaError::Call { message, .. } if has_options && knows(name) => {
                 XlaError::TopologyOptions { path: plugin.into(), name: name.to_owned(), message }
             }
             XlaError::Call { message, .. } => {
-                let known = NAMES.into_iter().filter(|other| *other != name && knows(other)).collect();
+                let known =
+                    KNOWN_TOPOLOGIES.into_iter().filter(|other| *other != name && knows(other)).collect();
                 XlaError::Topology { path: plugin.into(), name: name.to_owned(), known, message }
             }
             other => other,
@@ -216,7 +217,7 @@ impl Target {
 }
 
 /// The default options of a topology.
-fn usual(name: &str) -> Vec<(String, Setting)> {
+fn default_options(name: &str) -> Vec<(String, Setting)> {
     if name.starts_with("v4:") {
         // The two cores of a chip as one device.
         return vec![("chip_config_name".to_owned(), Setting::Text("megacore".to_owned()))];

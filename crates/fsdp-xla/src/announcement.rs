@@ -9,7 +9,7 @@ use prost::Message;
 
 use crate::error::XlaError;
 use crate::ffi::Client;
-use crate::flags::{VARIABLES, given};
+use crate::flags::{VARIABLES, environment_flags};
 
 /// The announcement of one process.
 #[derive(Clone, PartialEq, Message)]
@@ -33,52 +33,54 @@ impl Announcement {
     pub(crate) fn of(client: &Client) -> Result<Self, XlaError> {
         let ([platform, version], (major, minor)) = (client.platform()?, client.api_version());
         let plugin = format!("{platform} ({}), PJRT {major}.{minor}", version.replace('\n', " "));
-        let flags = given().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+        let flags = environment_flags().iter().map(|value| value.to_string_lossy().into_owned()).collect();
         Ok(Self { plugin, flags, ids: client.ids()? })
     }
 }
 
 /// Exchanges announcements and returns those of all processes, in process order. This process is number `process` and
-/// announces `own`. All processes hold the same number of ranks.
+/// announces `announcement`. All processes hold the same number of ranks.
 ///
 /// # Errors
 /// A process has announced nothing within the limit, or the world has failed.
 pub(crate) fn exchange(
     assembly: &dyn Assembly,
     process: usize,
-    own: &Announcement,
+    announcement: &Announcement,
     limit: Duration,
 ) -> Result<Vec<Announcement>, AssemblyError> {
-    let (each, topic) = (assembly.local().len(), |process: usize| format!("process {process}"));
-    assembly.announce(&topic(process), own.encode_to_vec())?;
-    let hear = |process: usize| {
-        let first = Rank(process * each);
-        let said = assembly.hear(&topic(process), limit).map_err(|error| match error {
+    let (ranks_per_process, topic) = (assembly.local().len(), |process: usize| format!("process {process}"));
+    assembly.announce(&topic(process), announcement.encode_to_vec())?;
+    let receive = |process: usize| {
+        let first = Rank(process * ranks_per_process);
+        let message = assembly.hear(&topic(process), limit).map_err(|error| match error {
             AssemblyError::Late { limit, .. } => AssemblyError::Late { ranks: vec![first], limit },
             other => other,
         })?;
         let damaged =
             |error| CommError::Transport { rank: first, reason: format!("an announcement: {error}") };
-        Ok(Announcement::decode(&*said).map_err(damaged)?)
+        Ok(Announcement::decode(&*message).map_err(damaged)?)
     };
-    (0..assembly.world() / each).map(hear).collect()
+    (0..assembly.world() / ranks_per_process).map(receive).collect()
 }
 
-/// Checks that all processes, each with `each` ranks, compile the same text to the same program.
+/// Checks that all processes, each with `ranks_per_process` ranks, compile the same text to the same program.
 ///
 /// # Errors
 /// [`XlaError::OtherCompiler`].
-pub(crate) fn expect_one_compiler(all: &[Announcement], each: usize) -> Result<(), XlaError> {
+pub(crate) fn expect_one_compiler(all: &[Announcement], ranks_per_process: usize) -> Result<(), XlaError> {
     let differs = |part: &dyn Fn(&Announcement) -> String, what| {
         let expected = part(&all[0]);
         let other = all.iter().map(part).enumerate().find(|(_, got)| *got != expected);
         other.map_or(Ok(()), |(process, got)| {
-            Err(XlaError::OtherCompiler { rank: Rank(process * each), what, expected, got })
+            Err(XlaError::OtherCompiler { rank: Rank(process * ranks_per_process), what, expected, got })
         })
     };
-    differs(&|said| said.plugin.clone(), "the plugin")?;
+    differs(&|announcement| announcement.plugin.clone(), "the plugin")?;
     VARIABLES.iter().enumerate().try_for_each(|(number, variable)| {
-        let flags = |said: &Announcement| format!("{:?}", said.flags.get(number).map_or("", |flags| flags));
+        let flags = |announcement: &Announcement| {
+            format!("{:?}", announcement.flags.get(number).map_or("", |flags| flags))
+        };
         differs(&flags, variable)
     })
 }

@@ -54,7 +54,7 @@ impl Assignment {
     ///
     /// # Errors
     /// Any error of the plugin; [`XlaError::Devices`] if there are fewer devices.
-    pub(crate) fn alone(path: &Path, ranks: usize) -> Result<Self, XlaError> {
+    pub(crate) fn single_process(path: &Path, ranks: usize) -> Result<Self, XlaError> {
         let client = client(path, ranks)?;
         let ids = client.ids()?;
         let all = 0..ids.len();
@@ -65,7 +65,7 @@ impl Assignment {
     /// equally many ranks. Of the GPUs that a process sees, it uses only the `visible` ones, if given.
     ///
     /// # Errors
-    /// Any error of the plugin; [`XlaError::NotHeard`]: other processes have not announced themselves within the limit;
+    /// Any error of the plugin; [`XlaError::NotAnnounced`]: other processes have not announced themselves within the limit;
     /// and errors that all processes find alike: [`XlaError::OtherCompiler`], [`XlaError::Unconnected`],
     /// [`XlaError::OwnDevices`], [`XlaError::SameDevice`].
     pub(crate) fn among(
@@ -76,7 +76,8 @@ impl Assignment {
     ) -> Result<Self, XlaError> {
         let (plugin, local) = (Arc::new(Plugin::open(path)?), assembly.local());
         let (process, processes) = (local.start / local.len(), assembly.world() / local.len());
-        let options = if plugin.is_for_gpus() { of_node(process, processes, visible) } else { Vec::new() };
+        let options =
+            if plugin.is_for_gpus() { node_options(process, processes, visible) } else { Vec::new() };
         let client = Client::among(plugin, options, Store::new(assembly))?;
         let all = exchange(&**assembly, process, &Announcement::of(&client)?, limit)?;
         expect_one_compiler(&all, local.len())?;
@@ -85,12 +86,12 @@ impl Assignment {
         if platform == "cpu" {
             return Err(XlaError::Unconnected { path, platform });
         }
-        if let Some(process) = all.iter().position(|said| said.ids.len() != ranks) {
+        if let Some(process) = all.iter().position(|announcement| announcement.ids.len() != ranks) {
             let devices = all[process].ids.len();
             return Err(XlaError::OwnDevices { path, platform, process, processes, devices, ranks });
         }
-        let ids: Vec<u64> = all.into_iter().flat_map(|said| said.ids).collect();
-        if let Some(ranks) = same(&ids) {
+        let ids: Vec<u64> = all.into_iter().flat_map(|announcement| announcement.ids).collect();
+        if let Some(ranks) = shared_device(&ids) {
             let id = ids[ranks[0].0];
             return Err(XlaError::SameDevice { path, platform, ranks, id });
         }
@@ -111,13 +112,13 @@ impl Assignment {
     }
 
     /// The device IDs of this process, in rank order.
-    pub(crate) fn own_ids(&self) -> &[u64] {
+    pub(crate) fn local_ids(&self) -> &[u64] {
         &self.ids[self.local.clone()]
     }
 }
 
 /// The options that describe processes to XLA's GPU plugins, which call a process a node.
-fn of_node(process: usize, processes: usize, visible: Option<Range<usize>>) -> Vec<(String, Setting)> {
+fn node_options(process: usize, processes: usize, visible: Option<Range<usize>>) -> Vec<(String, Setting)> {
     let number = |name: &str, number: usize| (name.to_owned(), Setting::Number(number as i64));
     let visible = visible.map(|gpus| {
         let numbers = gpus.map(|gpu| gpu as i64).collect();
@@ -127,7 +128,7 @@ fn of_node(process: usize, processes: usize, visible: Option<Range<usize>>) -> V
 }
 
 /// Finds two ranks with the same device.
-fn same(ids: &[u64]) -> Option<[Rank; 2]> {
+fn shared_device(ids: &[u64]) -> Option<[Rank; 2]> {
     let mut owners = BTreeMap::new();
     ids.iter().enumerate().find_map(|(rank, id)| Some([owners.insert(id, Rank(rank))?, Rank(rank)]))
 }
@@ -138,16 +139,16 @@ mod tests {
 
     #[test]
     fn ranks_sharing_device_are_found() {
-        assert_eq!(same(&[0, 1, 5, 4]), None);
-        assert_eq!(same(&[0, 1, 0, 1]), Some([Rank(0), Rank(2)]));
+        assert_eq!(shared_device(&[0, 1, 5, 4]), None);
+        assert_eq!(shared_device(&[0, 1, 0, 1]), Some([Rank(0), Rank(2)]));
     }
 
     #[test]
     fn gpu_plugin_options_name_node_and_visible_devices() {
         let names = |options: Vec<(String, Setting)>| options.into_iter().map(|(name, _)| name);
-        assert!(names(of_node(1, 2, None)).eq(["node_id", "num_nodes"]));
+        assert!(names(node_options(1, 2, None)).eq(["node_id", "num_nodes"]));
         assert_eq!(
-            of_node(3, 4, Some(2..4))[2],
+            node_options(3, 4, Some(2..4))[2],
             ("visible_devices".to_owned(), Setting::Numbers(vec![2, 3]))
         );
     }

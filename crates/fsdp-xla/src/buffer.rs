@@ -59,8 +59,8 @@ impl DeviceStack {
     /// # Errors
     /// Those of the plugin.
     pub(crate) fn element(&self, index: usize) -> Result<&[u8], XlaError> {
-        let whole = match self.host.get() {
-            Some(whole) => whole,
+        let contents = match self.host.get() {
+            Some(contents) => contents,
             None => {
                 let mut bytes = vec![0; self.shape.byte_len()];
                 self.buffer.download(&mut bytes)?;
@@ -68,7 +68,7 @@ impl DeviceStack {
             }
         };
         let len = self.shape.byte_len() / self.count;
-        Ok(&whole[index * len..][..len])
+        Ok(&contents[index * len..][..len])
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Storage {
     pub(crate) dtype: DType,
     pub(crate) len: usize,
     /// Length in programs, if longer than `len`.
-    room: OnceLock<usize>,
+    padded_len: OnceLock<usize>,
     content: Mutex<Content>,
     /// Accounts for the storage while it lives.
     lease: Arc<Lease>,
@@ -103,24 +103,28 @@ impl Storage {
     }
 
     /// Length in programs, the same on all ranks; elements past `len` are padding that is never read.
-    pub(crate) fn room(&self) -> usize {
-        self.room.get().copied().unwrap_or(self.len)
+    pub(crate) fn padded_len(&self) -> usize {
+        self.padded_len.get().copied().unwrap_or(self.len)
     }
 
     /// Whether [`Storage::widen`] was called.
     pub(crate) fn is_widened(&self) -> bool {
-        self.room.get().is_some()
+        self.padded_len.get().is_some()
     }
 
     /// Sets the length in programs; called before a program uses the storage.
-    pub(crate) fn widen(&self, room: usize) {
-        assert!(room >= self.len, "{} elements have no room in {room}", self.len);
-        assert_eq!(*self.room.get_or_init(|| room), room, "storage is as long in all programs");
+    pub(crate) fn widen(&self, padded_len: usize) {
+        assert!(padded_len >= self.len, "{} elements have no room in {padded_len}", self.len);
+        assert_eq!(
+            *self.padded_len.get_or_init(|| padded_len),
+            padded_len,
+            "storage is as long in all programs"
+        );
     }
 
     /// The shape in programs: a vector.
     pub(crate) fn shape(&self) -> Shape {
-        Shape::new(&[self.room()], self.dtype.into())
+        Shape::new(&[self.padded_len()], self.dtype.into())
     }
 }
 
@@ -134,7 +138,7 @@ impl XlaBuffer {
     pub(crate) fn new(account: &Arc<Account>, category: Category, dtype: DType, len: usize) -> Self {
         let lease = account.open(category, dtype, len);
         let content = Mutex::new(Content::Undefined);
-        Self { storage: Arc::new(Storage { dtype, len, room: OnceLock::new(), content, lease }) }
+        Self { storage: Arc::new(Storage { dtype, len, padded_len: OnceLock::new(), content, lease }) }
     }
 }
 

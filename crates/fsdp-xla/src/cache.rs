@@ -3,7 +3,7 @@
 //! An entry is a file whose name is the SHA-256 of everything it depends on: the program text, the options it was
 //! compiled with, and the compiler ([`Cache::new`]). The file repeats this key, followed by a checksum of the contents;
 //! an entry that does not check out is compiled anew and overwritten. Entries are executable code: the folder must be
-//! as trustworthy as the plugin. Its size is bounded ([`MOST_BYTES`]).
+//! as trustworthy as the plugin. Its size is bounded ([`MAX_BYTES`]).
 
 mod bound;
 
@@ -18,14 +18,14 @@ use tempfile::Builder;
 
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, Executable};
-use crate::flags::given;
+use crate::flags::environment_flags;
 
 /// The magic bytes of every entry. Its key, the checksum of the rest, and the serialized program follow.
 const MAGIC: &[u8] = b"fsdp xla program 1\n";
 
 /// Maximum bytes of all entries of a folder; the least recently used are deleted. sccache has the same default for
 /// compiled code.
-const MOST_BYTES: u64 = 10 << 30;
+const MAX_BYTES: u64 = 10 << 30;
 
 type Sum = [u8; 32];
 
@@ -34,7 +34,7 @@ pub(crate) struct Cache {
     folder: PathBuf,
     compiler: Sum,
     /// Whether the plugin has reported that it cannot serialize programs.
-    is_useless: AtomicBool,
+    cannot_serialize: AtomicBool,
 }
 
 /// The hash of everything an entry depends on, 64 hex digits as text.
@@ -59,9 +59,9 @@ impl Cache {
         for part in [&platform, &version, &api, &client.kind().name, &instructions] {
             add(&mut compiler, part.as_bytes());
         }
-        given().iter().for_each(|value| add(&mut compiler, value.as_encoded_bytes()));
+        environment_flags().iter().for_each(|value| add(&mut compiler, value.as_encoded_bytes()));
         let compiler = compiler.finalize().into();
-        Ok(Self { folder: folder.into(), compiler, is_useless: AtomicBool::new(false) })
+        Ok(Self { folder: folder.into(), compiler, cannot_serialize: AtomicBool::new(false) })
     }
 
     /// Returns the key of a program.
@@ -99,10 +99,10 @@ impl Cache {
     ///
     /// # Errors
     /// Why it is not stored. That the plugin cannot serialize programs is reported once.
-    pub(crate) fn keep(&self, key: Key, program: &Executable) -> Result<(), String> {
+    pub(crate) fn insert(&self, key: Key, program: &Executable) -> Result<(), String> {
         let serialized = match program.compiled().and_then(|program| program.serialize()) {
             Ok(serialized) => serialized,
-            Err(error) if self.is_useless.swap(true, Ordering::Relaxed) => {
+            Err(error) if self.cannot_serialize.swap(true, Ordering::Relaxed) => {
                 tracing::debug!(target: "fsdp", %error, "a program was not serialized");
                 return Ok(());
             }
@@ -110,7 +110,7 @@ impl Cache {
         };
         let path = self.path(key);
         write(&path, key, &serialized).map_err(|error| format!("{}: {error}", path.display()))?;
-        if let Err(error) = bound::enforce(&self.folder, &path, MOST_BYTES) {
+        if let Err(error) = bound::enforce(&self.folder, &path, MAX_BYTES) {
             let folder = self.folder.display();
             tracing::warn!(target: "fsdp", %folder, %error, "compiled programs cannot be deleted");
         }
@@ -140,9 +140,9 @@ fn add_file(sum: &mut Sha256, path: &Path) -> io::Result<()> {
 
 /// The instruction set of this CPU, as listed by the kernel; empty if it lists none.
 fn instructions() -> String {
-    let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let listed = about.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
-    listed.unwrap_or_default().to_owned()
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let features = cpuinfo.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+    features.unwrap_or_default().to_owned()
 }
 
 /// Writes an entry to a temporary file and moves it into place.
@@ -160,9 +160,9 @@ fn write(path: &Path, Key(key): Key, serialized: &[u8]) -> io::Result<()> {
 /// Returns the serialized program in the bytes of an entry.
 fn content(Key(key): Key, bytes: &[u8]) -> Result<&[u8], &'static str> {
     let rest = bytes.strip_prefix(MAGIC).ok_or("not written by this version of fsdp")?;
-    let (own, rest) = rest.split_first_chunk::<32>().ok_or("cut off")?;
+    let (stored_key, rest) = rest.split_first_chunk::<32>().ok_or("cut off")?;
     let (sum, program) = rest.split_first_chunk::<32>().ok_or("cut off")?;
-    if *own != key {
+    if *stored_key != key {
         return Err("of another program or compiler");
     }
     if Sum::from(Sha256::digest(program)) != *sum {

@@ -37,11 +37,11 @@ impl XlaComm {
     /// Gathers the colors of all ranks, in rank order.
     fn colors(&mut self, memory: &HostMemory, color: usize) -> Result<Vec<i64>, Error> {
         let size = self.host.size();
-        let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
+        let mut local = memory.allocate(Category::CommStaging, DType::I64, 1)?;
         let color = i64::try_from(color).expect("there are few colors");
-        memory.write(Queue::Gather, HostSlice::I64(&[color]), SliceMut::whole(&mut own))?;
+        memory.write(Queue::Gather, HostSlice::I64(&[color]), SliceMut::whole(&mut local))?;
         let all = memory.allocate(Category::CommStaging, DType::I64, size)?;
-        let pending = self.host.all_gather(memory, Purpose::Setup, None, vec![own], vec![all])?;
+        let pending = self.host.all_gather(memory, Purpose::Setup, None, vec![local], vec![all])?;
         let all = pending.wait_on(memory, Queue::Gather)?.outputs.pop().expect("one buffer came back");
         let mut colors = vec![0; size];
         memory.read(Queue::Gather, Slice::whole(&all), HostSliceMut::I64(&mut colors))?;
@@ -56,7 +56,7 @@ impl XlaComm {
         inputs: &[XlaBuffer],
         outputs: &mut [XlaBuffer],
     ) -> Vec<Value> {
-        let (kind, of) = (call.kind, purpose(call));
+        let (kind, purpose) = (call.kind, purpose(call));
         let queue = kind.queue();
         trace.begin_collective(queue);
         let reads: Vec<Value> = match kind {
@@ -66,20 +66,20 @@ impl XlaComm {
         .iter()
         .map(|buffer| trace.load(queue, Slice::whole(buffer)))
         .collect();
-        let mut made = Vec::with_capacity(reads.len());
+        let mut results = Vec::with_capacity(reads.len());
         for (value, output) in reads.iter().zip(outputs) {
-            let value = self.collective(trace, (kind, &of), value);
+            let value = self.collective(trace, (kind, &purpose), value);
             trace.store(queue, &SliceMut::whole(output), &value);
-            made.push(value);
+            results.push(value);
         }
-        trace.end_collective(queue, &made);
+        trace.end_collective(queue, &results);
         if let CollectiveKind::ReduceScatter(_) = kind {
             inputs.iter().for_each(|input| trace.release(&input.storage));
         }
-        made
+        results
     }
 
-    fn collective(&self, trace: &mut Trace, (kind, of): (CollectiveKind, &str), x: &Value) -> Value {
+    fn collective(&self, trace: &mut Trace, (kind, purpose): (CollectiveKind, &str), x: &Value) -> Value {
         let (hlo, groups, size) = (&mut trace.hlo, &self.groups, self.groups.size());
         let mut scaled = |op: ReduceOp| match op.factor(size) {
             Some(factor) => hlo.with("multiply", x, factor),
@@ -88,15 +88,15 @@ impl XlaComm {
         match kind {
             // StableHLO has no gathers of empty tensors.
             _ if size == 1 || x.len() == 0 => x.clone(),
-            CollectiveKind::AllGather => hlo.all_gather(x, groups, of),
+            CollectiveKind::AllGather => hlo.all_gather(x, groups, purpose),
             CollectiveKind::ReduceScatter(op) => {
                 let x = scaled(op);
                 match self.reduction {
-                    Reduction::Native => hlo.reduce_scatter(&x, groups, of),
+                    Reduction::Native => hlo.reduce_scatter(&x, groups, purpose),
                     Reduction::Tree => {
-                        let parts = hlo.all_to_all(&x, groups, of);
+                        let parts = hlo.all_to_all(&x, groups, purpose);
                         let parts = hlo.reshape(&parts, &[size, x.len() / size]);
-                        hlo.tree(&parts)
+                        hlo.tree_sum(&parts)
                     }
                 }
             }
@@ -104,11 +104,11 @@ impl XlaComm {
                 let x = scaled(op);
                 // An integer sum is the same in any order.
                 if self.reduction == Reduction::Native || !x.element().is_float() {
-                    return hlo.all_reduce(&x, groups, of);
+                    return hlo.all_reduce(&x, groups, purpose);
                 }
-                let all = hlo.all_gather(&x, groups, of);
+                let all = hlo.all_gather(&x, groups, purpose);
                 let all = hlo.reshape(&all, &[size, x.len()]);
-                hlo.tree(&all)
+                hlo.tree_sum(&all)
             }
             CollectiveKind::Broadcast { .. } | CollectiveKind::Split | CollectiveKind::Connect => {
                 unreachable!("{} is no operation of a schedule", kind.name())
@@ -127,13 +127,13 @@ impl XlaComm {
         let (host, Fingerprint { purpose, unit, .. }) = (memory.host(), call);
         let reads: Vec<HostBuffer> =
             inputs.iter().map(|input| memory.on_host(input)).collect::<Result<_, _>>()?;
-        let own: Vec<HostBuffer> =
+        let host_outputs: Vec<HostBuffer> =
             outputs.iter().map(|output| memory.take_to_host(output)).collect::<Result<_, _>>()?;
         let pending = match call.kind {
-            CollectiveKind::AllGather => self.host.all_gather(host, purpose, unit, reads, own)?,
-            CollectiveKind::AllReduce(op) => self.host.all_reduce(host, op, purpose, unit, own)?,
+            CollectiveKind::AllGather => self.host.all_gather(host, purpose, unit, reads, host_outputs)?,
+            CollectiveKind::AllReduce(op) => self.host.all_reduce(host, op, purpose, unit, host_outputs)?,
             CollectiveKind::Broadcast { root } => {
-                self.host.broadcast(host, purpose, unit, root as usize, own)?
+                self.host.broadcast(host, purpose, unit, root as usize, host_outputs)?
             }
             kind => unreachable!("{} is made by schedules only", kind.name()),
         };
@@ -170,9 +170,9 @@ impl Communicator<XlaMemory> for XlaComm {
         mut outputs: Vec<XlaBuffer>,
     ) -> Result<Box<dyn InFlight<XlaMemory>>, Error> {
         if let Some(trace) = &mut *memory.lock() {
-            let made = self.trace(trace, &call, &inputs, &mut outputs);
+            let results = self.trace(trace, &call, &inputs, &mut outputs);
             let inputs = if call.kind == CollectiveKind::AllGather { Vec::new() } else { inputs };
-            return Ok(Box::new(Traced { completed: Completed { outputs, inputs }, made }));
+            return Ok(Box::new(Traced { completed: Completed { outputs, inputs }, results }));
         }
         Ok(Box::new(self.on_host(memory, call, inputs, outputs)?))
     }
@@ -210,7 +210,7 @@ impl Communicator<XlaMemory> for XlaComm {
 struct Traced {
     completed: Completed<XlaBuffer>,
     /// The results, which a queue that waits for the collective has to follow.
-    made: Vec<Value>,
+    results: Vec<Value>,
 }
 
 impl InFlight<XlaMemory> for Traced {
@@ -220,7 +220,7 @@ impl InFlight<XlaMemory> for Traced {
 
     fn wait_on(self: Box<Self>, memory: &XlaMemory, queue: Queue) -> Result<Completed<XlaBuffer>, Error> {
         if let Some(trace) = &mut *memory.lock() {
-            self.made.iter().for_each(|value| trace.wait(queue, value));
+            self.results.iter().for_each(|value| trace.wait(queue, value));
         }
         Ok(self.completed)
     }
@@ -242,8 +242,8 @@ impl InFlight<XlaMemory> for OnHost {
 
     fn wait_on(self: Box<Self>, memory: &XlaMemory, queue: Queue) -> Result<Completed<XlaBuffer>, Error> {
         let Self { pending, outputs } = *self;
-        let made = pending.wait_on(memory.host(), queue)?.outputs;
-        outputs.iter().zip(made).for_each(|(output, made)| output.storage.put(Content::Host(made)));
+        let results = pending.wait_on(memory.host(), queue)?.outputs;
+        outputs.iter().zip(results).for_each(|(output, result)| output.storage.put(Content::Host(result)));
         Ok(Completed { outputs, inputs: Vec::new() })
     }
 

@@ -19,13 +19,13 @@ pub enum XlaError {
     NoPlugin,
     /// No installed Python package has a plugin of the requested kind.
     #[error(
-        "no Python package has a PJRT plugin for \"{word}\", below {}: `pip install {package}`, or name the plugin's shared \
+        "no Python package has a PJRT plugin for \"{keyword}\", below {}: `pip install {package}`, or name the plugin's shared \
          library",
         list(prefixes)
     )]
     NoWheel {
         /// The requested kind.
-        word: &'static str,
+        keyword: &'static str,
         /// A package that contains one.
         package: &'static str,
         /// The prefixes that were searched.
@@ -55,7 +55,7 @@ pub enum XlaError {
     #[error(
         "the plugin {} has no topology \"{name}\"; {}. The plugin says: {message}",
         path.display(),
-        others(known)
+        known_topologies(known)
     )]
     Topology {
         /// Path of the plugin's library.
@@ -94,8 +94,8 @@ pub enum XlaError {
     #[error(
         "the plugin {}{} rejected the program: {message}{}",
         path.display(),
-        of_version(*stablehlo),
-        asked_for(flags)
+        stablehlo_versions(*stablehlo),
+        requested_flags(flags)
     )]
     Compile {
         /// Path of the plugin's library.
@@ -243,7 +243,7 @@ pub enum XlaError {
     },
     /// Other processes have not announced their plugin and devices.
     #[error("other processes have not reported their plugin and devices: {0}")]
-    NotHeard(#[from] AssemblyError),
+    NotAnnounced(#[from] AssemblyError),
     /// A program's text cannot be written to a file.
     #[error("cannot write a program to {}: {source}", path.display())]
     Dump {
@@ -284,14 +284,14 @@ pub(crate) const OLDEST: (i32, i32) = (0, 50);
 const TRIED: &str = "1.7 to 1.24";
 
 /// Describes the StableHLO version that a plugin supports, and those that were tried.
-fn of_version(stablehlo: Option<[u64; 3]>) -> String {
+fn stablehlo_versions(stablehlo: Option<[u64; 3]>) -> String {
     stablehlo.map_or_else(String::new, |[major, minor, patch]| {
         format!(", which reads StableHLO {major}.{minor}.{patch} (tried: {TRIED}),")
     })
 }
 
 /// Names the requested flags, which an older compiler may not know.
-fn asked_for(flags: &[&str]) -> String {
+fn requested_flags(flags: &[&str]) -> String {
     match flags {
         [] => String::new(),
         flags => format!(" (flags {} were requested, which only newer plugins know)", flags.join(", ")),
@@ -304,7 +304,7 @@ fn list(folders: &[PathBuf]) -> String {
 }
 
 /// Names the topologies that a plugin knows.
-fn others(known: &[&str]) -> String {
+fn known_topologies(known: &[&str]) -> String {
     if known.is_empty() {
         return "it has none of the names that fsdp knows (plugins for processors have cpu:4, docs/xla.md)"
             .to_owned();
@@ -320,7 +320,7 @@ impl XlaError {
         const ABORTED: i32 = 10;
         match self {
             XlaError::Call { code: EXHAUSTED | ABORTED | DEADLINE_EXCEEDED | UNAVAILABLE, .. }
-            | XlaError::NotHeard(_) => FailureKind::Temporary,
+            | XlaError::NotAnnounced(_) => FailureKind::Temporary,
             XlaError::Dump { source, .. } | XlaError::Cache { source, .. } => FailureKind::of_io(source),
             _ => FailureKind::Input,
         }

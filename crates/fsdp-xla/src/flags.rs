@@ -9,12 +9,12 @@ const TPU_VARIABLE: &str = "LIBTPU_INIT_ARGS";
 pub(crate) const VARIABLES: [&str; 2] = ["XLA_FLAGS", TPU_VARIABLE];
 
 /// The values of [`VARIABLES`]; empty if unset.
-pub(crate) fn given() -> [OsString; 2] {
+pub(crate) fn environment_flags() -> [OsString; 2] {
     VARIABLES.map(|variable| std::env::var_os(variable).unwrap_or_default())
 }
 
 /// Flags of XLA's TPU compiler that are off by default.
-const TPU: [&str; 3] = [
+const TPU_FLAGS: [&str; 3] = [
     "xla_enable_async_all_gather",
     "xla_tpu_prefer_async_allgather_to_allreduce",
     "xla_tpu_enable_async_all_to_all",
@@ -26,13 +26,17 @@ pub(crate) fn flags(kind: &str) -> Vec<&'static str> {
         return Vec::new();
     }
     let given = std::env::var(TPU_VARIABLE).unwrap_or_default();
-    without(&TPU, &given)
+    without(&TPU_FLAGS, &given)
 }
 
 /// The `flags` that `given` does not set.
 fn without(flags: &[&'static str], given: &str) -> Vec<&'static str> {
-    let names = |one: &str, flag: &str| one.trim_start_matches('-').split('=').next() == Some(flag);
-    flags.iter().copied().filter(|flag| !given.split_whitespace().any(|one| names(one, flag))).collect()
+    let sets = |setting: &str, flag: &str| setting.trim_start_matches('-').split('=').next() == Some(flag);
+    flags
+        .iter()
+        .copied()
+        .filter(|flag| !given.split_whitespace().any(|setting| sets(setting, flag)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -41,10 +45,10 @@ mod tests {
 
     #[test]
     fn environment_flags_are_not_overridden() {
-        let [first, second, third] = TPU;
-        assert_eq!(without(&TPU, "--xla_other=true"), TPU);
-        assert_eq!(without(&TPU, &format!("--xla_other=true --{first}=false")), [second, third]);
-        assert_eq!(without(&TPU, &format!("--{first}x=true --{second} --{third}=true")), [first]);
+        let [first, second, third] = TPU_FLAGS;
+        assert_eq!(without(&TPU_FLAGS, "--xla_other=true"), TPU_FLAGS);
+        assert_eq!(without(&TPU_FLAGS, &format!("--xla_other=true --{first}=false")), [second, third]);
+        assert_eq!(without(&TPU_FLAGS, &format!("--{first}x=true --{second} --{third}=true")), [first]);
         assert_eq!(flags("cpu"), [""; 0]);
     }
 }

@@ -88,7 +88,7 @@ pub struct PluginReport {
 /// # Errors
 /// [`XlaError`] if the plugin cannot be used.
 pub fn versions(path: &Path) -> Result<PluginVersions, XlaError> {
-    let plugin = Plugin::found(path)?;
+    let plugin = Plugin::load(path)?;
     Ok(PluginVersions { api: plugin.version(), stablehlo: plugin.stablehlo() })
 }
 
@@ -97,7 +97,7 @@ pub fn versions(path: &Path) -> Result<PluginVersions, XlaError> {
 /// # Errors
 /// [`XlaError`] if the plugin cannot be used.
 pub fn is_for_gpus(path: &Path) -> Result<bool, XlaError> {
-    Ok(Plugin::found(path)?.is_for_gpus())
+    Ok(Plugin::load(path)?.is_for_gpus())
 }
 
 /// Starts a plugin to find its devices.
@@ -121,7 +121,7 @@ impl Devices {
         options: ProgramOptions,
         threads: ThreadOptions,
     ) -> Result<Self, XlaError> {
-        Self::on(Assignment::alone(plugin, ranks)?, host_threads(threads), options)
+        Self::with_assignment(Assignment::single_process(plugin, ranks)?, host_threads(threads), options)
     }
 }
 
@@ -142,12 +142,12 @@ impl Devices<Processes<HostMemory>> {
     ) -> Result<Self, XlaError> {
         // The argument is ignored: the processes determine the number of ranks.
         let assembly = host.assemble(0);
-        Self::on(Assignment::among(plugin, &assembly, visible, limit)?, host, options)
+        Self::with_assignment(Assignment::among(plugin, &assembly, visible, limit)?, host, options)
     }
 }
 
 impl<L> Devices<L> {
-    fn on(devices: Assignment, host: L, options: ProgramOptions) -> Result<Self, XlaError> {
+    fn with_assignment(devices: Assignment, host: L, options: ProgramOptions) -> Result<Self, XlaError> {
         let ProgramOptions { form: ProgramForm { reduction, scan_layers }, dump, compile_cache } = options;
         if let Some(path) = &dump {
             let failed = |source| XlaError::Dump { path: path.clone(), source };
@@ -203,8 +203,8 @@ impl<L: Launcher<Memory = HostMemory>> Launcher for Devices<L> {
             LaunchFailure { rank: Rank(self.devices.local.start), reason }
         })?;
         let world = Arc::new(World::new(devices, self.programs.clone()));
-        let place = |ranks| Executor::Devices(Seated::new(Arc::clone(&world), ranks));
-        launch_with(&self.host, ranks, (self.reduction, &place), body)
+        let make_executor = |sync| Executor::Devices(Seated::new(Arc::clone(&world), sync));
+        launch_with(&self.host, ranks, (self.reduction, &make_executor), body)
     }
 }
 
@@ -218,15 +218,15 @@ pub(crate) fn host_threads(threads: ThreadOptions) -> Threads<HostMemory> {
     Threads::new(threads, host)
 }
 
-/// Launches ranks that trace their steps; `place` determines the destination of each rank's programs.
+/// Launches ranks that trace their steps; `make_executor` determines the destination of each rank's programs.
 pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
     host: &impl Launcher<Memory = HostMemory>,
     ranks: usize,
-    (reduction, place): (Reduction, &(dyn Fn(Comm<HostMemory>) -> Executor + Sync)),
+    (reduction, make_executor): (Reduction, &(dyn Fn(Comm<HostMemory>) -> Executor + Sync)),
     body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
 ) -> Result<Vec<T>, LaunchFailure<E>> {
     let run = |seat: Seat<HostMemory>| -> Result<T, Failure<E>> {
-        let seat = seat_of(seat, reduction, place).map_err(Failure::Setup)?;
+        let seat = seat_of(seat, reduction, make_executor).map_err(Failure::Setup)?;
         body(seat).map_err(Failure::Body)
     };
     host.launch(ranks, &run).map_err(|LaunchFailure { rank, reason }| {
@@ -246,12 +246,12 @@ pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
 fn seat_of(
     seat: Seat<HostMemory>,
     reduction: Reduction,
-    place: &dyn Fn(Comm<HostMemory>) -> Executor,
+    make_executor: &dyn Fn(Comm<HostMemory>) -> Executor,
 ) -> Result<Seat<XlaMemory>, Error> {
     let Seat { rank, memory, gathers, mut reductions } = seat;
-    let meeting = reductions.split(&memory, 0)?;
+    let sync = reductions.split(&memory, 0)?;
     let host = Arc::into_inner(memory).expect("a rank has just been given its memory");
-    let memory = Arc::new(XlaMemory::new(host, place(meeting)));
+    let memory = Arc::new(XlaMemory::new(host, make_executor(sync)));
     let comm = |host| Comm::new(Box::new(XlaComm::world(host, reduction)));
     Ok(Seat { rank, memory, gathers: comm(gathers), reductions: comm(reductions) })
 }

@@ -28,7 +28,7 @@ pub struct XlaMemory {
     account: Arc<Account>,
     /// The program being traced; `Some` while a schedule runs.
     trace: Mutex<Option<Trace>>,
-    place: Mutex<Executor>,
+    executor: Mutex<Executor>,
 }
 
 /// The last value that a queue has produced, within a schedule.
@@ -39,9 +39,9 @@ pub(crate) type In<'a> = Slice<'a, XlaBuffer>;
 pub(crate) type Out<'a> = SliceMut<'a, XlaBuffer>;
 
 impl XlaMemory {
-    /// Creates the memory of a rank at its place in the world. Host work happens in `host`.
-    pub(crate) fn new(host: HostMemory, place: Executor) -> Self {
-        Self { host, account: Arc::default(), trace: Mutex::new(None), place: Mutex::new(place) }
+    /// Creates the memory of a rank, whose programs `executor` runs. Host work happens in `host`.
+    pub(crate) fn new(host: HostMemory, executor: Executor) -> Self {
+        Self { host, account: Arc::default(), trace: Mutex::new(None), executor: Mutex::new(executor) }
     }
 
     /// The host's memory.
@@ -66,19 +66,19 @@ impl XlaMemory {
         match &mut *content {
             Content::Host(buffer) | Content::Device(_, Some(buffer)) => Ok(buffer.clone()),
             Content::Device(device, copy @ None) => {
-                let mut host = self.host_room(storage)?;
+                let mut host = self.allocate_host(storage)?;
                 download(device, storage, self.host.bytes_mut(SliceMut::whole(&mut host))?)?;
                 Ok(copy.insert(host).clone())
             }
             Content::Element(stack, index) => {
-                let mut host = self.host_room(storage)?;
-                let own = self.host.bytes_mut(SliceMut::whole(&mut host))?;
+                let mut host = self.allocate_host(storage)?;
+                let elements = self.host.bytes_mut(SliceMut::whole(&mut host))?;
                 // Past the end is padding, which only programs see.
-                own.copy_from_slice(&stack.element(*index)?[..own.len()]);
+                elements.copy_from_slice(&stack.element(*index)?[..elements.len()]);
                 Ok(host)
             }
             Content::Zero => {
-                let mut host = self.host_room(storage)?;
+                let mut host = self.allocate_host(storage)?;
                 self.host.zero(Queue::Compute, SliceMut::whole(&mut host))?;
                 *content = Content::Host(host.clone());
                 Ok(host)
@@ -90,7 +90,7 @@ impl XlaMemory {
         }
     }
 
-    fn host_room(&self, storage: &Storage) -> Result<HostBuffer, Error> {
+    fn allocate_host(&self, storage: &Storage) -> Result<HostBuffer, Error> {
         self.host.allocate(storage.category(), storage.dtype, storage.len)
     }
 
@@ -99,11 +99,11 @@ impl XlaMemory {
         writable(buffer)?;
         let storage = &buffer.storage;
         if matches!(*storage.content(), Content::Undefined) {
-            return self.host_room(storage);
+            return self.allocate_host(storage);
         }
-        let own = self.on_host(buffer)?;
+        let host = self.on_host(buffer)?;
         storage.put(Content::Undefined);
-        Ok(own)
+        Ok(host)
     }
 
     /// Calls `body` with a range of a buffer on the host, for writing.
@@ -118,21 +118,21 @@ impl XlaMemory {
         result
     }
 
-    /// The rank's place in the world.
-    pub(crate) fn place(&self) -> MutexGuard<'_, Executor> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The destination of the rank's programs.
+    pub(crate) fn executor(&self) -> MutexGuard<'_, Executor> {
+        self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Copies the rank's own elements of a storage from the device, without the padding that programs see.
-fn download(device: &DeviceBuffer, storage: &Storage, own: &mut [u8]) -> Result<(), XlaError> {
-    let all = storage.shape().byte_len();
-    if all == own.len() {
-        return device.download(own);
+fn download(device: &DeviceBuffer, storage: &Storage, elements: &mut [u8]) -> Result<(), XlaError> {
+    let byte_len = storage.shape().byte_len();
+    if byte_len == elements.len() {
+        return device.download(elements);
     }
-    let mut bytes = vec![0; all];
+    let mut bytes = vec![0; byte_len];
     device.download(&mut bytes)?;
-    own.copy_from_slice(&bytes[..own.len()]);
+    elements.copy_from_slice(&bytes[..elements.len()]);
     Ok(())
 }
 
@@ -199,10 +199,10 @@ impl Memory for XlaMemory {
         writable(dst)?;
         let len = dst.len();
         if let Some(trace) = &mut *self.lock() {
-            let whole = trace.load(queue, Slice::whole(src));
+            let source = trace.load(queue, Slice::whole(src));
             let start = i64::try_from(part * len).expect("buffers have fewer than 2^63 elements");
             let start = trace.input(Shape::new(&[], DType::I64.into()), start.to_le_bytes().to_vec());
-            let value = trace.hlo.dynamic_slice(&whole, &[(0, &start)], &[len]);
+            let value = trace.hlo.dynamic_slice(&source, &[(0, &start)], &[len]);
             trace.store(queue, &SliceMut::whole(dst), &value);
             return Ok(());
         }
@@ -212,9 +212,9 @@ impl Memory for XlaMemory {
     fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
         writable(dst.buffer)?;
         if let Some(trace) = &mut *self.lock() {
-            let (sum, more) = (trace.load(queue, dst.as_slice()), trace.load(queue, src));
-            let (sum, more) = (trace.hlo.master(&sum), trace.hlo.master(&more));
-            let sum = trace.hlo.add(&sum, &more);
+            let (sum, addend) = (trace.load(queue, dst.as_slice()), trace.load(queue, src));
+            let (sum, addend) = (trace.hlo.master(&sum), trace.hlo.master(&addend));
+            let sum = trace.hlo.add(&sum, &addend);
             trace.store(queue, &dst, &sum);
             return Ok(());
         }
@@ -306,10 +306,10 @@ impl Memory for XlaMemory {
     ) -> Result<(), Error> {
         if let Some(trace) = &mut *self.lock() {
             let words = trace.load(queue, scalars);
-            let before = trace.load(queue, factors.as_slice());
+            let previous = trace.load(queue, factors.as_slice());
             // An argument of the program, so that the program is the same for all loss scales.
             let divisor = trace.input_floats(&[divisor], DType::F64.into());
-            let new = scalars::gradient_factors(&mut trace.hlo, &words, &before, &divisor, grad_clip);
+            let new = scalars::gradient_factors(&mut trace.hlo, &words, &previous, &divisor, grad_clip);
             assert_eq!(new.len(), GradientFactors::LEN, "all factors are computed");
             trace.store(queue, &factors, &new);
             return Ok(());
@@ -325,9 +325,9 @@ impl Memory for XlaMemory {
         writable(dst.buffer)?;
         if let Some(trace) = &mut *self.lock() {
             let dtype = dst.buffer.dtype();
-            let mut own = self.host.allocate(Category::Workspace, dtype, dst.len)?;
-            self.host.write(queue, src, SliceMut::whole(&mut own))?;
-            let bytes = self.host.bytes(Slice::whole(&own))?.to_vec();
+            let mut staged = self.host.allocate(Category::Workspace, dtype, dst.len)?;
+            self.host.write(queue, src, SliceMut::whole(&mut staged))?;
+            let bytes = self.host.bytes(Slice::whole(&staged))?.to_vec();
             let value = trace.input(Shape::new(&[dst.len], dtype.into()), bytes);
             trace.store(queue, &dst.reborrow(), &value);
             return Ok(());
@@ -357,11 +357,11 @@ impl Memory for XlaMemory {
 
     fn end_schedule(&self) -> Result<(), Error> {
         let trace = self.lock().take().expect("a schedule has begun");
-        self.place().run(&self.host, trace)
+        self.executor().run(&self.host, trace)
     }
 
     fn is_asynchronous(&self) -> bool {
-        self.place().is_asynchronous()
+        self.executor().is_asynchronous()
     }
 
     fn usage(&self) -> Usage {

@@ -95,21 +95,24 @@ impl Optimized {
             _ => return None,
         };
         let all = || module.computations.iter().flat_map(|computation| &computation.instructions);
-        let is_product = |one: &&Instruction| matches!(one.opcode.as_str(), "dot" | "convolution");
+        let is_product =
+            |instruction: &&Instruction| matches!(instruction.opcode.as_str(), "dot" | "convolution");
         let (operations, products) = (all().count(), all().filter(is_product).count());
-        let mut own = Self { operations, products, ..Self::default() };
-        own.walk(&module, module.entry, false);
-        Some(own)
+        let mut optimized = Self { operations, products, ..Self::default() };
+        optimized.walk(&module, module.entry, false);
+        Some(optimized)
     }
 
     /// Records the collectives of a computation and of those that it calls.
     fn walk(&mut self, module: &Module, computation: i64, is_asynchronous: bool) {
-        let Some(found) = module.computations.iter().find(|one| one.id == computation) else { return };
+        let Some(found) = module.computations.iter().find(|candidate| candidate.id == computation) else {
+            return;
+        };
         let sequences = module.schedule.as_ref().map(|schedule| &schedule.sequences);
         let in_order: Vec<&Instruction> = match sequences.and_then(|all| all.get(&computation)) {
             Some(sequence) => {
                 let by_id: BTreeMap<i64, &Instruction> =
-                    found.instructions.iter().map(|one| (one.id, one)).collect();
+                    found.instructions.iter().map(|instruction| (instruction.id, instruction)).collect();
                 sequence.instructions.iter().filter_map(|id| by_id.get(id).copied()).collect()
             }
             None => found.instructions.iter().collect(),
@@ -179,10 +182,13 @@ mod tests {
         let schedule = Some(Schedule { sequences: BTreeMap::from([(2, sequence)]) });
         let module = Module { computations: vec![inner, wrapped, main], entry: 2, schedule };
         let found = Optimized::read("hlo", &module.encode_to_vec()).unwrap();
-        let made = |kind, elements, id| Collective { kind, elements, name: format!("made of {id}") };
-        let wanted =
-            vec![made("all-gather", 16, 22), made("reduce-scatter", 4, 30), made("all-reduce", 15, 20)];
-        assert_eq!(found, Optimized { operations: 7, products: 1, collectives: wanted, asynchronous: 2 });
+        let collective = |kind, elements, id| Collective { kind, elements, name: format!("made of {id}") };
+        let expected = vec![
+            collective("all-gather", 16, 22),
+            collective("reduce-scatter", 4, 30),
+            collective("all-reduce", 15, 20),
+        ];
+        assert_eq!(found, Optimized { operations: 7, products: 1, collectives: expected, asynchronous: 2 });
         let config = WithConfig { module: Some(module) };
         assert_eq!(Optimized::read("hlo_with_config", &config.encode_to_vec()), Some(found));
         assert_eq!(Optimized::read("mlir", b""), None);

@@ -14,11 +14,11 @@ use fsdp_core::scalars::{CLIP_EPSILON, COUNT, LOSS, NOT_FINITE, SQUARED_NORM};
 
 use crate::hlo::{Builder, Element, Value};
 
-/// The digits of an exact sum that programs compute: those of numbers from 2^-114 up to [`MOST`].
+/// The digits of an exact sum that programs compute: those of numbers from 2^-114 up to [`MAGNITUDE_LIMIT`].
 const DIGITS: Range<usize> = 30..38;
 
 /// Numbers of at least this size count as not finite.
-const MOST: f64 = (1u128 << 127) as f64;
+const MAGNITUDE_LIMIT: f64 = (1u128 << 127) as f64;
 
 /// The weight of a digit.
 fn weight(digit: usize) -> f64 {
@@ -49,36 +49,36 @@ pub(crate) fn square_sum(hlo: &mut Builder, x: &Value) -> Value {
 /// Adds one number to the words of an exact sum. Its bits below the lowest of [`DIGITS`] are dropped.
 pub(crate) fn add_exactly(hlo: &mut Builder, words: &Value, number: &Value) -> Value {
     let (int, float) = (Element::I64, number.element());
-    let (size, most) = (hlo.unary("abs", number), hlo.float(MOST, &[], float));
+    let (magnitude, limit) = (hlo.unary("abs", number), hlo.float(MAGNITUDE_LIMIT, &[], float));
     let zero = hlo.float(0.0, &[], float);
     // NaN does not compare as less either.
-    let is_finite = hlo.compare("LT", &size, &most);
-    let size = hlo.select(&is_finite, &size, &zero);
-    let digits = digits(hlo, &size);
+    let is_finite = hlo.compare("LT", &magnitude, &limit);
+    let magnitude = hlo.select(&is_finite, &magnitude, &zero);
+    let digits = digits(hlo, &magnitude);
     let (negative, is_negative) = (hlo.unary("negate", &digits), hlo.compare("LT", number, &zero));
     let digits = hlo.select(&is_negative, &negative, &digits);
     let (count, one) = (hlo.convert(&is_finite, int), hlo.int(1, &[], int));
     let not_finite = hlo.subtract(&one, &count);
     let not_finite = hlo.reshape(&not_finite, &[1]);
     let (below, above) = (hlo.zeros(&[DIGITS.start], int), hlo.zeros(&[NOT_FINITE_WORD - DIGITS.end], int));
-    let more = hlo.concatenate(&[below, digits, above, not_finite], 0);
-    hlo.add(words, &more)
+    let addends = hlo.concatenate(&[below, digits, above, not_finite], 0);
+    hlo.add(words, &addends)
 }
 
-/// All of [`DIGITS`] of a non-negative number below [`MOST`].
+/// All of [`DIGITS`] of a non-negative number below [`MAGNITUDE_LIMIT`].
 fn digits(hlo: &mut Builder, number: &Value) -> Value {
     let float = number.element();
     let number = hlo.fill(number, &[DIGITS.len()]);
     // The part above a digit is a multiple of the next digit's weight. The highest digit has nothing above it.
     let next = |digit: usize| if digit + 1 == DIGITS.end { 0.0 } else { weight(digit + 1) };
-    let over = |weight: f64| if weight == 0.0 { 0.0 } else { weight.recip() };
+    let reciprocal = |weight: f64| if weight == 0.0 { 0.0 } else { weight.recip() };
     let (weights, scales): (Vec<f64>, Vec<f64>) =
-        DIGITS.map(next).map(|weight| (weight, over(weight))).unzip();
+        DIGITS.map(next).map(|weight| (weight, reciprocal(weight))).unzip();
     let (weights, scales) = (hlo.floats(&weights, float), hlo.floats(&scales, float));
     let above = hlo.multiply(&number, &scales);
-    let whole = hlo.unary("floor", &above);
-    let whole = hlo.multiply(&whole, &weights);
-    let rest = hlo.subtract(&number, &whole);
+    let higher = hlo.unary("floor", &above);
+    let higher = hlo.multiply(&higher, &weights);
+    let rest = hlo.subtract(&number, &higher);
     let scales: Vec<f64> = DIGITS.map(weight).map(f64::recip).collect();
     let scales = hlo.floats(&scales, float);
     let digits = hlo.multiply(&rest, &scales);
@@ -86,8 +86,8 @@ fn digits(hlo: &mut Builder, number: &Value) -> Value {
     // If the number is at least 2^53 times the next digit's weight, double precision has no bits as low as this digit,
     // and `above` may have overflowed.
     let bits = hlo.float(2f64.powi(53), &[DIGITS.len()], float);
-    let (has_bits, none) = (hlo.compare("LT", &above, &bits), hlo.zeros(&[DIGITS.len()], float));
-    let digits = hlo.select(&has_bits, &digits, &none);
+    let (has_bits, zeros) = (hlo.compare("LT", &above, &bits), hlo.zeros(&[DIGITS.len()], float));
+    let digits = hlo.select(&has_bits, &digits, &zeros);
     hlo.convert(&digits, Element::I64)
 }
 
@@ -100,8 +100,8 @@ fn value_of(hlo: &mut Builder, words: &Value, float: Element) -> Value {
     let terms = hlo.multiply(&digits, &weights);
     let sum = hlo.sum(&terms, &[0]);
     let not_finite = word(hlo, words, NOT_FINITE_WORD);
-    let none = hlo.int(0, &[], Element::I64);
-    let is_finite = hlo.compare("EQ", &not_finite, &none);
+    let zero = hlo.int(0, &[], Element::I64);
+    let is_finite = hlo.compare("EQ", &not_finite, &zero);
     let nan = hlo.float(f64::NAN, &[], float);
     hlo.select(&is_finite, &sum, &nan)
 }
@@ -117,7 +117,7 @@ fn word(hlo: &mut Builder, words: &Value, index: usize) -> Value {
 pub(crate) fn gradient_factors(
     hlo: &mut Builder,
     words: &Value,
-    before: &Value,
+    previous: &Value,
     divisor: &Value,
     grad_clip: Option<f64>,
 ) -> Value {
@@ -129,19 +129,19 @@ pub(crate) fn gradient_factors(
     let scale = hlo.divide(&divisor, &count);
     let is_counted = hlo.compare("GT", &count, &zero);
     let scale = hlo.select(&is_counted, &scale, &zero);
-    let of = |hlo: &mut Builder, range: std::ops::Range<usize>| {
+    let value_in = |hlo: &mut Builder, range: std::ops::Range<usize>| {
         let words = hlo.slice(words, &[range]);
         value_of(hlo, &words, double)
     };
-    let loss = of(hlo, LOSS);
-    let squares = of(hlo, SQUARED_NORM);
+    let loss = value_in(hlo, LOSS);
+    let squares = value_in(hlo, SQUARED_NORM);
     let norm = hlo.unary("sqrt", &squares);
     let norm = hlo.multiply(&norm, &scale);
     let clip = match grad_clip {
         None => one.clone(),
-        Some(most) => {
-            let (norm, most) = (hlo.with("add", &norm, CLIP_EPSILON), hlo.float(most, &[], double));
-            let clip = hlo.divide(&most, &norm);
+        Some(max_norm) => {
+            let (norm, max_norm) = (hlo.with("add", &norm, CLIP_EPSILON), hlo.float(max_norm, &[], double));
+            let clip = hlo.divide(&max_norm, &norm);
             hlo.binary("minimum", &clip, &one)
         }
     };
@@ -151,12 +151,12 @@ pub(crate) fn gradient_factors(
     let infinity = hlo.float(f64::INFINITY, &[], double);
     let is_finite = hlo.compare("LT", &both, &infinity);
     let note = word(hlo, words, NOT_FINITE);
-    let nobody = hlo.int(0, &[], Element::I64);
-    let is_sound = hlo.compare("EQ", &note, &nobody);
-    let was_finite = hlo.range(before, 2..3);
+    let none = hlo.int(0, &[], Element::I64);
+    let is_valid = hlo.compare("EQ", &note, &none);
+    let was_finite = hlo.range(previous, 2..3);
     let was_finite = hlo.reshape(&was_finite, &[]);
     let finite = hlo.select(&is_finite, &was_finite, &zero);
-    let finite = hlo.select(&is_sound, &finite, &zero);
+    let finite = hlo.select(&is_valid, &finite, &zero);
     let parts = [scale, clip, finite].map(|factor| hlo.reshape(&factor, &[1]));
     hlo.concatenate(&parts, 0)
 }

@@ -16,7 +16,7 @@ pub(crate) struct Store {
 
 /// Why there is no value, in terms of the API.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct StoreError {
     /// A `PJRT_Error_Code`.
     pub(crate) code: i32,
     pub(crate) message: String,
@@ -39,8 +39,8 @@ impl Store {
     ///
     /// # Errors
     /// The world has failed.
-    pub(crate) fn put(&self, key: &[u8], value: Vec<u8>) -> Result<(), Refusal> {
-        let failed = |error| Refusal { code: UNAVAILABLE, message: format!("{error}") };
+    pub(crate) fn put(&self, key: &[u8], value: Vec<u8>) -> Result<(), StoreError> {
+        let failed = |error| StoreError { code: UNAVAILABLE, message: format!("{error}") };
         self.topics.announce(&topic(key), value).map_err(failed)
     }
 
@@ -48,15 +48,15 @@ impl Store {
     ///
     /// # Errors
     /// No process has set it within the limit, or the world has failed.
-    pub(crate) fn get(&self, key: &[u8], limit: Duration) -> Result<Vec<u8>, Refusal> {
+    pub(crate) fn get(&self, key: &[u8], limit: Duration) -> Result<Vec<u8>, StoreError> {
         self.topics.hear(&topic(key), limit).map_err(|error| match error {
             AssemblyError::Late { .. } => {
                 let (key, seconds) = (topic(key), limit.as_secs_f64());
                 let message = format!("no process has set the plugin's key \"{key}\" within {seconds} s");
-                Refusal { code: DEADLINE_EXCEEDED, message }
+                StoreError { code: DEADLINE_EXCEEDED, message }
             }
             AssemblyError::GivenUp | AssemblyError::Failed(_) => {
-                Refusal { code: UNAVAILABLE, message: error.to_string() }
+                StoreError { code: UNAVAILABLE, message: error.to_string() }
             }
         })
     }
@@ -65,13 +65,13 @@ impl Store {
     ///
     /// # Errors
     /// It is not set yet, or the world has failed.
-    pub(crate) fn try_get(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
-        self.get(key, Duration::ZERO).map_err(|refusal| match refusal.code {
-            DEADLINE_EXCEEDED => Refusal {
+    pub(crate) fn try_get(&self, key: &[u8]) -> Result<Vec<u8>, StoreError> {
+        self.get(key, Duration::ZERO).map_err(|error| match error.code {
+            DEADLINE_EXCEEDED => StoreError {
                 code: NOT_FOUND,
                 message: format!("the plugin's key \"{}\" has no value yet", topic(key)),
             },
-            _ => refusal,
+            _ => error,
         })
     }
 }

@@ -23,19 +23,19 @@ const KNOWN: [(&str, &str, &[&str]); 3] = [
 /// # Errors
 /// [`XlaError::NoWheel`]: no package has installed one.
 pub fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
-    let Some(&(word, package, libraries)) = KNOWN.iter().find(|(word, ..)| *word == name) else {
+    let Some(&(keyword, package, libraries)) = KNOWN.iter().find(|(keyword, ..)| *keyword == name) else {
         let is_here = !name.contains('/') && Path::new(name).is_file();
         return Ok(if is_here { Path::new(".").join(name) } else { name.into() });
     };
     let prefixes = prefixes();
     let found = libraries.iter().find_map(|library| installed(&prefixes, library));
-    found.ok_or(XlaError::NoWheel { word, package, prefixes })
+    found.ok_or(XlaError::NoWheel { keyword, package, prefixes })
 }
 
 /// The plugins installed by packages, with their keywords.
 pub fn installed_plugins() -> Vec<(&'static str, PathBuf)> {
-    let words = KNOWN.iter().map(|(word, ..)| *word);
-    words.filter_map(|word| Some((word, plugin_named(word).ok()?))).collect()
+    let keywords = KNOWN.iter().map(|(keyword, ..)| *keyword);
+    keywords.filter_map(|keyword| Some((keyword, plugin_named(keyword).ok()?))).collect()
 }
 
 /// The prefixes where a Python may be installed, each once.

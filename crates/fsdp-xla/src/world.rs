@@ -19,7 +19,7 @@ use crate::cache::Cache;
 use crate::error::XlaError;
 use crate::ffi::{CompileOptions, DeviceBuffer, Executable};
 use crate::flags::flags;
-use crate::hlo::{Held, Shape};
+use crate::hlo::{OutputKind, Shape};
 use crate::program_event::{Listener, ProgramEvent};
 use crate::trace::{Argument, Input, Interface, Module, Output, Source, Trace, Traced};
 
@@ -68,12 +68,12 @@ impl World {
     }
 
     /// The index of a rank, and of its device, within this process.
-    fn place(&self, rank: usize) -> usize {
+    fn local_index(&self, rank: usize) -> usize {
         rank - self.devices.local.start
     }
 
     fn slot(&self, rank: usize) -> MutexGuard<'_, Slot> {
-        self.slots[self.place(rank)].lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots[self.local_index(rank)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts an input of a program on a rank's device, if it is not there yet.
@@ -93,21 +93,21 @@ impl World {
         }
         let len = shape.byte_len() / sources.len();
         let mut bytes = Vec::with_capacity(shape.byte_len());
-        for (place, source) in sources.iter().enumerate() {
+        for (position, source) in sources.iter().enumerate() {
             match source {
                 Source::Zero => {}
-                Source::Bytes(own) => bytes.extend_from_slice(own),
+                Source::Bytes(data) => bytes.extend_from_slice(data),
                 Source::Host(buffer) => bytes.extend_from_slice(host.bytes(Slice::whole(buffer))?),
                 Source::Element(stack, index) => bytes.extend_from_slice(stack.element(*index)?),
                 Source::Device(buffer) => {
-                    bytes.resize((place + 1) * len, 0);
-                    buffer.download(&mut bytes[place * len..])?;
+                    bytes.resize((position + 1) * len, 0);
+                    buffer.download(&mut bytes[position * len..])?;
                 }
             }
             // The rest is padding, or zeros.
-            bytes.resize((place + 1) * len, 0);
+            bytes.resize((position + 1) * len, 0);
         }
-        Ok(Arc::new(self.devices.client.upload(self.place(rank), shape, &bytes)?))
+        Ok(Arc::new(self.devices.client.upload(self.local_index(rank), shape, &bytes)?))
     }
 
     fn compiled(&self) -> MutexGuard<'_, BTreeMap<Digest, Compiled>> {
@@ -124,14 +124,17 @@ impl World {
         }
         let module = scanned.as_ref().and_then(Option::as_ref).unwrap_or(traced);
         let (text, interface) = (module.text(), Arc::new(module.interface()));
-        let own = Digest::of(&text);
-        let known =
-            self.compiled().values().find(|one| one.text == own).map(|one| Arc::clone(&one.executable));
+        let text_digest = Digest::of(&text);
+        let known = self
+            .compiled()
+            .values()
+            .find(|program| program.text == text_digest)
+            .map(|program| Arc::clone(&program.executable));
         let executable = match known {
             Some(executable) => executable,
             None => self.load_or_compile(&text, module.operations())?,
         };
-        self.compiled().insert(digest, Compiled { text: own, executable, interface });
+        self.compiled().insert(digest, Compiled { text: text_digest, executable, interface });
         Ok(())
     }
 
@@ -139,12 +142,12 @@ impl World {
     fn load_or_compile(&self, text: &str, operations: usize) -> Result<Arc<Executable>, XlaError> {
         // The program is the same in all processes, so only the first one writes it.
         if let Some(folder) = self.programs.dump.as_ref().filter(|_| self.devices.local.start == 0) {
-            let texts: BTreeSet<Digest> = self.compiled().values().map(|one| one.text).collect();
+            let texts: BTreeSet<Digest> = self.compiled().values().map(|program| program.text).collect();
             let path = folder.join(format!("program-{}.mlir", texts.len()));
             std::fs::write(&path, text).map_err(|source| XlaError::Dump { path, source })?;
         }
         let executable = Arc::new(self.find_or_compile(text, operations)?);
-        let (expected, got) = (self.devices.own_ids(), executable.devices()?);
+        let (expected, got) = (self.devices.local_ids(), executable.devices()?);
         if got != expected {
             let (path, expected) = (self.devices.client.path().into(), expected.to_vec());
             return Err(XlaError::Placement { path, expected, got });
@@ -157,22 +160,22 @@ impl World {
         let begin = Instant::now();
         let (client, devices) = (&self.devices.client, self.devices.ids.clone());
         let options = &CompileOptions { devices, flags: flags(&client.kind().name) };
-        let tell = &self.programs.listener;
+        let notify = &self.programs.listener;
         let entry = self.programs.cache.as_ref().map(|cache| (cache, cache.key(text, options)));
         if let Some((cache, key)) = &entry {
             match cache.find(client, *key) {
                 Ok(Some(found)) => {
-                    tell(&ProgramEvent::Found { operations, took: begin.elapsed() });
+                    notify(&ProgramEvent::Found { operations, took: begin.elapsed() });
                     return Ok(found);
                 }
                 Ok(None) => {}
-                Err(reason) => tell(&ProgramEvent::Unusable { reason }),
+                Err(reason) => notify(&ProgramEvent::Unusable { reason }),
             }
         }
         let executable = client.compile(text, options)?;
-        tell(&ProgramEvent::Compiled { operations, took: begin.elapsed() });
-        if let Some(Err(reason)) = entry.map(|(cache, key)| cache.keep(key, &executable)) {
-            tell(&ProgramEvent::NotKept { reason });
+        notify(&ProgramEvent::Compiled { operations, took: begin.elapsed() });
+        if let Some(Err(reason)) = entry.map(|(cache, key)| cache.insert(key, &executable)) {
+            notify(&ProgramEvent::NotKept { reason });
         }
         Ok(executable)
     }
@@ -228,27 +231,27 @@ pub(crate) struct Seated {
     world: Arc<World>,
     rank: usize,
     /// The other ranks on the host, to synchronize with before and after a program.
-    ranks: Comm<HostMemory>,
+    sync: Comm<HostMemory>,
 }
 
 impl Seated {
-    pub(crate) fn new(world: Arc<World>, ranks: Comm<HostMemory>) -> Self {
-        Self { world, rank: ranks.rank(), ranks }
+    pub(crate) fn new(world: Arc<World>, sync: Comm<HostMemory>) -> Self {
+        Self { world, rank: sync.rank(), sync }
     }
 
     /// Whether it is the first rank of its process.
     fn is_first(&self) -> bool {
-        self.world.place(self.rank) == 0
+        self.world.local_index(self.rank) == 0
     }
 
     /// Compiles a program that is new to all ranks, between two barriers: all ranks of a process have looked it up
     /// before the first, and all processes have compiled the same programs.
     fn compile(&mut self, host: &HostMemory, digest: Digest, program: &Traced) -> Result<(), Error> {
-        self.ranks.agree(host, digest)?;
+        self.sync.agree(host, digest)?;
         if self.is_first() {
             self.world.compile(digest, &program.module, &program.together())?;
         }
-        self.ranks.agree(host, digest)
+        self.sync.agree(host, digest)
     }
 
     /// See [`Executor::run`].
@@ -267,24 +270,26 @@ impl Seated {
         let interface = Arc::clone(&world.compiled()[&digest].interface);
         let buffers = self.inputs(host, &interface, arguments)?;
         world.slot(self.rank).arguments = buffers.clone();
-        self.ranks.agree(host, digest)?;
+        self.sync.agree(host, digest)?;
         if self.is_first() {
             // On failure the engine tells the other ranks, which wait below.
             world.execute(digest)?;
         }
-        self.ranks.agree(host, digest)?;
-        let made = std::mem::take(&mut world.slot(self.rank).results);
-        assert_eq!(made.len(), interface.outputs.len(), "a program makes what was traced");
+        self.sync.agree(host, digest)?;
+        let result_buffers = std::mem::take(&mut world.slot(self.rank).results);
+        assert_eq!(result_buffers.len(), interface.outputs.len(), "a program makes what was traced");
         // Outputs replace the contents of the inputs that change.
         for (input, buffer) in interface.inputs.iter().zip(buffers) {
-            keep(buffer, &input.shape, &input.storages(&storages));
+            put_buffer(buffer, &input.shape, &input.storages(&storages));
         }
-        for (Output { shape, held }, buffer) in interface.outputs.iter().zip(made) {
-            let storages: Vec<Option<&Arc<Storage>>> = match held {
-                Held::Results(own) => own.iter().map(|&result| Some(&results[result])).collect(),
-                Held::Arguments(input) => interface.inputs[*input].storages(&storages),
+        for (Output { shape, kind }, buffer) in interface.outputs.iter().zip(result_buffers) {
+            let storages: Vec<Option<&Arc<Storage>>> = match kind {
+                OutputKind::Results(members) => {
+                    members.iter().map(|&result| Some(&results[result])).collect()
+                }
+                OutputKind::Arguments(input) => interface.inputs[*input].storages(&storages),
             };
-            keep(Arc::new(buffer), shape, &storages);
+            put_buffer(Arc::new(buffer), shape, &storages);
         }
         Ok(())
     }
@@ -296,13 +301,14 @@ impl Seated {
         interface: &Interface,
         arguments: Vec<Argument>,
     ) -> Result<Vec<Arc<DeviceBuffer>>, Error> {
-        let mut sources: Vec<Option<Source>> = arguments.into_iter().map(|one| Some(one.source)).collect();
+        let mut sources: Vec<Option<Source>> =
+            arguments.into_iter().map(|argument| Some(argument.source)).collect();
         let mut buffers = Vec::with_capacity(interface.inputs.len());
         for input in &interface.inputs {
-            let own = input.members.iter();
-            let own: Vec<Source> =
-                own.map(|&member| sources[member].take().expect("an input is used once")).collect();
-            buffers.push(self.world.upload(self.rank, host, &input.shape, &own)?);
+            let members = input.members.iter();
+            let member_sources: Vec<Source> =
+                members.map(|&member| sources[member].take().expect("an input is used once")).collect();
+            buffers.push(self.world.upload(self.rank, host, &input.shape, &member_sources)?);
         }
         Ok(buffers)
     }
@@ -316,13 +322,13 @@ impl Input {
 }
 
 /// Puts what a buffer of this shape holds into these storages: one, or those of a stack.
-fn keep(buffer: Arc<DeviceBuffer>, shape: &Shape, storages: &[Option<&Arc<Storage>>]) {
+fn put_buffer(buffer: Arc<DeviceBuffer>, shape: &Shape, storages: &[Option<&Arc<Storage>>]) {
     if let [storage] = storages {
         storage.iter().for_each(|storage| storage.put(Content::Device(Arc::clone(&buffer), None)));
         return;
     }
     let stack = Arc::new(DeviceStack::new(buffer, shape, storages.len()));
-    for (place, storage) in storages.iter().enumerate() {
-        storage.iter().for_each(|storage| storage.put(Content::Element(Arc::clone(&stack), place)));
+    for (position, storage) in storages.iter().enumerate() {
+        storage.iter().for_each(|storage| storage.put(Content::Element(Arc::clone(&stack), position)));
     }
 }

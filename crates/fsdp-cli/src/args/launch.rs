@@ -18,9 +18,9 @@ fn processes(text: &str) -> Result<usize, String> {
         "cpu" => thread::available_parallelism().map_or(1, usize::from),
         _ => text.parse().unwrap_or(0),
     };
-    let is_right = (1..=4096).contains(&number);
-    let wrong = || format!("expected a number from 1 to 4096, auto, gpu or cpu; this stands for {number}");
-    if is_right { Ok(number) } else { Err(wrong()) }
+    let is_valid = (1..=4096).contains(&number);
+    let error = || format!("expected a number from 1 to 4096, auto, gpu or cpu; this stands for {number}");
+    if is_valid { Ok(number) } else { Err(error()) }
 }
 
 /// How many nodes a launch has.
@@ -109,8 +109,8 @@ impl LaunchArgs {
     /// Where the nodes meet, if that is given: also by the variables that pods have.
     pub(crate) fn endpoint(&self) -> Option<(String, u16)> {
         let variable = |name: &str| std::env::var(name).ok();
-        let of_pod = || Some((variable("PET_MASTER_ADDR")?, variable("PET_MASTER_PORT")?.parse().ok()?));
-        self.endpoint.clone().or_else(of_pod)
+        let from_pod = || Some((variable("PET_MASTER_ADDR")?, variable("PET_MASTER_PORT")?.parse().ok()?));
+        self.endpoint.clone().or_else(from_pod)
     }
 }
 
@@ -120,12 +120,12 @@ mod tests {
 
     #[test]
     fn nodes_parse_number_or_range_with_power_of_two() {
-        let of = |text: &str| text.parse::<Nodes>().map(|nodes| (nodes.min, nodes.max));
-        assert_eq!(of("3"), Ok((3, 3)));
-        assert_eq!(of("2:4"), Ok((2, 4)));
-        assert_eq!(of("3:4"), Ok((3, 4)));
+        let parse = |text: &str| text.parse::<Nodes>().map(|nodes| (nodes.min, nodes.max));
+        assert_eq!(parse("3"), Ok((3, 3)));
+        assert_eq!(parse("2:4"), Ok((2, 4)));
+        assert_eq!(parse("3:4"), Ok((3, 4)));
         for wrong in ["", "0", "4:2", "5:7", "1:x", "1:2:3"] {
-            assert!(of(wrong).is_err(), "{wrong}");
+            assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -30,11 +30,11 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
         "" => 1,
         name => UNITS.iter().find(|(known, _)| *known == name).ok_or_else(expected)?.1,
     };
-    let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() || decimals.len() > DECIMALS_MAX {
+    let (integer, decimals) = number.split_once('.').unwrap_or((number, ""));
+    if integer.is_empty() || decimals.len() > DECIMALS_MAX {
         return Err(expected());
     }
-    let digits: u128 = format!("{whole}{decimals}").parse().map_err(|_| expected())?;
+    let digits: u128 = format!("{integer}{decimals}").parse().map_err(|_| expected())?;
     let scale = 10_u128.pow(decimals.len().try_into().map_err(|_| expected())?);
     let bytes = digits.checked_mul(u128::from(unit)).map(|product| product / scale);
     match bytes.and_then(|bytes| u64::try_from(bytes).ok()) {

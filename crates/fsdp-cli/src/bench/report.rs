@@ -107,7 +107,7 @@ impl Report {
 const TOTAL: &str = "all together";
 
 fn logical_peaks(ranks: &[Usage]) -> Map<String, Value> {
-    let largest = |of: &dyn Fn(&Usage) -> usize| ranks.iter().map(of).max().unwrap_or(0);
+    let largest = |property: &dyn Fn(&Usage) -> usize| ranks.iter().map(property).max().unwrap_or(0);
     let mut peaks: Map<String, Value> = Category::ALL
         .into_iter()
         .map(|category| (category.name().to_owned(), largest(&|usage| usage.peak(category)).into()))

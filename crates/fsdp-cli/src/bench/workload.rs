@@ -19,7 +19,7 @@ use crate::run_setup::{self, Model};
 /// # Errors
 /// [`CliError`]: the dimensions do not fit together.
 pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<Model>, CliError> {
-    heads(args)?;
+    expect_head_counts(args)?;
     let model = HfConfig::parse(&model_json(args))
         .map_err(|source| CliError::Model { origin: "bench train".to_owned(), source })?;
     let tokens = Tokens::of_step("--global-batch", args.global_batch, args.seq)?;
@@ -31,7 +31,7 @@ pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<Model>, CliError> {
 }
 
 /// Reports head counts that do not fit as options; the model would blame a `config.json` that does not exist.
-fn heads(args: &BenchTrainArgs) -> Result<(), CliError> {
+fn expect_head_counts(args: &BenchTrainArgs) -> Result<(), CliError> {
     let BenchTrainArgs { hidden, heads, kv_heads, .. } = *args;
     if heads > 0 && !heads.checked_mul(2).is_some_and(|parts| hidden.is_multiple_of(parts)) {
         let what =
@@ -82,8 +82,8 @@ pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
 
 fn run_toml(args: &BenchTrainArgs, tokens: &Tokens) -> Result<String, CliError> {
     // A TOML string, written like a JSON string: TOML supports the same escapes.
-    let text = |text: &str| serde_json::Value::from(text).to_string();
-    let wrap: Vec<String> = args.wrap.iter().map(|class| text(class)).collect();
+    let toml_string = |text: &str| serde_json::Value::from(text).to_string();
+    let wrap: Vec<String> = args.wrap.iter().map(|class| toml_string(class)).collect();
     let adapter = match args.lora_rank {
         Some(rank) => format!("[adapter]\nrank = {rank}\nalpha = {}", 2 * rank),
         None => String::new(),

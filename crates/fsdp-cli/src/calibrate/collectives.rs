@@ -12,7 +12,7 @@ use fsdp_plan::prices::Collective;
 use fsdp_train::config::Device;
 use fsdp_train::{TrainBackend, TrainError};
 
-use super::computing::undisturbed;
+use super::computing::lower_quartile;
 use crate::clock::Clock;
 use crate::device::Work;
 
@@ -21,11 +21,11 @@ const BYTES: [usize; 10] =
     [256, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 
 /// Maximum bytes on a host.
-const BYTES_OF_HOST: usize = 64 << 20;
+const HOST_BYTES_MAX: usize = 64 << 20;
 
-/// A size is repeated until this many bytes have moved, within `REPEATED` repetitions.
-const BYTES_EACH: usize = 96 << 20;
-const REPEATED: [usize; 2] = [3, 40];
+/// A size is repeated until this many bytes have moved, within `REPETITIONS` repetitions.
+const BYTES_PER_SIZE: usize = 96 << 20;
+const REPETITIONS: [usize; 2] = [3, 40];
 
 /// Repetitions that are not counted, before those that are.
 const WARM_UP: usize = 2;
@@ -36,12 +36,12 @@ pub(super) struct Collectives {
     /// The name of the transport.
     pub(super) transport: &'static str,
     /// Maximum bytes.
-    pub(super) most_bytes: usize,
+    pub(super) bytes_max: usize,
 }
 
 /// Maximum bytes to time on a device.
-pub(super) fn most_bytes(device: Device) -> usize {
-    if device == Device::Cuda { usize::MAX } else { BYTES_OF_HOST }
+pub(super) fn bytes_max(device: Device) -> usize {
+    if device == Device::Cuda { usize::MAX } else { HOST_BYTES_MAX }
 }
 
 impl Work for Collectives {
@@ -51,8 +51,8 @@ impl Work for Collectives {
     where
         L::Memory: TrainBackend + Clock,
     {
-        let Self { ranks, transport, most_bytes } = self;
-        let timed = |seat: Seat<L::Memory>| measure(seat, most_bytes).map_err(TrainError::from);
+        let Self { ranks, transport, bytes_max } = self;
+        let timed = |seat: Seat<L::Memory>| measure(seat, bytes_max).map_err(TrainError::from);
         let measured = launcher.launch(ranks, &timed)?;
         let mut points = Points::new();
         // All ranks did the same; the one that took longest saw the whole time.
@@ -68,13 +68,13 @@ impl Work for Collectives {
 /// A collective, its bytes, and its seconds.
 type Timed = (Collective, usize, f64);
 
-fn measure<M: Clock>(seat: Seat<M>, most_bytes: usize) -> Result<Vec<Timed>, Error> {
+fn measure<M: Clock>(seat: Seat<M>, bytes_max: usize) -> Result<Vec<Timed>, Error> {
     let Seat { memory, mut gathers, mut reductions, .. } = seat;
     let mut timed = Vec::new();
     for collective in Collective::ALL {
-        for bytes in BYTES.into_iter().filter(|&bytes| bytes <= most_bytes) {
+        for bytes in BYTES.into_iter().filter(|&bytes| bytes <= bytes_max) {
             let comm = if collective == Collective::AllGather { &mut gathers } else { &mut reductions };
-            timed.push((collective, bytes, undisturbed(&mut times(&memory, comm, collective, bytes)?)));
+            timed.push((collective, bytes, lower_quartile(&mut times(&memory, comm, collective, bytes)?)));
         }
     }
     Ok(timed)
@@ -87,25 +87,25 @@ fn times<M: Clock>(
     collective: Collective,
     bytes: usize,
 ) -> Result<Vec<f64>, Error> {
-    let [least, most] = REPEATED;
-    let count = (BYTES_EACH / bytes).clamp(least, most);
+    let [min, max] = REPETITIONS;
+    let count = (BYTES_PER_SIZE / bytes).clamp(min, max);
     let (ranks, elements) = (comm.size(), (bytes / DType::F32.size_bytes()).next_multiple_of(comm.size()));
     let mut seconds = Vec::new();
     for repetition in 0..WARM_UP + count {
-        let (whole, part) = (zeroed(&**memory, elements)?, zeroed(&**memory, elements / ranks)?);
+        let (full, shard) = (zeroed(&**memory, elements)?, zeroed(&**memory, elements / ranks)?);
         let queue = if collective == Collective::AllGather { Queue::Gather } else { Queue::Reduce };
         // The zeros must be written before the time starts.
         memory.wait(queue, &memory.record(Queue::Compute));
         let (issued, begin) = (Instant::now(), memory.mark(queue)?);
         let pending = match collective {
             Collective::AllGather => {
-                comm.all_gather(memory, Purpose::Forward, None, vec![part], vec![whole])?
+                comm.all_gather(memory, Purpose::Forward, None, vec![shard], vec![full])?
             }
             Collective::ReduceScatter => {
-                comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![whole], vec![part])?
+                comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![full], vec![shard])?
             }
             Collective::AllReduce => {
-                comm.all_reduce(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![whole])?
+                comm.all_reduce(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![full])?
             }
         };
         let done = pending.wait_on(memory, queue)?;

@@ -14,7 +14,7 @@ use fsdp_plan::measured::{Measured, Point, Points};
 use fsdp_plan::{Calls, Constants, Listed, Planned, Software, StepWork, forecast};
 use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError, listed, rank_tables};
 
-use super::watch::{Seen, Watch};
+use super::watch::{OpTimes, Watch};
 use crate::clock::Clock;
 use crate::device::Work;
 use crate::error::CliError;
@@ -50,8 +50,12 @@ impl Step {
     pub(super) fn point(&self, cluster: &Cluster, transport: &'static str) -> Result<Point, CliError> {
         let (plan, work, software) = (&*self.plan, &self.work, Software::OURS);
         let constants = &Constants::fitted();
-        let said = forecast(&Planned { plan, work, cluster, software, constants, transport })?;
-        Ok(Measured::step(plan.mesh.world(), said.timeline.end, undisturbed(&mut self.seconds.clone())))
+        let predicted = forecast(&Planned { plan, work, cluster, software, constants, transport })?;
+        Ok(Measured::step(
+            plan.mesh.world(),
+            predicted.timeline.end,
+            lower_quartile(&mut self.seconds.clone()),
+        ))
     }
 }
 
@@ -63,14 +67,14 @@ pub(super) struct Steps<'a> {
     pub(super) job: &'a Job<Model>,
     pub(super) count: usize,
     /// Identifies the model.
-    pub(super) of: String,
+    pub(super) label: String,
     /// Whether operations are observed, too.
-    pub(super) is_watched: bool,
+    pub(super) is_observed: bool,
     pub(super) samples: &'a mut Samples,
 }
 
 /// A step of a rank: its seconds, and the observed operations.
-type Watched = (f64, Vec<Seen>);
+type ObservedStep = (f64, Vec<OpTimes>);
 
 impl Work for Steps<'_> {
     type Outcome = Result<(), TrainError>;
@@ -79,17 +83,17 @@ impl Work for Steps<'_> {
     where
         L::Memory: TrainBackend + Clock,
     {
-        let Self { job, count, of, is_watched, samples } = self;
+        let Self { job, count, label, is_observed, samples } = self;
         let ranks = job.config.run.ranks;
         let measured =
-            launcher.launch(ranks, &|seat: Seat<L::Memory>| measure(job, seat, count as u64, is_watched))?;
-        samples.add::<L::Memory>(job, of, &measured[0])
+            launcher.launch(ranks, &|seat: Seat<L::Memory>| measure(job, seat, count as u64, is_observed))?;
+        samples.add::<L::Memory>(job, label, &measured[0])
     }
 }
 
 /// The measurements of a rank.
 struct Measurement {
-    watched: Vec<Watched>,
+    observed: Vec<ObservedStep>,
     /// Seconds of unobserved steps.
     steps: Vec<f64>,
 }
@@ -98,22 +102,22 @@ fn measure<M: TrainBackend + Clock>(
     job: &Job<Model>,
     seat: Seat<M>,
     count: u64,
-    is_watched: bool,
+    is_observed: bool,
 ) -> Result<Measurement, TrainError> {
     let memory = Arc::clone(&seat.memory);
     let mut trainer = RankTrainer::new(job, seat)?;
-    let mut measured = Measurement { watched: Vec::new(), steps: Vec::new() };
+    let mut measured = Measurement { observed: Vec::new(), steps: Vec::new() };
     for step in 0..WARM_UP + count {
         let begin = Instant::now();
         trainer.step(step, false, &mut ProgramOrder, &mut ())?;
         measured.steps.extend((step >= WARM_UP).then(|| begin.elapsed().as_secs_f64()));
     }
-    if is_watched {
+    if is_observed {
         let (mut watch, _guard) = Watch::new(&memory);
         for step in WARM_UP + count..WARM_UP + 2 * count {
             let begin = Instant::now();
             trainer.step(step, false, &mut ProgramOrder, &mut watch)?;
-            measured.watched.push((begin.elapsed().as_secs_f64(), watch.take()?));
+            measured.observed.push((begin.elapsed().as_secs_f64(), watch.take()?));
         }
     }
     Ok(measured)
@@ -123,7 +127,7 @@ impl Samples {
     fn add<M: TrainBackend>(
         &mut self,
         job: &Job<Model>,
-        of: String,
+        label: String,
         measured: &Measurement,
     ) -> Result<(), TrainError> {
         let (plan, ranks) = (&job.plan, job.config.run.ranks);
@@ -132,13 +136,13 @@ impl Samples {
         let tables = rank_tables::<M>(&job.config, plan, Rank(0))?;
         let work = StepWork::new(plan, calls, &tables);
         let dtype = plan.policy.param_dtype;
-        for (seconds, seen) in &measured.watched {
-            let mut own = 0.0;
-            for Seen { op, seconds, calls } in seen {
-                own += seconds;
+        for (seconds, seen) in &measured.observed {
+            let mut op_seconds = 0.0;
+            for OpTimes { op, seconds, calls } in seen {
+                op_seconds += seconds;
                 let kind = plan.step.op(*op).kind;
-                let called = BlockCall::of(kind);
-                let steps = called.and_then(|called| listings.iter().find(|(call, _)| *call == called));
+                let block = BlockCall::of(kind);
+                let steps = block.and_then(|block| listings.iter().find(|(call, _)| *call == block));
                 if let Some((_, listing)) = steps {
                     assert_eq!(calls.len(), listing.list.steps.len(), "a block runs what it lists");
                     let listed = listing.list.steps.iter().map(|step| Listed::of(step, shape));
@@ -154,11 +158,11 @@ impl Samples {
                 }
             }
             if ranks == 1 {
-                self.issue.push((seconds - own) / plan.step.ops.len() as f64);
+                self.issue.push((seconds - op_seconds) / plan.step.ops.len() as f64);
             }
         }
         let step = || Step { plan: Arc::clone(plan), work, seconds: Vec::new() };
-        self.steps.entry(of).or_insert_with(step).seconds.extend(&measured.steps);
+        self.steps.entry(label).or_insert_with(step).seconds.extend(&measured.steps);
         Ok(())
     }
 
@@ -171,8 +175,8 @@ impl Samples {
     pub(super) fn finish(mut self, measured: &mut Measured) -> Vec<Step> {
         measured.calls = points(self.calls);
         measured.operations = points(self.operations);
-        measured.issue = undisturbed(&mut self.issue).max(0.0);
-        measured.between_calls = undisturbed(&mut self.between_calls).max(0.0);
+        measured.issue = lower_quartile(&mut self.issue).max(0.0);
+        measured.between_calls = lower_quartile(&mut self.between_calls).max(0.0);
         self.steps.into_values().collect()
     }
 
@@ -192,14 +196,14 @@ fn points(times: Times) -> Points {
         let mut size: Vec<f64> = sizes.into_iter().map(f64::from_bits).collect();
         let work = size.pop().expect("a key has its work");
         // Clock resolution may yield 0.
-        let seconds = undisturbed(&mut seconds).max(1e-9);
+        let seconds = lower_quartile(&mut seconds).max(1e-9);
         points.entry(what).or_default().push(Point { ranks, size, work, seconds });
     }
     points
 }
 
 /// The lower quartile, because disturbances only lengthen a measurement; 0 if empty.
-pub(super) fn undisturbed(values: &mut [f64]) -> f64 {
+pub(super) fn lower_quartile(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 4).copied().unwrap_or(0.0)
 }

@@ -8,14 +8,14 @@ use fsdp_train::config::Device;
 use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
 use super::machine;
+use crate::atomic_file;
 use crate::error::CliError;
-use crate::whole_file;
 
 /// Reads the cluster in a file.
 ///
 /// # Errors
 /// [`CliError`]: the file cannot be read, or is not a cluster.
-pub(super) fn earlier(file: &Path) -> Result<Cluster, CliError> {
+pub(super) fn read_cluster(file: &Path) -> Result<Cluster, CliError> {
     let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
     let text = input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(unreadable)?;
     Ok(Cluster::parse(&text, &file.display().to_string())?)
@@ -25,7 +25,7 @@ pub(super) fn earlier(file: &Path) -> Result<Cluster, CliError> {
 ///
 /// # Errors
 /// [`CliError::Option`]: the file has no points, or those of another machine, device or version.
-pub(super) fn expect_same(
+pub(super) fn expect_compatible(
     mut cluster: Cluster,
     device: Device,
     file: &Path,
@@ -38,11 +38,11 @@ pub(super) fn expect_same(
         return Err(CliError::Option { option: "--out", what });
     };
     // The name of a GPU is known only once its rank holds it.
-    let own =
+    let machine_name =
         machine::name(device, (device == Device::Cuda).then(|| measured.machine.clone()), measured.threads);
-    expect_own("machine", &own, &measured.machine, file)?;
-    expect_own("device", device.name(), &measured.device, file)?;
-    expect_own("version", env!("CARGO_PKG_VERSION"), &measured.version, file)?;
+    expect_matching("machine", &machine_name, &measured.machine, file)?;
+    expect_matching("device", device.name(), &measured.device, file)?;
+    expect_matching("version", env!("CARGO_PKG_VERSION"), &measured.version, file)?;
     Ok((cluster, measured))
 }
 
@@ -50,12 +50,12 @@ pub(super) fn expect_same(
 ///
 /// # Errors
 /// [`CliError::Option`].
-pub(super) fn expect_own(what: &str, own: &str, theirs: &str, file: &Path) -> Result<(), CliError> {
-    if own == theirs {
+pub(super) fn expect_matching(what: &str, local: &str, recorded: &str, file: &Path) -> Result<(), CliError> {
+    if local == recorded {
         return Ok(());
     }
     let what = format!(
-        "{} is from another {what}: \"{theirs}\", but this one is \"{own}\"; their times cannot be mixed, so \
+        "{} is from another {what}: \"{recorded}\", but this one is \"{local}\"; their times cannot be mixed, so \
          choose another file",
         file.display()
     );
@@ -63,11 +63,11 @@ pub(super) fn expect_own(what: &str, own: &str, theirs: &str, file: &Path) -> Re
 }
 
 /// Adds points, replacing those with the same number of ranks.
-pub(super) fn add(all: &mut Points, more: Points) {
-    for (what, points) in more {
-        let there = all.entry(what).or_default();
-        there.retain(|point| points.iter().all(|new| new.ranks != point.ranks));
-        there.extend(points);
+pub(super) fn add(all: &mut Points, added: Points) {
+    for (what, points) in added {
+        let existing = all.entry(what).or_default();
+        existing.retain(|point| points.iter().all(|new| new.ranks != point.ranks));
+        existing.extend(points);
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) fn expect_replaceable(file: &Path, machine: &str) -> Result<(), CliEr
         let what = format!("{} exists already and is {what}; choose another file", file.display());
         CliError::Option { option: "--out", what }
     };
-    let measured = earlier(file).ok().and_then(|cluster| cluster.measured);
+    let measured = read_cluster(file).ok().and_then(|cluster| cluster.measured);
     let measured = measured.ok_or_else(|| refused("not a calibration"))?;
     let model =
         |machine: &str| machine.rsplit_once(", ").map_or(machine.to_owned(), |(model, _)| model.to_owned());
@@ -98,7 +98,7 @@ pub(super) fn expect_replaceable(file: &Path, machine: &str) -> Result<(), CliEr
 /// # Errors
 /// [`CliError::Write`].
 pub(super) fn write(cluster: &Cluster, file: &Path) -> Result<(), CliError> {
-    whole_file::replace(file, &cluster.to_toml()).map_err(CliError::write(file))
+    atomic_file::replace(file, &cluster.to_toml()).map_err(CliError::write(file))
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub(super) fn cluster(
     mut cluster: Cluster,
     measured: Measured,
     ranks: usize,
-    written: Option<f64>,
+    write_speed: Option<f64>,
 ) -> Cluster {
     let source = |what: &str| format!("measured by `fsdp calibrate` on {}: {what}", measured.date);
     cluster.name = "measured".to_owned();
@@ -61,9 +61,9 @@ pub(super) fn cluster(
         if let Some(bytes) = memory() {
             cluster.device.memory = Sourced { value: bytes, source: source("MemTotal of /proc/meminfo") };
         }
-        let most = threads.max(ranks as f64);
+        let devices = threads.max(ranks as f64);
         cluster.node.devices =
-            Sourced { value: most, source: source("threads that compute, or more ranks that were timed") };
+            Sourced { value: devices, source: source("threads that compute, or more ranks that were timed") };
     }
     for (dtype, peak) in &mut cluster.device.peak {
         if let Some(best) = fastest(&measured.calls, &format!("linear {dtype}")) {
@@ -74,7 +74,7 @@ pub(super) fn cluster(
         cluster.device.memory_bandwidth =
             Sourced { value: best, source: source("the fastest sum of one rank") };
     }
-    if let Some(value) = written {
+    if let Some(value) = write_speed {
         cluster.storage.write =
             Sourced { value, source: source("a file in the folder of this one, made durable") };
     }
@@ -86,7 +86,7 @@ pub(super) fn cluster(
 ///
 /// # Errors
 /// [`CliError::Write`].
-pub(super) fn written(folder: &Path) -> Result<f64, CliError> {
+pub(super) fn measure_write_speed(folder: &Path) -> Result<f64, CliError> {
     let failed = || CliError::write(folder);
     let mut file = tempfile::tempfile_in(folder).map_err(failed())?;
     // Not zeros: some file systems store no pages for them.
@@ -102,8 +102,8 @@ pub(super) fn written(folder: &Path) -> Result<f64, CliError> {
 /// The highest rate of work per second among the points of one rank.
 fn fastest(points: &Points, what: &str) -> Option<f64> {
     let rate = |point: &Point| point.work / point.seconds;
-    let alone = points.get(what)?.iter().filter(|point| point.ranks == 1);
-    alone.map(rate).max_by(f64::total_cmp)
+    let single_rank = points.get(what)?.iter().filter(|point| point.ranks == 1);
+    single_rank.map(rate).max_by(f64::total_cmp)
 }
 
 /// Bytes of memory of this machine.

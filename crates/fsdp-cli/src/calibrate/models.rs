@@ -52,10 +52,10 @@ const fn gpt2([hidden, heads]: [usize; 2], sizes: [usize; 4]) -> Shape {
 }
 
 /// Tokens of a sample of the models that measure an update rule; no other model has so few.
-const UPDATED_SEQ: usize = 32;
+const OPTIMIZER_SEQ: usize = 32;
 
 /// A model that measures an update rule.
-const fn updated_by(optimizer: &'static str, shape: Shape) -> Shape {
+const fn with_optimizer(optimizer: &'static str, shape: Shape) -> Shape {
     Shape { optimizer, ..shape }
 }
 
@@ -71,10 +71,10 @@ pub(super) const fn shapes(device: Device) -> &'static [Shape; 18] {
 const FOR_GPUS: [Shape; 18] = [
     llama([256, 4, 2, 704], [8000, 256, 2, 2]),
     gpt2([384, 6], [16_000, 256, 6, 1]),
-    updated_by("sgd", GPU_UPDATED),
-    updated_by("lion", GPU_UPDATED),
-    updated_by("adafactor", GPU_UPDATED),
-    updated_by("adamw8bit", GPU_UPDATED),
+    with_optimizer("sgd", GPU_OPTIMIZER_SHAPE),
+    with_optimizer("lion", GPU_OPTIMIZER_SHAPE),
+    with_optimizer("adafactor", GPU_OPTIMIZER_SHAPE),
+    with_optimizer("adamw8bit", GPU_OPTIMIZER_SHAPE),
     llama([512, 8, 4, 1408], [32_000, 512, 4, 2]),
     Shape { checkpointing: "full", ..llama([768, 12, 12, 2048], [32_000, 1024, 2, 1]) },
     gpt2([768, 12], [50_304, 1024, 32, 1]),
@@ -88,15 +88,15 @@ const FOR_GPUS: [Shape; 18] = [
     llama([3072, 24, 24, 8192], [4000, 2048, 4, 1]),
     llama([4096, 32, 8, 11_008], [4000, 1024, 6, 1]),
 ];
-const GPU_UPDATED: Shape = llama([768, 12, 12, 2048], [8000, UPDATED_SEQ, 1, 1]);
+const GPU_OPTIMIZER_SHAPE: Shape = llama([768, 12, 12, 2048], [8000, OPTIMIZER_SEQ, 1, 1]);
 
 const FOR_PROCESSORS: [Shape; 18] = [
     llama([64, 2, 1, 176], [1000, 96, 2, 2]),
     gpt2([96, 3], [2000, 64, 6, 1]),
-    updated_by("sgd", PROCESSOR_UPDATED),
-    updated_by("lion", PROCESSOR_UPDATED),
-    updated_by("adafactor", PROCESSOR_UPDATED),
-    updated_by("adamw8bit", PROCESSOR_UPDATED),
+    with_optimizer("sgd", PROCESSOR_OPTIMIZER_SHAPE),
+    with_optimizer("lion", PROCESSOR_OPTIMIZER_SHAPE),
+    with_optimizer("adafactor", PROCESSOR_OPTIMIZER_SHAPE),
+    with_optimizer("adamw8bit", PROCESSOR_OPTIMIZER_SHAPE),
     llama([144, 4, 2, 400], [5000, 160, 3, 2]),
     Shape { checkpointing: "full", ..llama([112, 4, 4, 300], [3000, 320, 1, 1]) },
     gpt2([208, 4], [6000, 224, 2, 1]),
@@ -110,10 +110,10 @@ const FOR_PROCESSORS: [Shape; 18] = [
     llama([608, 8, 4, 1632], [9000, 176, 4, 1]),
     llama([832, 13, 13, 2240], [16_000, 128, 3, 1]),
 ];
-const PROCESSOR_UPDATED: Shape = llama([160, 4, 4, 432], [3000, UPDATED_SEQ, 1, 1]);
+const PROCESSOR_OPTIMIZER_SHAPE: Shape = llama([160, 4, 4, 432], [3000, OPTIMIZER_SEQ, 1, 1]);
 
 /// Indices of the models whose whole steps are timed between processes, and with more ranks than threads.
-pub(super) const WHOLE: [usize; 6] = [0, 6, 8, 9, 12, 14];
+pub(super) const WHOLE_STEP_MODELS: [usize; 6] = [0, 6, 8, 9, 12, 14];
 
 impl Shape {
     /// The job that trains the model with values of `dtype` on `ranks` ranks.
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn models_have_distinct_matrix_products() {
         for shapes in [FOR_GPUS, FOR_PROCESSORS] {
-            let without_rules = shapes.iter().filter(|shape| shape.seq != UPDATED_SEQ);
+            let without_rules = shapes.iter().filter(|shape| shape.seq != OPTIMIZER_SEQ);
             let mut all: Vec<(usize, usize)> =
                 without_rules.map(|shape| (shape.hidden, shape.seq * shape.samples)).collect();
             let count = all.len();

@@ -29,8 +29,8 @@ impl Ranks for Option<&Cluster> {
 ///
 /// # Errors
 /// [`CliError`]: the device is not available.
-pub(super) fn device_name(run: &RunConfig, on: &impl Ranks) -> Result<Option<String>, CliError> {
-    let names = on.run(run, Name { ranks: run.ranks })??;
+pub(super) fn device_name(run: &RunConfig, runner: &impl Ranks) -> Result<Option<String>, CliError> {
+    let names = runner.run(run, Name { ranks: run.ranks })??;
     Ok(names.into_iter().next().flatten())
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::models::llama;
 use super::*;
 use crate::args::{Args, Command as Parsed};
-use crate::plan::said;
+use crate::plan::render;
 
 mod cards;
 #[path = "../../../fsdp-cuda/tests/fake_cuda/mod.rs"]
@@ -30,22 +30,22 @@ fn args(line: &str) -> CalibrateArgs {
 }
 
 /// Set in the test process that loads the stand-in libraries: other processes must see the machine as it is.
-const INSIDE: &str = "FSDP_TEST_CARDS";
+const INNER_PROCESS: &str = "FSDP_TEST_CARDS";
 
 /// A model and maximum bytes of collectives for the stand-ins, which are slow.
 const TINY: Shape = llama([16, 2, 1, 24], [50, 16, 1, 1]);
-const MOST_BYTES: usize = 32 << 10;
+const BYTES_MAX: usize = 32 << 10;
 
 /// Seconds that the stand-in driver reports for every interval.
-const ALWAYS: f64 = 1e-3;
+const INTERVAL_S: f64 = 1e-3;
 
 #[test]
 fn fake_gpu_calibration_yields_points_and_plans() {
-    if std::env::var_os(INSIDE).is_none() {
+    if std::env::var_os(INNER_PROCESS).is_none() {
         let name = "calibrate::tests::fake_gpu_calibration_yields_points_and_plans";
-        let mut inside = Command::new(std::env::current_exe().unwrap());
-        inside.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
-        let ran = inside.output().unwrap();
+        let mut inner = Command::new(std::env::current_exe().unwrap());
+        inner.args(["--exact", name, "--nocapture"]).env(INNER_PROCESS, "1");
+        let ran = inner.output().unwrap();
         assert!(ran.status.success(), "{}{}", text(&ran.stdout), text(&ran.stderr));
         assert!(text(&ran.stdout).contains("1 passed"), "the name of this test has changed");
         return;
@@ -55,7 +55,7 @@ fn fake_gpu_calibration_yields_points_and_plans() {
         let file = folder.path().join(format!("{cards}.toml"));
         let calibrate = format!("--device cuda --models 1 --steps 1 --out {}", file.display());
         measure(&args(&calibrate), cards);
-        expect_points(&earlier(&file).unwrap().measured.unwrap(), cards);
+        expect_points(&read_cluster(&file).unwrap().measured.unwrap(), cards);
         expect_plan(&file, cards);
     }
 }
@@ -66,14 +66,14 @@ fn text(bytes: &[u8]) -> String {
 
 /// Does what `fsdp calibrate` does on a machine with this many GPUs.
 fn measure(args: &CalibrateArgs, cards: usize) {
-    let on = cards::Cards::new(cards);
+    let runner = cards::Cards::new(cards);
     let run = TINY.job(Device::Cuda, DType::F32, cards).unwrap().config.run;
-    let machine = machine::name(Device::Cuda, device_name(&run, &on).unwrap(), cards);
+    let machine = machine::name(Device::Cuda, device_name(&run, &runner).unwrap(), cards);
     let (worlds, progress) = (worlds(cards), ProgressBar::hidden());
     let (device, threads, worlds, progress) = (Device::Cuda, cards, &worlds[..], &progress);
     let like = machine::like(Some("h100-sxm"), device).unwrap();
     let cluster =
-        Bench { args, device, threads, worlds, most_bytes: MOST_BYTES, on, progress, shapes: &[TINY] }
+        Bench { args, device, threads, worlds, bytes_max: BYTES_MAX, runner, progress, shapes: &[TINY] }
             .measure(like, machine)
             .unwrap();
     write(&cluster, &args.out).unwrap();
@@ -98,9 +98,9 @@ fn expect_points(measured: &Measured, cards: usize) {
         assert_eq!(ranks(&measured.collectives, what), worlds(cards), "{what}");
     }
     assert_eq!(ranks(&measured.steps, "nccl"), worlds(cards));
-    let of_events = [&measured.calls, &measured.operations, &measured.collectives];
-    for point in of_events.into_iter().flat_map(|points| points.values().flatten()) {
-        assert_eq!(point.seconds, ALWAYS, "the queues are timed, not the host: {point:?}");
+    let timed_by_events = [&measured.calls, &measured.operations, &measured.collectives];
+    for point in timed_by_events.into_iter().flat_map(|points| points.values().flatten()) {
+        assert_eq!(point.seconds, INTERVAL_S, "the queues are timed, not the host: {point:?}");
     }
 }
 
@@ -118,7 +118,7 @@ fn expect_plan(file: &Path, cards: usize) {
     let mut words: Vec<&str> = ["fsdp", "plan"].into_iter().chain(line.split_whitespace()).collect();
     words.extend(sets.iter().flat_map(|set| ["--set", set]));
     let Parsed::Plan(args) = Args::try_parse_from(words).unwrap().command else { panic!("it is a plan") };
-    let plan: Value = serde_json::from_str(&said(&args).unwrap()).unwrap();
+    let plan: Value = serde_json::from_str(&render(&args).unwrap()).unwrap();
     assert_eq!((&plan["cluster"], &plan["devices"]), (&"measured".into(), &cards.into()));
     let assumed = plan["assumed"].to_string();
     assert!(assumed.contains("points that were measured on Fake GPU "), "{assumed}");

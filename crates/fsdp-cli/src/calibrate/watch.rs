@@ -36,12 +36,12 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Calls {
 }
 
 fn at_call() {
-    AT_CALL.with_borrow_mut(|then| then.iter_mut().for_each(|then| then()));
+    AT_CALL.with_borrow_mut(|callback| callback.iter_mut().for_each(|callback| callback()));
 }
 
 /// The times of an operation.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct OpTimes {
     pub(super) op: OpId,
     pub(super) seconds: f64,
     /// Seconds of the calls within it, in order.
@@ -75,11 +75,11 @@ impl<M: Clock> Watch<M> {
         M: 'static,
     {
         let calls: CallMarks<M> = Arc::new(Mutex::new(Ok(Vec::new())));
-        let (of_calls, on) = (Arc::clone(&calls), Arc::clone(memory));
+        let (shared_calls, device) = (Arc::clone(&calls), Arc::clone(memory));
         AT_CALL.set(Some(Box::new(move || {
-            let mut marks = lock::<M>(&of_calls);
+            let mut marks = lock::<M>(&shared_calls);
             if let Ok(all) = &mut *marks {
-                match on.mark(fsdp_core::Queue::Compute) {
+                match device.mark(fsdp_core::Queue::Compute) {
                     Ok(mark) => all.push(mark),
                     Err(error) => *marks = Err(error),
                 }
@@ -99,15 +99,15 @@ impl<M: Clock> Watch<M> {
     ///
     /// # Errors
     /// Those of the device.
-    pub(super) fn take(&mut self) -> Result<Vec<Seen>, Error> {
+    pub(super) fn take(&mut self) -> Result<Vec<OpTimes>, Error> {
         mem::replace(&mut *lock::<M>(&self.calls), Ok(Vec::new()))?;
         let memory = &self.memory;
         let seconds = |from: &M::Mark, to: &M::Mark| Ok(memory.milliseconds(from, to)? / 1e3);
-        let seen = |Marked { op, begin, end, calls }: Marked<M::Mark>| {
+        let times = |Marked { op, begin, end, calls }: Marked<M::Mark>| {
             let calls = calls.chunks_exact(2).map(|marks| seconds(&marks[0], &marks[1]));
-            Ok(Seen { op, seconds: seconds(&begin, &end)?, calls: calls.collect::<Result<_, Error>>()? })
+            Ok(OpTimes { op, seconds: seconds(&begin, &end)?, calls: calls.collect::<Result<_, Error>>()? })
         };
-        mem::take(&mut self.done).into_iter().map(seen).collect()
+        mem::take(&mut self.done).into_iter().map(times).collect()
     }
 }
 

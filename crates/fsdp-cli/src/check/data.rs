@@ -29,16 +29,17 @@ impl Findings {
                 continue;
             }
             let lost = lost(&paths, &config, out_dir, &role);
-            lost.iter().for_each(|error| self.wrong(&subject, error));
+            lost.iter().for_each(|error| self.record_error(&subject, error));
             if !lost.is_empty() || tokenizer.is_none() {
                 continue;
             }
-            let looked_at = outlook(&paths, &config, out_dir, &role, vocab);
-            let Some(found) = self.record(&subject, looked_at, |found| described(found, &config)) else {
+            let surveyed = outlook(&paths, &config, out_dir, &role, vocab);
+            let Some(found) = self.record(&subject, surveyed, |found| describe_outlook(found, &config))
+            else {
                 continue;
             };
-            for doubt in doubts(&found, &config, &role, vocab) {
-                self.note(&subject, Verdict::Warning, doubt);
+            for warning in warnings(&found, &config, &role, vocab) {
+                self.note(&subject, Verdict::Warning, warning);
             }
         }
     }
@@ -47,7 +48,7 @@ impl Findings {
     fn tokenizer(&mut self, name: &str) -> Option<Tokenizer> {
         let loaded = Tokenizer::load(name);
         if let Err(error) = &loaded {
-            self.wrong("tokenizer", error);
+            self.record_error("tokenizer", error);
         }
         loaded.ok()
     }
@@ -74,16 +75,16 @@ fn parts(config: &Resolved) -> Vec<Part> {
 
 /// What the run will warn about, and what it may reject once it has read everything, which the first records do not
 /// show.
-fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<String> {
-    let of_part = if found.whole.is_some() { "" } else { "of the first records: " };
-    let mut doubts: Vec<String> =
-        found.warnings.iter().map(|warning| format!("{of_part}{warning}")).collect();
+fn warnings(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<String> {
+    let prefix = if found.whole.is_some() { "" } else { "of the first records: " };
+    let mut warnings: Vec<String> =
+        found.warnings.iter().map(|warning| format!("{prefix}{warning}")).collect();
     if found.whole.is_some() {
-        return doubts;
+        return warnings;
     }
     let ids = found.tokenizer_ids;
     if ids > vocab {
-        doubts.push(format!(
+        warnings.push(format!(
             "tokenizer {} has {} ids, but the model's vocab_size is {}: text with ids beyond it is refused; use the model's own \
              tokenizer",
             data.tokenizer,
@@ -96,13 +97,13 @@ fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<
         && data.packing == Packing::Stream
         && samples < global_batch as u64
     {
-        doubts.push(format!(
+        warnings.push(format!(
             "a global batch has {} samples, but there may be fewer; add data, or lower data.seq_len or \
              train.global_batch_size",
             grouped(global_batch as u64)
         ));
     }
-    doubts
+    warnings
 }
 
 /// Rounds a number to two digits.
@@ -111,14 +112,14 @@ fn rounded(number: u64) -> String {
     grouped(number.saturating_add(unit / 2) / unit * unit)
 }
 
-fn described(Outlook { survey, whole, .. }: &Outlook, data: &DataConfig) -> String {
+fn describe_outlook(Outlook { survey, whole, .. }: &Outlook, data: &DataConfig) -> String {
     let files = match survey.files {
         1 => "1 file".to_owned(),
         files => format!("{} files", grouped(files as u64)),
     };
     let size = format!("{files}, {}", bytes(survey.bytes));
-    if let Some(whole) = whole {
-        return format!("{size}, {} tokens, {} samples", grouped(whole.tokens), grouped(whole.samples));
+    if let Some(totals) = whole {
+        return format!("{size}, {} tokens, {} samples", grouped(totals.tokens), grouped(totals.samples));
     }
     let samples = survey.about_tokens / data.seq_len as u64;
     let (tokens, samples) = (rounded(survey.about_tokens), rounded(samples));

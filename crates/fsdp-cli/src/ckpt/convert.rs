@@ -42,21 +42,21 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
 
 /// Translates the options.
 fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
-    let useless = |option, targets: &str| {
+    let inapplicable = |option, targets: &str| {
         let what = format!("it does not apply to --to {}, only to {targets}; leave it out", args.to.name());
         Err(CliError::Option { option, what })
     };
     if args.world_size.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Native) {
-        return useless("--world-size", "dcp and native");
+        return inapplicable("--world-size", "dcp and native");
     }
     if args.max_shard_size.is_some() && args.to != TargetArg::Safetensors {
-        return useless("--max-shard-size", "safetensors");
+        return inapplicable("--max-shard-size", "safetensors");
     }
     if args.config.is_some() && args.to != TargetArg::Safetensors {
-        return useless("--config", "safetensors");
+        return inapplicable("--config", "safetensors");
     }
     if args.layout.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Torch) {
-        return useless("--layout", "dcp and torch");
+        return inapplicable("--layout", "dcp and torch");
     }
     let mut conversion = Conversion::new(args.to.into());
     conversion.world_size = args.world_size.and_then(NonZero::new).unwrap_or(NonZero::<usize>::MIN);
@@ -74,9 +74,9 @@ fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
 
 /// Number of tensors of each role that are not included.
 fn left_out(checkpoint: &Checkpoint, conversion: &Conversion) -> [usize; 3] {
-    let count = |wanted: Role| {
+    let count = |counted_role: Role| {
         let roles = checkpoint.tensors.values().map(|tensor| tensor.role);
-        roles.filter(|&role| role == wanted && !is_in(role, conversion.part)).count()
+        roles.filter(|&role| role == counted_role && !is_in(role, conversion.part)).count()
     };
     [Role::Model, Role::Optimizer, Role::Other].map(count)
 }
@@ -125,9 +125,9 @@ impl Summary<'_> {
         }
         let dropped = &self.report.dropped_values;
         if !dropped.is_empty() {
-            let held =
+            let reason =
                 format!("{} that {} cannot hold: ", counted(dropped.len(), "value"), self.args.to.name());
-            line(&mut text, "dropped", &(held + &listed(dropped)));
+            line(&mut text, "dropped", &(reason + &listed(dropped)));
         }
         for (copy, kept) in &self.report.tied {
             line(&mut text, "tied", &format!("{copy} is {kept}, which is written once"));
@@ -141,12 +141,12 @@ impl Summary<'_> {
     fn left_out_text(&self) -> Option<String> {
         let [model, optimizer, other] = self.left_out;
         let named = [(model, "model tensor"), (optimizer, "optimizer tensor"), (other, "other tensor")];
-        let some: Vec<String> = named
+        let nonzero: Vec<String> = named
             .into_iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, noun)| counted(count, noun))
             .collect();
-        (!some.is_empty()).then(|| format!("{} (--only all takes everything)", some.join(", ")))
+        (!nonzero.is_empty()).then(|| format!("{} (--only all takes everything)", nonzero.join(", ")))
     }
 
     fn json(&self) -> Json {

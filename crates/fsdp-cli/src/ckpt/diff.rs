@@ -23,7 +23,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<bool, CliError> {
     let work = Work::begin(args.memory)?;
     let part = args.only.into();
     let sides = [open(args, part, 0)?, open(args, part, 1)?];
-    let (sides, under) = unwrapped(sides)?;
+    let (sides, under) = unwrap_key(sides)?;
     let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };
     let found = work.run(|options| diff(&sides[0], &sides[1], tolerance, options))?;
     let report = Report { sides: &sides, found: &found, under: under.as_ref() };
@@ -40,24 +40,24 @@ struct Under {
 }
 
 /// If no name is on both sides, one of them may hold the other's state under a key; then that state is compared.
-fn unwrapped(sides: [Checkpoint; 2]) -> Result<([Checkpoint; 2], Option<Under>), CliError> {
+fn unwrap_key(sides: [Checkpoint; 2]) -> Result<([Checkpoint; 2], Option<Under>), CliError> {
     let [a, b] = sides;
     if a.tensors.keys().any(|name| b.tensors.contains_key(name)) {
         return Ok(([a, b], None));
     }
-    let under = |side, key: String, whole: usize, found: &Checkpoint| {
-        Some(Under { side, key, others: whole - found.tensors.len() })
+    let under = |side, key: String, total: usize, found: &Checkpoint| {
+        Some(Under { side, key, others: total - found.tensors.len() })
     };
     if let Some(key) = a.key_of_all(&b) {
-        let whole = a.tensors.len();
+        let total = a.tensors.len();
         let a = a.under(&key)?;
-        let under = under(0, key, whole, &a);
+        let under = under(0, key, total, &a);
         return Ok(([a, b], under));
     }
     if let Some(key) = b.key_of_all(&a) {
-        let whole = b.tensors.len();
+        let total = b.tensors.len();
         let b = b.under(&key)?;
-        let under = under(1, key, whole, &b);
+        let under = under(1, key, total, &b);
         return Ok(([a, b], under));
     }
     Ok(([a, b], None))
@@ -149,10 +149,9 @@ impl Report<'_> {
         let under = self.under_text();
         let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
         for outcome in self.found.tensors.values() {
-            *counts.entry((!outcome.is_equal(), words(outcome))).or_default() += 1;
+            *counts.entry((!outcome.is_equal(), outcome_text(outcome))).or_default() += 1;
         }
-        let counts: Vec<String> =
-            counts.iter().map(|((_, words), count)| format!("{count} {words}")).collect();
+        let counts: Vec<String> = counts.iter().map(|((_, text), count)| format!("{count} {text}")).collect();
         let counts = counts.join(", ");
         let tensors = counted(self.found.tensors.len(), "tensor");
         let values = match self.found.values.len() {
@@ -194,7 +193,7 @@ fn under_json(under: &Under) -> Json {
 }
 
 /// The name of an outcome in JSON.
-fn name(outcome: &Outcome) -> &'static str {
+fn outcome_name(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::EqualBits => "equal_bits",
         Outcome::EqualValues { .. } => "equal_values",
@@ -225,20 +224,20 @@ fn row((tensor, outcome): (&String, &Outcome)) -> Option<[String; 6]> {
         Outcome::OnlyInFirst | Outcome::OnlyInSecond => [none(), none(), none(), none()],
     };
     let [types, differing, largest, at] = rest;
-    Some([tensor.clone(), words(outcome), types, differing, largest, at])
+    Some([tensor.clone(), outcome_text(outcome), types, differing, largest, at])
 }
 
 /// The name of an outcome in text.
-fn words(outcome: &Outcome) -> String {
+fn outcome_text(outcome: &Outcome) -> String {
     match outcome {
         Outcome::OnlyInFirst => "only in A".to_owned(),
         Outcome::OnlyInSecond => "only in B".to_owned(),
-        _ => name(outcome).replace('_', " "),
+        _ => outcome_name(outcome).replace('_', " "),
     }
 }
 
 fn outcome_json(outcome: &Outcome) -> Json {
-    let mut json = json!({"outcome": name(outcome)});
+    let mut json = json!({"outcome": outcome_name(outcome)});
     match outcome {
         Outcome::EqualBits | Outcome::OnlyInFirst | Outcome::OnlyInSecond => {}
         Outcome::EqualValues { dtypes } | Outcome::TypesDiffer { dtypes } => {

@@ -23,7 +23,7 @@ pub(super) fn json(value: &Value) -> Json {
         Value::Dict(items) => {
             let key = |key: &Value| match key {
                 Value::Str(key) => key.clone(),
-                other => whole_text(other),
+                other => full_text(other),
             };
             items.iter().map(|(name, item)| (key(name), json(item))).collect::<Map<_, _>>().into()
         }
@@ -32,13 +32,13 @@ pub(super) fn json(value: &Value) -> Json {
         | Value::Bytes(_)
         | Value::Global(_)
         | Value::Opaque(_)
-        | Value::Object { .. } => json!(whole_text(value)),
+        | Value::Object { .. } => json!(full_text(value)),
     }
 }
 
 /// A value on one line, truncated if long.
 pub(super) fn text(value: &Value) -> String {
-    short(&whole_text(value))
+    short(&full_text(value))
 }
 
 /// A text on one line, truncated if long.
@@ -56,13 +56,13 @@ pub(super) fn short(text: &str) -> String {
 }
 
 /// A value roughly as Python writes it.
-fn whole_text(value: &Value) -> String {
+fn full_text(value: &Value) -> String {
     match value {
         Value::None => "None".to_owned(),
         Value::Bool(true) => "True".to_owned(),
         Value::Bool(false) => "False".to_owned(),
         Value::Int(value) => value.to_string(),
-        Value::Long(bytes) => long(bytes),
+        Value::Long(bytes) => long_hex(bytes),
         Value::Float(value) => format!("{value:?}"),
         Value::Str(value) => format!("{value:?}"),
         Value::Bytes(bytes) => format!("<{} bytes>", bytes.len()),
@@ -73,7 +73,7 @@ fn whole_text(value: &Value) -> String {
         Value::Dict(items) => {
             let items: Vec<String> = items
                 .iter()
-                .map(|(key, value)| format!("{}: {}", whole_text(key), whole_text(value)))
+                .map(|(key, value)| format!("{}: {}", full_text(key), full_text(value)))
                 .collect();
             format!("{{{}}}", items.join(", "))
         }
@@ -84,11 +84,11 @@ fn whole_text(value: &Value) -> String {
 }
 
 fn joined(items: &[Value]) -> String {
-    items.iter().map(whole_text).collect::<Vec<_>>().join(", ")
+    items.iter().map(full_text).collect::<Vec<_>>().join(", ")
 }
 
 /// A long integer in hexadecimal.
-fn long(bytes: &[u8]) -> String {
+fn long_hex(bytes: &[u8]) -> String {
     let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
     let mut carry = is_negative;
     let mut magnitude: Vec<u8> = bytes.to_vec();
@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn long_integers_are_formatted_as_hex() {
-        assert_eq!(long(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), "0x10000000000000000");
-        assert_eq!(long(&[0xff, 0xff]), "-0x1");
-        assert_eq!(long(&[0, 0x80]), "-0x8000");
-        assert_eq!(long(&[]), "0x0");
+        assert_eq!(long_hex(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), "0x10000000000000000");
+        assert_eq!(long_hex(&[0xff, 0xff]), "-0x1");
+        assert_eq!(long_hex(&[0, 0x80]), "-0x8000");
+        assert_eq!(long_hex(&[]), "0x0");
     }
 
     #[test]

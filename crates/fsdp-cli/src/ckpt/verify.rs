@@ -31,7 +31,7 @@ pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
             let found = work.run(|options| verify_all(&checkpoint, options))?;
             (Some(checkpoint), found)
         }
-        Err(error) if is_mistake(&error, &args.path) => return Err(error.into()),
+        Err(error) if is_usage_error(&error, &args.path) => return Err(error.into()),
         Err(error) => (None, Verification { problems: error.into_problems(), ..Verification::default() }),
     };
     if args.strict {
@@ -45,10 +45,10 @@ pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
 }
 
 /// Whether an error means that the user named something that is not a checkpoint or cannot be read.
-fn is_mistake(error: &Error, named: &Path) -> bool {
+fn is_usage_error(error: &Error, requested: &Path) -> bool {
     match error {
-        Error::NotRegular { path, .. } => path == named,
-        Error::Io { path, cause, .. } => path == named || cause.kind() != io::ErrorKind::NotFound,
+        Error::NotRegular { path, .. } => path == requested,
+        Error::Io { path, cause, .. } => path == requested || cause.kind() != io::ErrorKind::NotFound,
         Error::WrongPath { .. } => true,
         _ => false,
     }
@@ -67,7 +67,7 @@ impl Report<'_> {
     fn notes(&self) -> Vec<String> {
         let mut notes = self.checkpoint.map_or_else(Vec::new, notes_of);
         for beside in &self.found.beside {
-            let path = self.shown(&beside.path);
+            let path = self.relative_path(&beside.path);
             notes.extend(notes_of(beside).into_iter().map(|note| format!("{path}: {note}")));
         }
         notes
@@ -83,14 +83,14 @@ impl Report<'_> {
         let mut opaque = self.checkpoint.map_or_else(|| json!({}), opaque_json);
         for beside in &self.found.beside {
             for (name, class) in &beside.opaque {
-                opaque[format!("{}: {name}", self.shown(&beside.path))] = json!(class.to_string());
+                opaque[format!("{}: {name}", self.relative_path(&beside.path))] = json!(class.to_string());
             }
         }
         opaque
     }
 
     /// A path relative to the verified one.
-    fn shown(&self, path: &Path) -> String {
+    fn relative_path(&self, path: &Path) -> String {
         path.strip_prefix(self.path).unwrap_or(path).display().to_string()
     }
 
@@ -132,12 +132,12 @@ impl Report<'_> {
     fn folder_lines(&self, text: &mut String) {
         if !self.found.beside.is_empty() {
             let paths: Vec<String> =
-                self.found.beside.iter().map(|beside| self.shown(&beside.path)).collect();
+                self.found.beside.iter().map(|beside| self.relative_path(&beside.path)).collect();
             line(text, "also read", &listed(&paths));
         }
         let mut unread: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for file in &self.found.unread {
-            unread.entry(file.reason).or_default().push(self.shown(&file.path));
+            unread.entry(file.reason).or_default().push(self.relative_path(&file.path));
         }
         for (reason, paths) in unread {
             line(text, "not read", &format!("{} ({reason})", listed(&paths)));

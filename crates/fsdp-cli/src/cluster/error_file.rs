@@ -12,7 +12,7 @@ use fsdp_comm::process::Verdict;
 use serde_json::json;
 
 /// Seconds added by a process that was only told of the failure.
-const LATER: u64 = 60;
+const DELAY_S: u64 = 60;
 
 /// Writes the file that torchrun has requested, if any: the failure that ended the process's world.
 pub(super) fn write(verdict: &Verdict, process: usize) {
@@ -20,7 +20,7 @@ pub(super) fn write(verdict: &Verdict, process: usize) {
 }
 
 /// Writes the file that torchrun has requested, if any, for a process that fails before joining others, or runs alone.
-pub(crate) fn write_own(cause: &str) {
+pub(crate) fn write_cause(cause: &str) {
     write_at(|now| text(cause, cause, now));
 }
 
@@ -34,13 +34,13 @@ fn write_at(text: impl FnOnce(u64) -> String) {
 }
 
 fn of_verdict(verdict: &Verdict, process: usize, now: u64) -> String {
-    let time = if verdict.process == process { now } else { now + LATER };
+    let time = if verdict.process == process { now } else { now + DELAY_S };
     text(&verdict.failure.cause, &verdict.to_string(), time)
 }
 
-fn text(cause: &str, told: &str, time: u64) -> String {
+fn text(cause: &str, details: &str, time: u64) -> String {
     // Users are shown the "call stack".
-    let extra = json!({ "py_callstack": told, "timestamp": time.to_string() });
+    let extra = json!({ "py_callstack": details, "timestamp": time.to_string() });
     json!({ "message": { "message": cause, "extraInfo": extra } }).to_string()
 }
 

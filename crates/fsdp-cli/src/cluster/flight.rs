@@ -17,7 +17,7 @@ use serde_json::json;
 pub(crate) const LOG_DIR: &str = "FSDP_LOG_DIR";
 
 /// How long an ending process waits for its record: a busy disk takes seconds, and processes have 5 seconds to end.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(3);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The destination of this process's record.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ pub(super) struct Record {
 enum Progress {
     #[default]
     None,
-    Begun,
+    Started,
     Done,
 }
 
@@ -50,7 +50,7 @@ impl Record {
     /// Writes the record once: first a line with the failure, then one per call. Uses a thread, since the disk may
     /// hang. Writes nothing before the first call, so that a rejected run leaves no files.
     pub(super) fn write(&self, verdict: &str) {
-        if self.set(Progress::Begun) != Progress::None {
+        if self.set(Progress::Started) != Progress::None {
             return;
         }
         if self.recorder.last(None).is_none() {
@@ -69,22 +69,22 @@ impl Record {
     }
 
     /// Advances the progress unless it is done; returns the previous one.
-    fn set(&self, to: Progress) -> Progress {
+    fn set(&self, next: Progress) -> Progress {
         let (progress, changed) = &*self.progress;
         let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-        let was = *progress;
-        if was != Progress::Done {
-            *progress = to;
+        let previous = *progress;
+        if previous != Progress::Done {
+            *progress = next;
         }
         changed.notify_all();
-        was
+        previous
     }
 
     /// After a failure of the world, waits briefly until the record is written.
     pub(super) fn wait(&self) {
         let (progress, changed) = &*self.progress;
         let progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(changed.wait_timeout_while(progress, WRITTEN_WITHIN, |progress| *progress != Progress::Done));
+        drop(changed.wait_timeout_while(progress, WRITE_TIMEOUT, |progress| *progress != Progress::Done));
     }
 
     fn try_write(&self, first: &serde_json::Value) -> io::Result<()> {

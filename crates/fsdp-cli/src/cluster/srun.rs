@@ -11,17 +11,17 @@ struct Service {
     /// The variable with the number of tasks; empty if there is none.
     size: &'static str,
     /// One of these variables has its address.
-    reached_by: &'static [&'static str],
+    address_variables: &'static [&'static str],
 }
 
 const PMI2: Service =
-    Service { name: "pmi2", rank: "PMI_RANK", size: "PMI_SIZE", reached_by: &["PMI_FD", "PMI_PORT"] };
+    Service { name: "pmi2", rank: "PMI_RANK", size: "PMI_SIZE", address_variables: &["PMI_FD", "PMI_PORT"] };
 
 const PMIX: Service = Service {
     name: "pmix",
     rank: "PMIX_RANK",
     size: "PMIX_SIZE",
-    reached_by: &["PMIX_NAMESPACE", "PMIX_SERVER_URI2"],
+    address_variables: &["PMIX_NAMESPACE", "PMIX_SERVER_URI2"],
 };
 
 /// Checks that Slurm runs the service that this library family uses, and that the service and Slurm agree on this
@@ -39,10 +39,11 @@ pub(super) fn expect_mpi(
         Family::Mpich => &[PMI2],
         Family::Standard => &[PMI2, PMIX],
     };
-    let is_there = |service: &&Service| {
-        variable(service.rank).is_some() && service.reached_by.iter().any(|name| variable(name).is_some())
+    let is_running = |service: &&Service| {
+        variable(service.rank).is_some()
+            && service.address_variables.iter().any(|name| variable(name).is_some())
     };
-    let Some(service) = services.iter().find(is_there) else {
+    let Some(service) = services.iter().find(is_running) else {
         let names: Vec<&str> = services.iter().map(|service| service.name).collect();
         return Err(format!("srun has not started MPI for this library (srun --mpi={})", names.join(" or ")));
     };
@@ -52,8 +53,8 @@ pub(super) fn expect_mpi(
             format!("{name} is {value}, but this is task {} of {} of srun", place.process, place.processes)
         })
     };
-    let other = differs(service.rank, place.process).or_else(|| differs(service.size, place.processes));
-    other.map_or(Ok(()), Err)
+    let mismatch = differs(service.rank, place.process).or_else(|| differs(service.size, place.processes));
+    mismatch.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -70,7 +71,7 @@ mod tests {
         local_processes: 4,
     };
 
-    fn expected(family: Family, variables: &[(&str, &str)]) -> Result<(), String> {
+    fn check(family: Family, variables: &[(&str, &str)]) -> Result<(), String> {
         expect_mpi(&PLACE, family, &|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| (*value).to_owned())
@@ -81,28 +82,28 @@ mod tests {
     fn mpi_family_requires_its_pmi_service() {
         let pmi2 = [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("PMI_FD", "21")];
         let pmix = [("PMIX_RANK", "5"), ("PMIX_NAMESPACE", "slurm.pmix.7.0")];
-        assert_eq!(expected(Family::Mpich, &pmi2), Ok(()));
-        assert_eq!(expected(Family::OpenMpi, &pmix), Ok(()));
-        assert_eq!(expected(Family::Standard, &pmi2), Ok(()));
-        assert_eq!(expected(Family::Standard, &pmix), Ok(()));
-        for (family, variables, way_out) in [
+        assert_eq!(check(Family::Mpich, &pmi2), Ok(()));
+        assert_eq!(check(Family::OpenMpi, &pmix), Ok(()));
+        assert_eq!(check(Family::Standard, &pmi2), Ok(()));
+        assert_eq!(check(Family::Standard, &pmix), Ok(()));
+        for (family, variables, remedy) in [
             (Family::Mpich, &pmix[..], "(srun --mpi=pmi2)"),
             (Family::OpenMpi, &pmi2, "(srun --mpi=pmix)"),
             (Family::Standard, &[], "(srun --mpi=pmi2 or pmix)"),
             (Family::Mpich, &pmi2[..2], "(srun --mpi=pmi2)"),
         ] {
-            let error = expected(family, variables).unwrap_err();
-            assert!(error.ends_with(way_out), "{error}");
+            let error = check(family, variables).unwrap_err();
+            assert!(error.ends_with(remedy), "{error}");
         }
     }
 
     #[test]
     fn pmi_variables_of_other_launcher_are_rejected() {
         let outer = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("PMI_FD", "21")];
-        let error = expected(Family::Mpich, &outer).unwrap_err();
+        let error = check(Family::Mpich, &outer).unwrap_err();
         assert_eq!(error, "PMI_RANK is 0, but this is task 5 of 8 of srun");
         let error =
-            expected(Family::Mpich, &[("PMI_RANK", "5"), ("PMI_SIZE", "9"), ("PMI_FD", "3")]).unwrap_err();
+            check(Family::Mpich, &[("PMI_RANK", "5"), ("PMI_SIZE", "9"), ("PMI_FD", "3")]).unwrap_err();
         assert_eq!(error, "PMI_SIZE is 9, but this is task 5 of 8 of srun");
     }
 }

@@ -88,13 +88,13 @@ impl Carrier {
                 Err(why)
             }
             Ok(library) => {
-                let is_asked_for = run.transport == Transport::Mpi || place.launched_by.has_mpi();
-                let expected = if is_asked_for {
+                let is_requested = run.transport == Transport::Mpi || place.launched_by.has_mpi();
+                let usable = if is_requested {
                     Ok(())
                 } else {
                     srun::expect_mpi(&place, library.family(), &super::variable)
                 };
-                expected.map(|()| library)
+                usable.map(|()| library)
             }
             // If a library is named, no other one may be used instead.
             Err(error) if MpiLibrary::is_named() => return Err(error.into()),
@@ -116,8 +116,8 @@ impl Carrier {
         let version = library.version().to_owned();
         let world = MpiWorld::open(library, Duration::from_secs_f64(run.timeout_s), cluster.alarm())?;
         if (world.rank(), world.size()) != (Rank(place.process), place.processes) {
-            let takes = format!("it sees this process as {} of {}", world.rank(), world.size());
-            return Err(CliError::Transport { why: foreign(&place, &version, &takes) });
+            let evidence = format!("it sees this process as {} of {}", world.rank(), world.size());
+            return Err(CliError::Transport { why: foreign(&place, &version, &evidence) });
         }
         let world = Arc::new(world);
         let (links, members) = (Arc::clone(&world), (0..place.processes).map(Rank).collect::<Arc<[Rank]>>());
@@ -135,7 +135,7 @@ impl Carrier {
         let Carrier::Mpi { world, .. } = self else { return Ok(()) };
         cluster.connect_by(Arc::new(|_, _| unreachable!("no rank is started after the end")));
         match Arc::into_inner(world) {
-            Some(world) => Ok(world.finalise()?),
+            Some(world) => Ok(world.finalize()?),
             None => unreachable!("nobody else holds the world when all ranks have ended"),
         }
     }
@@ -148,11 +148,11 @@ fn is_foreign(place: &ProcessPlace, library: &MpiLibrary) -> bool {
 }
 
 /// The message that a library belongs to another launcher, with the evidence.
-fn foreign(place: &ProcessPlace, version: &str, shown_by: &str) -> String {
+fn foreign(place: &ProcessPlace, version: &str, evidence: &str) -> String {
     let ProcessPlace { launched_by, process, processes, .. } = place;
     format!(
         "{launched_by} has started this process as number {process} of {processes}, but the MPI library ({version}) is not \
-         that launcher's: {shown_by}; name the right one in FSDP_MPI_LIBRARY, or set run.transport = \"tcp\""
+         that launcher's: {evidence}; name the right one in FSDP_MPI_LIBRARY, or set run.transport = \"tcp\""
     )
 }
 
@@ -167,16 +167,15 @@ impl std::fmt::Display for Carrier {
 }
 
 /// Why some process cannot use MPI; `None` if all can.
-fn agree(cluster: &Cluster, missing: Option<&String>, run: &RunConfig) -> Result<Option<String>, CliError> {
-    let said = missing.map_or(MPI, String::as_str);
-    decide(cluster, run, TOPIC, &|_| said.to_owned(), &|all| {
-        let found = all.iter().position(|said| said != MPI)?;
+fn agree(cluster: &Cluster, obstacle: Option<&String>, run: &RunConfig) -> Result<Option<String>, CliError> {
+    let answer = obstacle.map_or(MPI, String::as_str);
+    decide(cluster, run, TOPIC, &|_| answer.to_owned(), &|all| {
+        let found = all.iter().position(|answer| answer != MPI)?;
         Some(format!("{}: {}", Rank(found), all[found]))
     })
 }
 
-/// Process 0 applies `rule` to what is `said` of every rank; all processes return its objection, `None` if there is
-/// none.
+/// Process 0 applies `rule` to `answer_of` every rank; all processes return its objection, `None` if there is none.
 ///
 /// # Errors
 /// [`CliError`]: a process did not answer, or the world has failed.
@@ -184,21 +183,22 @@ pub(crate) fn decide(
     cluster: &Cluster,
     run: &RunConfig,
     topic: &str,
-    said: &dyn Fn(Rank) -> String,
+    answer_of: &dyn Fn(Rank) -> String,
     rule: &dyn Fn(&[String]) -> Option<String>,
 ) -> Result<Option<String>, CliError> {
     let assembly = cluster.assembly();
     let limit = Duration::from_secs_f64(run.timeout_s);
     let failed = |error: fsdp_core::comm::CommError| CliError::from(fsdp_core::Error::from(error));
     for rank in assembly.local().map(Rank) {
-        assembly.give(topic, rank, said(rank).into_bytes()).map_err(failed)?;
+        assembly.give(topic, rank, answer_of(rank).into_bytes()).map_err(failed)?;
     }
     if assembly.is_leader() {
         let all = assembly.collect(topic, assembly.world(), limit)?;
-        let all: Vec<String> = all.iter().map(|said| String::from_utf8_lossy(said).into_owned()).collect();
+        let all: Vec<String> =
+            all.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
         assembly.announce(topic, rule(&all).unwrap_or_default().into_bytes()).map_err(failed)?;
     }
-    let decided = assembly.hear(topic, limit)?;
-    let decided = String::from_utf8_lossy(&decided).into_owned();
-    Ok((!decided.is_empty()).then_some(decided))
+    let objection = assembly.hear(topic, limit)?;
+    let objection = String::from_utf8_lossy(&objection).into_owned();
+    Ok((!objection.is_empty()).then_some(objection))
 }

@@ -23,7 +23,7 @@ use crate::{launch, output};
 const GRACE: Duration = Duration::from_secs(4);
 
 /// How often a process checks whether its launcher is alive.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The flight record of this process, set once it has joined others.
 static RECORD: OnceLock<Record> = OnceLock::new();
@@ -57,13 +57,14 @@ pub(crate) const LAUNCHER: &str = "FSDP_LAUNCHER";
 /// # Errors
 /// [`CliError::Place`].
 pub(crate) fn watch_launcher() -> Result<(), CliError> {
-    let told = std::env::var(LAUNCHER).ok().and_then(|launcher| launcher.parse().ok());
-    let parent = told.unwrap_or_else(parent_id);
+    let launcher_pid = std::env::var(LAUNCHER).ok().and_then(|launcher| launcher.parse().ok());
+    let parent = launcher_pid.unwrap_or_else(parent_id);
     let launcher = recognize(&variable)?.map(|place| Ancestor::launcher(&place));
     let watch = move || {
-        let is_there = || parent_id() == parent && launcher.is_none_or(|launcher| launcher.is_alive());
-        while is_there() {
-            thread::sleep(LOOK);
+        let is_launcher_alive =
+            || parent_id() == parent && launcher.is_none_or(|launcher| launcher.is_alive());
+        while is_launcher_alive() {
+            thread::sleep(POLL_INTERVAL);
         }
         let orphaned = Orphaned { launcher: launcher.map_or(parent, |launcher| launcher.pid()) };
         output::error(&orphaned);

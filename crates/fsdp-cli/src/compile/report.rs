@@ -28,7 +28,7 @@ pub(super) struct Compiled<'a> {
 }
 
 fn count(collectives: &[Collective], kind: &str) -> usize {
-    collectives.iter().filter(|one| one.kind == kind).count()
+    collectives.iter().filter(|collective| collective.kind == kind).count()
 }
 
 impl Compiled<'_> {
@@ -64,17 +64,17 @@ impl Compiled<'_> {
     fn operations(&self) -> String {
         let optimized = self.report.optimized.as_ref();
         let cell = |number: Option<usize>| number.map_or("-".to_owned(), |number| grouped(number as u64));
-        let all = (self.program.operations, optimized.map(|own| own.operations));
-        let products = (self.program.products, optimized.map(|own| own.products));
+        let all = (self.program.operations, optimized.map(|compiled| compiled.operations));
+        let products = (self.program.products, optimized.map(|compiled| compiled.products));
         let mut rows = vec![
             ["all".to_owned(), cell(Some(all.0)), cell(all.1)],
             ["products".to_owned(), cell(Some(products.0)), cell(products.1)],
         ];
         for kind in Collective::KINDS {
-            let ours = count(&self.program.collectives, kind);
-            let left = optimized.map(|own| count(&own.collectives, kind));
-            if ours + left.unwrap_or(0) > 0 {
-                rows.push([kind.to_owned(), cell(Some(ours)), cell(left)]);
+            let traced_count = count(&self.program.collectives, kind);
+            let compiled_count = optimized.map(|compiled| count(&compiled.collectives, kind));
+            if traced_count + compiled_count.unwrap_or(0) > 0 {
+                rows.push([kind.to_owned(), cell(Some(traced_count)), cell(compiled_count)]);
             }
         }
         table(["", "traced", "compiled"], rows)
@@ -83,19 +83,19 @@ impl Compiled<'_> {
     fn memory(&self) -> String {
         let mut rows: Vec<[String; 2]> = Vec::new();
         let mut row = |name: &str, count: u64| rows.push([name.to_owned(), bytes(count)]);
-        if let Some(need) = &self.report.memory {
-            row("arguments", need.arguments);
-            row("results not stored in arguments", need.results.saturating_sub(need.aliased));
-            row("temporaries", need.temporaries);
-            row("code", need.code);
-            row("total", need.total());
-            if let Some(peak) = need.peak {
+        if let Some(memory) = &self.report.memory {
+            row("arguments", memory.arguments);
+            row("results not stored in arguments", memory.results.saturating_sub(memory.aliased));
+            row("temporaries", memory.temporaries);
+            row("code", memory.code);
+            row("total", memory.total());
+            if let Some(peak) = memory.peak {
                 row("peak, by XLA", peak);
             }
         }
         row("peak, predicted by the ledger", self.predicted_bytes);
-        if let Some(has) = self.target.memory() {
-            row("memory of the device", has);
+        if let Some(available) = self.target.memory() {
+            row("memory of the device", available);
         }
         table(["", "bytes"], rows)
     }
@@ -122,25 +122,25 @@ impl Compiled<'_> {
                 .map(|(kind, count)| (kind.to_owned(), count.into()))
                 .collect()
         };
-        let optimized = report.optimized.as_ref().map(|own| {
-            let order = Order::of(&program.collectives, &own.collectives);
+        let optimized = report.optimized.as_ref().map(|compiled| {
+            let order = Order::of(&program.collectives, &compiled.collectives);
             json!({
-                "operations": own.operations,
-                "products": own.products,
-                "collectives": kinds(&own.collectives),
-                "asynchronous_collectives": own.asynchronous,
+                "operations": compiled.operations,
+                "products": compiled.products,
+                "collectives": kinds(&compiled.collectives),
+                "asynchronous_collectives": compiled.asynchronous,
                 "order_of_schedule": matches!(order, Order::Same),
             })
         });
-        let memory = report.memory.map(|need| {
+        let memory = report.memory.map(|memory| {
             json!({
-                "arguments_bytes": need.arguments,
-                "results_bytes": need.results,
-                "aliased_bytes": need.aliased,
-                "temporaries_bytes": need.temporaries,
-                "code_bytes": need.code,
-                "total_bytes": need.total(),
-                "peak_bytes": need.peak,
+                "arguments_bytes": memory.arguments,
+                "results_bytes": memory.results,
+                "aliased_bytes": memory.aliased,
+                "temporaries_bytes": memory.temporaries,
+                "code_bytes": memory.code,
+                "total_bytes": memory.total(),
+                "peak_bytes": memory.peak,
             })
         });
         json!({

@@ -13,10 +13,10 @@ use super::process_group::ProcessGroup;
 use crate::error::CliError;
 
 /// Polling interval for what another node has written.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long a file may stay invisible: NFS clients cache a folder for up to a minute.
-const SEEN_WITHIN: Duration = Duration::from_secs(65);
+const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// The effect of another node's locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,18 +60,18 @@ impl Probe {
     }
 }
 
-/// Examines the folder from all processes with `looks`. Returns their views in the first process. Removes everything it
-/// writes.
+/// Examines the folder from all processes with `is_participant`. Returns their views in the first process. Removes
+/// everything it writes.
 ///
 /// # Errors
 /// Those of the process group; problems of the folder are not errors.
-pub(super) fn look(
-    circle: &ProcessGroup,
+pub(super) fn examine(
+    group: &ProcessGroup,
     folder: &Path,
-    looks: bool,
+    is_participant: bool,
 ) -> Result<Option<Vec<Option<View>>>, CliError> {
-    let is_first = circle.process() == 0;
-    let made = if is_first { Some(Made::make(folder)) } else { None };
+    let is_first = group.process() == 0;
+    let created = if is_first { Some(CreatedFolders::create(folder)) } else { None };
     let probe = is_first.then(|| {
         let pid = std::process::id();
         Probe {
@@ -79,26 +79,27 @@ pub(super) fn look(
             content: format!("{pid} at {:?}", std::time::SystemTime::now()),
         }
     });
-    let probe = circle.share("probe", probe)?;
+    let probe = group.share("probe", probe)?;
     // A client that looked for a missing file may cache its absence, as would happen in a run.
     let _ = fs::metadata(probe.file(folder));
-    circle.meet("probe looked for")?;
+    group.barrier("probe looked for")?;
     let held = is_first.then(|| write(folder, &probe));
-    let wrong = held.as_ref().map(|held| held.as_ref().err().map(|error| said("write to", folder, error)));
-    let wrong: Option<String> = circle.share("probe written", wrong)?;
-    let view = match (looks, wrong) {
+    let write_error =
+        held.as_ref().map(|held| held.as_ref().err().map(|error| failure_text("write to", folder, error)));
+    let write_error: Option<String> = group.share("probe written", write_error)?;
+    let view = match (is_participant, write_error) {
         (false, _) => None,
-        (true, None) => Some(view(folder, &probe, circle.process())),
-        (true, Some(wrong)) => {
-            Some(View { faults: if is_first { vec![wrong] } else { Vec::new() }, ..View::default() })
+        (true, None) => Some(view(folder, &probe, group.process())),
+        (true, Some(write_error)) => {
+            Some(View { faults: if is_first { vec![write_error] } else { Vec::new() }, ..View::default() })
         }
     };
-    let views = circle.gather("views", &view)?;
+    let views = group.gather("views", &view)?;
     drop(held);
-    if let Some(made) = made {
+    if let Some(created) = created {
         let _ = fs::remove_file(probe.file(folder));
         let _ = fs::remove_file(probe.lock(folder));
-        made.remove();
+        created.remove();
     }
     Ok(views)
 }
@@ -115,37 +116,38 @@ fn write(folder: &Path, probe: &Probe) -> io::Result<File> {
 }
 
 fn view(folder: &Path, probe: &Probe, process: usize) -> View {
-    let mut view = View { free_bytes: free(folder), ..View::default() };
+    let mut view = View { free_bytes: free_bytes(folder), ..View::default() };
     if folder.exists() && !folder.is_dir() {
         view.faults.push(format!("{} is not a folder", folder.display()));
         return view;
     }
     let begin = Instant::now();
-    let is_there = || fs::read_to_string(probe.file(folder)).is_ok_and(|content| content == probe.content);
-    let mut is_seen = is_there();
-    while !is_seen && begin.elapsed() < SEEN_WITHIN {
-        thread::sleep(LOOK);
-        is_seen = is_there();
+    let is_visible = || fs::read_to_string(probe.file(folder)).is_ok_and(|content| content == probe.content);
+    let mut is_seen = is_visible();
+    while !is_seen && begin.elapsed() < VISIBILITY_TIMEOUT {
+        thread::sleep(POLL_INTERVAL);
+        is_seen = is_visible();
     }
     if is_seen {
         view.seen_after_ms = Some(begin.elapsed().as_secs_f64() * 1e3);
         match lock_of(&probe.lock(folder)) {
             Ok(lock) => view.lock = Some(lock),
-            Err(error) => view.faults.push(said("lock a file of", folder, &error)),
+            Err(error) => view.faults.push(failure_text("lock a file of", folder, &error)),
         }
     } else {
-        let waited = SEEN_WITHIN.as_secs();
+        let waited = VISIBILITY_TIMEOUT.as_secs();
         view.faults.push(format!(
             "a file that process 0 wrote to {} did not appear within {waited} s: it is not the same folder",
             folder.display()
         ));
     }
-    let own = folder.join(format!("{}-{process}", probe.name));
-    match File::create(&own).and_then(|mut file| file.write_all(b"x").and_then(|()| file.sync_all())) {
+    let process_file = folder.join(format!("{}-{process}", probe.name));
+    match File::create(&process_file).and_then(|mut file| file.write_all(b"x").and_then(|()| file.sync_all()))
+    {
         Ok(()) => {}
-        Err(error) => view.faults.push(said("write to", folder, &error)),
+        Err(error) => view.faults.push(failure_text("write to", folder, &error)),
     }
-    let _ = fs::remove_file(own);
+    let _ = fs::remove_file(process_file);
     view
 }
 
@@ -164,26 +166,26 @@ fn is_unsupported(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error())
 }
 
-fn free(folder: &Path) -> Option<u64> {
+fn free_bytes(folder: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(folder).ok()?;
     Some(found.f_bavail * found.f_frsize)
 }
 
-fn said(action: &str, folder: &Path, error: &io::Error) -> String {
+fn failure_text(action: &str, folder: &Path, error: &io::Error) -> String {
     format!("cannot {action} {}: {error}", folder.display())
 }
 
 /// Folders created for the probe.
-struct Made(Vec<PathBuf>);
+struct CreatedFolders(Vec<PathBuf>);
 
-impl Made {
+impl CreatedFolders {
     /// Creates a folder and its parents. Failures show when it is written to.
-    fn make(folder: &Path) -> Self {
+    fn create(folder: &Path) -> Self {
         let missing =
             folder.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
-        let made = missing.map(Path::to_owned).collect();
+        let created = missing.map(Path::to_owned).collect();
         let _ = fs::create_dir_all(folder);
-        Self(made)
+        Self(created)
     }
 
     /// Removes those that are empty.
@@ -212,12 +214,12 @@ mod tests {
     #[test]
     fn look_cleans_up_and_reports_unwritable_folder() {
         let dir = tempfile::tempdir().unwrap();
-        let circle = ProcessGroup::of(None);
-        let views = look(&circle, &dir.path().join("a/b"), true).unwrap().unwrap();
+        let group = ProcessGroup::of(None);
+        let views = examine(&group, &dir.path().join("a/b"), true).unwrap().unwrap();
         assert_eq!(views[0].as_ref().unwrap().lock, Some(Lock::Excludes));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         fs::write(dir.path().join("file"), "").unwrap();
-        let views = look(&ProcessGroup::of(None), &dir.path().join("file"), true).unwrap().unwrap();
+        let views = examine(&ProcessGroup::of(None), &dir.path().join("file"), true).unwrap().unwrap();
         let faults = &views[0].as_ref().unwrap().faults;
         assert!(faults[0].starts_with("cannot write to ") && faults[0].contains("file"), "{faults:?}");
     }

@@ -70,8 +70,9 @@ impl LinkProbe {
             let reason = reason.to_owned();
             CliError::from(Error::from(CommError::PeerFailed { rank: Rank(peer), reason }))
         };
-        let peer =
-            outgoing.as_ref().map_or_else(|| incoming.as_ref().map(|come| come.from), |out| Some(out.to));
+        let peer = outgoing
+            .as_ref()
+            .map_or_else(|| incoming.as_ref().map(|incoming| incoming.from), |outgoing| Some(outgoing.to));
         match self.link.exchange(outgoing, incoming).map_err(Error::from)? {
             Exchanged::Done => Ok(()),
             Exchanged::Late { peer } => Err(failed(peer, "it did not answer in time")),
@@ -100,14 +101,14 @@ impl LinkProbe {
     }
 
     /// Sends a number and receives the peer's clock; returns the round trip time and the clock.
-    fn ask(&mut self, peer: usize) -> Result<(Duration, u64), CliError> {
+    fn ping(&mut self, peer: usize) -> Result<(Duration, u64), CliError> {
         let begin = Instant::now();
         self.send_number(peer, 0)?;
         let clock = self.receive_number(peer)?;
         Ok((begin.elapsed(), clock))
     }
 
-    /// Answers all calls of [`LinkProbe::ask`] by a peer.
+    /// Answers all calls of [`LinkProbe::ping`] by a peer.
     fn answer(&mut self, peer: usize) -> Result<(), CliError> {
         (0..WARM_UP + ROUND_TRIPS).try_for_each(|_| {
             self.receive_number(peer)?;
@@ -129,27 +130,27 @@ impl LinkProbe {
     fn measure(&mut self, peer: usize, nodes: [usize; 2]) -> Result<Pair, CliError> {
         let mut trips = Vec::new();
         for trip in 0..WARM_UP + ROUND_TRIPS {
-            let (took, _) = self.ask(peer)?;
+            let (took, _) = self.ping(peer)?;
             trips.extend((trip >= WARM_UP).then_some(took));
         }
         trips.sort_unstable();
         let latency_us = trips[trips.len() / 2].as_secs_f64() * 1e6 / 2.0;
         // A single message determines how many to send.
-        let mut once = |count: u64| -> Result<[f64; 2], CliError> {
+        let mut transfer = |count: u64| -> Result<[f64; 2], CliError> {
             let begin = Instant::now();
             self.send_number(peer, count)?;
             self.send_bulk(peer, count)?;
             self.receive_number(peer)?;
-            let there = begin.elapsed().as_secs_f64();
+            let send_seconds = begin.elapsed().as_secs_f64();
             let begin = Instant::now();
             self.send_number(peer, count)?;
             self.receive_bulk(peer, count)?;
-            Ok([there, begin.elapsed().as_secs_f64()])
+            Ok([send_seconds, begin.elapsed().as_secs_f64()])
         };
-        let [there, _] = once(1)?;
-        let count = (BULK_TIME / there).clamp(1.0, BULKS_MAX).floor();
+        let [send_seconds, _] = transfer(1)?;
+        let count = (BULK_TIME / send_seconds).clamp(1.0, BULKS_MAX).floor();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is between 1 and 32")]
-        let took = once(count as u64)?;
+        let took = transfer(count as u64)?;
         #[expect(clippy::cast_precision_loss, reason = "a few MiB")]
         let gb_per_s = took.map(|seconds| count * BULK as f64 / seconds / 1e9);
         Ok(Pair { nodes, latency_us, gb_per_s })
@@ -175,23 +176,23 @@ impl LinkProbe {
     /// [`CliError`]: a process does not answer.
     pub(super) fn pairs(
         &mut self,
-        circle: &ProcessGroup,
+        group: &ProcessGroup,
         nodes: &[usize],
     ) -> Result<Option<Vec<Pair>>, CliError> {
-        let own = nodes.iter().position(|&process| process == circle.process());
+        let local_node = nodes.iter().position(|&process| process == group.process());
         let mut measured = Vec::new();
-        for (number, round) in rounds(nodes.len()).into_iter().take(PARTNERS_MAX).enumerate() {
-            let pair = round.into_iter().find(|pair| pair.iter().any(|&node| Some(node) == own));
+        for (index, round) in rounds(nodes.len()).into_iter().take(PARTNERS_MAX).enumerate() {
+            let pair = round.into_iter().find(|pair| pair.iter().any(|&node| Some(node) == local_node));
             match pair {
-                Some([first, second]) if Some(first) == own => {
+                Some([first, second]) if Some(first) == local_node => {
                     measured.push(self.measure(nodes[second], [first, second])?);
                 }
                 Some([first, _]) => self.serve(nodes[first])?,
                 None => {}
             }
-            circle.meet(&format!("round {number}"))?;
+            group.barrier(&format!("round {index}"))?;
         }
-        let all = circle.gather("pairs", &measured)?;
+        let all = group.gather("pairs", &measured)?;
         Ok(all.map(|all| {
             let mut pairs: Vec<Pair> = all.into_iter().flatten().collect();
             pairs.sort_by_key(|pair| pair.nodes);
@@ -204,9 +205,9 @@ impl LinkProbe {
     ///
     /// # Errors
     /// Those of [`LinkProbe::pairs`].
-    pub(super) fn clocks(&mut self, circle: &ProcessGroup, nodes: &[usize]) -> Result<Vec<Clock>, CliError> {
-        if circle.process() > 0 {
-            if nodes.contains(&circle.process()) {
+    pub(super) fn clocks(&mut self, group: &ProcessGroup, nodes: &[usize]) -> Result<Vec<Clock>, CliError> {
+        if group.process() > 0 {
+            if nodes.contains(&group.process()) {
                 self.answer(0)?;
             }
             return Ok(Vec::new());
@@ -216,9 +217,9 @@ impl LinkProbe {
             let mut best: Option<(Duration, Clock)> = None;
             for _ in 0..WARM_UP + ROUND_TRIPS {
                 let before = now();
-                let (took, theirs) = self.ask(process)?;
+                let (took, peer_time) = self.ping(process)?;
                 if best.is_none_or(|(shortest, _)| took < shortest) {
-                    best = Some((took, clock(before, took, theirs)));
+                    best = Some((took, clock(before, took, peer_time)));
                 }
             }
             clocks.extend(best.map(|(_, clock)| clock));
@@ -229,10 +230,10 @@ impl LinkProbe {
 
 /// Derives a clock difference from a round trip, during which the clock was read.
 #[expect(clippy::cast_precision_loss, reason = "differences of milliseconds")]
-fn clock(before: u64, took: Duration, theirs: u64) -> Clock {
+fn clock(before: u64, took: Duration, peer_time: u64) -> Clock {
     let half = took.as_secs_f64() / 2.0;
-    let since = theirs as i128 - before as i128;
-    Clock { ahead_ms: since as f64 / 1e6 - half * 1e3, uncertainty_ms: half * 1e3 }
+    let difference = peer_time as i128 - before as i128;
+    Clock { ahead_ms: difference as f64 / 1e6 - half * 1e3, uncertainty_ms: half * 1e3 }
 }
 
 /// Nanoseconds since 1970, by this node's clock.

@@ -12,7 +12,7 @@ use crate::cluster::Team;
 use crate::error::CliError;
 
 /// How long processes wait for each other. A failed process ends all waits at once.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 const SAME_PROGRAM: &str = "all processes run the same program";
 
@@ -36,42 +36,42 @@ impl ProcessGroup {
     /// Gathers what all processes say, in process order; `Some` in the first process.
     ///
     /// # Errors
-    /// [`CliError::NotHeard`].
+    /// [`CliError::NotAnnounced`].
     pub(super) fn gather<T: Serialize + DeserializeOwned>(
         &self,
         topic: &str,
-        own: &T,
+        value: &T,
     ) -> Result<Option<Vec<T>>, CliError> {
-        let bytes = serde_json::to_vec(own).expect("what is told has a JSON form");
+        let bytes = serde_json::to_vec(value).expect("what is told has a JSON form");
         self.assembly.give(topic, Rank(self.process()), bytes).map_err(Error::from)?;
         if !self.assembly.is_leader() {
             return Ok(None);
         }
-        let all = self.assembly.collect(topic, self.assembly.world(), PATIENCE)?;
+        let all = self.assembly.collect(topic, self.assembly.world(), TIMEOUT)?;
         Ok(Some(all.iter().map(|bytes| serde_json::from_slice(bytes).expect(SAME_PROGRAM)).collect()))
     }
 
     /// Broadcasts what the first process says, which passes `Some`.
     ///
     /// # Errors
-    /// [`CliError::NotHeard`].
+    /// [`CliError::NotAnnounced`].
     pub(super) fn share<T: Serialize + DeserializeOwned>(
         &self,
         topic: &str,
-        said: Option<T>,
+        value: Option<T>,
     ) -> Result<T, CliError> {
-        if let Some(said) = said {
-            let bytes = serde_json::to_vec(&said).expect("what is told has a JSON form");
+        if let Some(value) = value {
+            let bytes = serde_json::to_vec(&value).expect("what is told has a JSON form");
             self.assembly.announce(topic, bytes).map_err(Error::from)?;
         }
-        Ok(serde_json::from_slice(&self.assembly.hear(topic, PATIENCE)?).expect(SAME_PROGRAM))
+        Ok(serde_json::from_slice(&self.assembly.hear(topic, TIMEOUT)?).expect(SAME_PROGRAM))
     }
 
     /// A barrier of all processes.
     ///
     /// # Errors
-    /// [`CliError::NotHeard`].
-    pub(super) fn meet(&self, topic: &str) -> Result<(), CliError> {
+    /// [`CliError::NotAnnounced`].
+    pub(super) fn barrier(&self, topic: &str) -> Result<(), CliError> {
         let met = self.gather(topic, &())?.map(|_| ());
         self.share(topic, met)
     }

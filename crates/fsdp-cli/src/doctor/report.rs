@@ -30,9 +30,9 @@ pub(super) fn render(found: &Together, paint: Paint) -> String {
         write!(text, "\n{}\n{}", paint.heading(&format!("output folder {}", found.out_dir)), folder(found));
     let warnings = found.warnings.iter().map(|warning| format!("{} {warning}\n", paint.warning("warning:")));
     let broken = found.broken.iter().map(|broken| format!("{} {broken}\n", paint.bad("broken:")));
-    let said: String = warnings.chain(broken).collect();
-    if !said.is_empty() {
-        let _ = write!(text, "\n{said}");
+    let problems: String = warnings.chain(broken).collect();
+    if !problems.is_empty() {
+        let _ = write!(text, "\n{problems}");
     }
     let verdict = match (found.broken.is_empty(), found.warnings.is_empty()) {
         (true, true) => paint.good("nothing is wrong"),
@@ -57,7 +57,7 @@ fn head(found: &Together) -> String {
         None => line("started by", "no known launcher: this process is alone"),
     }
     line("processes", &format!("{} on {}", found.processes, count(found.nodes.len(), "node")));
-    found.found_by.iter().for_each(|by| line("found by", by));
+    found.found_by.iter().for_each(|address| line("found by", address));
     line("connected over", &found.transport);
     text
 }
@@ -86,9 +86,10 @@ fn nodes(found: &Together) -> String {
 fn links(found: &Together, paint: Paint) -> String {
     let mut text = String::new();
     // NCCL is not measured.
-    let by = if found.transport == "NCCL" { "TCP" } else { &found.transport };
-    let title =
-        format!("links over {by}: latency (half of a round trip) and bandwidth, from the row to the column");
+    let transport = if found.transport == "NCCL" { "TCP" } else { &found.transport };
+    let title = format!(
+        "links over {transport}: latency (half of a round trip) and bandwidth, from the row to the column"
+    );
     let _ = writeln!(text, "{}", paint.heading(&title));
     if let Some(partners) = found.sampled {
         let _ = writeln!(
@@ -99,7 +100,7 @@ fn links(found: &Together, paint: Paint) -> String {
         return text + &slowest(found);
     }
     let names = || found.nodes.iter().map(|node| node.name.clone());
-    let of = |row: usize, column: usize| {
+    let pair_of = |row: usize, column: usize| {
         let pair = [row.min(column), row.max(column)];
         found.links.iter().find(|link| link.nodes == pair)
     };
@@ -107,7 +108,7 @@ fn links(found: &Together, paint: Paint) -> String {
         let header = std::iter::once(title.to_owned()).chain(names());
         let row = |(row, name): (usize, String)| -> Vec<String> {
             let cells = (0..found.nodes.len()).map(|column| {
-                of(row, column).map_or(String::new(), |pair| cell(pair, usize::from(row > column)))
+                pair_of(row, column).map_or(String::new(), |pair| cell(pair, usize::from(row > column)))
             });
             std::iter::once(name).chain(cells).collect()
         };
@@ -120,9 +121,9 @@ fn links(found: &Together, paint: Paint) -> String {
 
 /// The pairs with the lowest bandwidth.
 fn slowest(found: &Together) -> String {
-    let least = |pair: &Pair| pair.gb_per_s[0].min(pair.gb_per_s[1]);
+    let min_bandwidth = |pair: &Pair| pair.gb_per_s[0].min(pair.gb_per_s[1]);
     let mut pairs: Vec<&Pair> = found.links.iter().collect();
-    pairs.sort_by(|a, b| least(a).total_cmp(&least(b)));
+    pairs.sort_by(|a, b| min_bandwidth(a).total_cmp(&min_bandwidth(b)));
     let row = |pair: &Pair| {
         let [first, second] = pair.nodes.map(|node| found.nodes[node].name.clone());
         let [there, back] = pair.gb_per_s.map(|speed| format!("{speed:.2}"));
@@ -137,7 +138,7 @@ fn libraries(found: &Together) -> String {
     for (part, states) in found.libraries() {
         for (state, nodes) in states {
             let state: String = state.lines().next().unwrap_or_default().chars().take(STATE_MAX).collect();
-            rows.push([part.to_owned(), state, named(&nodes, found.nodes.len())]);
+            rows.push([part.to_owned(), state, node_list(&nodes, found.nodes.len())]);
         }
     }
     rows.insert(0, ["fsdp", &found.version, "all"].map(str::to_owned));
@@ -157,7 +158,7 @@ fn devices(found: &Together) -> String {
         }
     }
     for (line, nodes) in lines {
-        let on = named(&nodes, found.nodes.len());
+        let on = node_list(&nodes, found.nodes.len());
         let _ = match on.as_str() {
             "all" => writeln!(text, "{line}"),
             _ => writeln!(text, "{line} (on {on})"),
@@ -167,7 +168,7 @@ fn devices(found: &Together) -> String {
 }
 
 /// Formats nodes for a cell.
-fn named(nodes: &[&str], all: usize) -> String {
+fn node_list(nodes: &[&str], all: usize) -> String {
     match nodes.len() {
         count if count == all => "all".to_owned(),
         count if count > NAMED_MAX => {

@@ -95,7 +95,7 @@ impl From<Finding> for Library {
 
 /// A process's description of itself.
 #[derive(Serialize, Deserialize)]
-struct Own {
+struct ProcessReport {
     host: String,
     cpu: String,
     interfaces: Vec<String>,
@@ -111,20 +111,21 @@ pub(super) fn examine(
     team: Option<Team<'_>>,
     config: &RunConfig,
 ) -> Result<(bool, Option<Together>), CliError> {
-    let circle = ProcessGroup::of(team);
+    let group = ProcessGroup::of(team);
     let place = team.map(|team| team.cluster.place());
     let is_first_of_node = place.is_none_or(|place| place.local_process == 0);
-    let all = circle.gather("processes", &own(team, &config.xla, is_first_of_node))?;
-    let starts = |all: &Vec<Own>| (0..all.len()).filter(|&process| all[process].node.is_some()).collect();
-    let firsts: Vec<usize> = circle.share("nodes", all.as_ref().map(starts))?;
+    let all = group.gather("processes", &process_report(team, &config.xla, is_first_of_node))?;
+    let leaders =
+        |all: &Vec<ProcessReport>| (0..all.len()).filter(|&process| all[process].node.is_some()).collect();
+    let node_leaders: Vec<usize> = group.share("nodes", all.as_ref().map(leaders))?;
     let (clocks, links) = match team {
         Some(team) => {
-            let mut lane = LinkProbe::new(team.cluster);
-            (lane.clocks(&circle, &firsts)?, lane.pairs(&circle, &firsts)?)
+            let mut probe = LinkProbe::new(team.cluster);
+            (probe.clocks(&group, &node_leaders)?, probe.pairs(&group, &node_leaders)?)
         }
         None => (Vec::new(), Some(Vec::new())),
     };
-    let views = folder::look(&circle, Path::new(&config.out_dir), is_first_of_node)?;
+    let views = folder::examine(&group, Path::new(&config.out_dir), is_first_of_node)?;
     let found = all.zip(links).zip(views).map(|((all, links), views)| {
         let processes = all.len();
         let mut found = Together {
@@ -135,7 +136,7 @@ pub(super) fn examine(
             transport: team.map_or_else(|| "threads".to_owned(), |team| team.transport()),
             nodes: nodes(all, &clocks, views),
             links,
-            sampled: (firsts.len() > PARTNERS_MAX + 1).then_some(PARTNERS_MAX),
+            sampled: (node_leaders.len() > PARTNERS_MAX + 1).then_some(PARTNERS_MAX),
             out_dir: config.out_dir.clone(),
             warnings: Vec::new(),
             broken: Vec::new(),
@@ -143,27 +144,32 @@ pub(super) fn examine(
         found.judge();
         found
     });
-    let works = circle.share("verdict", found.as_ref().map(|found| found.broken.is_empty()))?;
+    let works = group.share("verdict", found.as_ref().map(|found| found.broken.is_empty()))?;
     Ok((works, found))
 }
 
-fn own(team: Option<Team<'_>>, of_run: &XlaConfig, is_first_of_node: bool) -> Own {
+fn process_report(team: Option<Team<'_>>, xla_config: &XlaConfig, is_first_of_node: bool) -> ProcessReport {
     let addresses: Vec<IpAddr> = team.map_or_else(Vec::new, |team| {
         let cluster = team.cluster;
         let facts = &cluster.roster().processes[cluster.place().process].facts;
         facts.addresses.iter().map(|address| address.ip()).collect()
     });
-    let there = interfaces().unwrap_or_default();
-    let named = |address: &IpAddr| {
-        let found = there.iter().find(|interface| interface.address == *address);
+    let known = interfaces().unwrap_or_default();
+    let labeled = |address: &IpAddr| {
+        let found = known.iter().find(|interface| interface.address == *address);
         found.map_or(address.to_string(), |interface| format!("{} {address}", interface.name))
     };
     let node = is_first_of_node.then(|| {
-        let found = findings(of_run);
-        let devices = devices(&found, of_run, team.is_none());
+        let found = findings(xla_config);
+        let devices = devices(&found, xla_config, team.is_none());
         (found.into_iter().chain([mpi()]).map(Library::from).collect(), devices)
     });
-    Own { host: host(), cpu: cpu_model(), interfaces: addresses.iter().map(named).collect(), node }
+    ProcessReport {
+        host: host(),
+        cpu: cpu_model(),
+        interfaces: addresses.iter().map(labeled).collect(),
+        node,
+    }
 }
 
 fn mpi() -> Finding {
@@ -183,9 +189,11 @@ fn launched(team: Team<'_>) -> Launched {
     Launched { name: launched_by.to_string(), variables }
 }
 
-fn nodes(all: Vec<Own>, clocks: &[Clock], views: Vec<Option<View>>) -> Vec<Node> {
+fn nodes(all: Vec<ProcessReport>, clocks: &[Clock], views: Vec<Option<View>>) -> Vec<Node> {
     let mut nodes: Vec<Node> = Vec::new();
-    for (process, (Own { host, cpu, interfaces, node }, view)) in all.into_iter().zip(views).enumerate() {
+    for (process, (ProcessReport { host, cpu, interfaces, node }, view)) in
+        all.into_iter().zip(views).enumerate()
+    {
         match node {
             Some((libraries, devices)) => nodes.push(Node {
                 name: host.clone(),
@@ -215,7 +223,7 @@ impl Together {
     /// Determines what is wrong, and on which nodes.
     pub(super) fn judge(&mut self) {
         let (mut warnings, mut broken) = (Vec::new(), Vec::new());
-        let cpus = self.by(|node| node.cpu.clone());
+        let cpus = self.nodes_by(|node| node.cpu.clone());
         if cpus.len() > 1 {
             let cpus: Vec<String> =
                 cpus.iter().map(|(cpu, on)| format!("{cpu} ({})", on.join(", "))).collect();
@@ -227,12 +235,12 @@ impl Together {
         for node in &self.nodes {
             let Node { name, clock, out_dir: View { seen_after_ms, lock, faults, .. }, .. } = node;
             broken.extend(faults.iter().map(|fault| format!("{name}: {fault}")));
-            let none = match lock {
+            let lock_problem = match lock {
                 Some(Lock::Excludes) | None => None,
                 Some(Lock::Ignored) => Some("a lock held by process 0 has no effect"),
                 Some(Lock::Unsupported) => Some("locks are not supported"),
             };
-            warnings.extend(none.map(|what| {
+            warnings.extend(lock_problem.map(|what| {
                 format!("{name}: {what} in {}: a second run there would not be noticed", self.out_dir)
             }));
             if let Some(after) = seen_after_ms.filter(|&after| after > SEEN_MS_MAX) {
@@ -245,8 +253,9 @@ impl Together {
             if let Some(Clock { ahead_ms, uncertainty_ms }) = clock
                 && ahead_ms.abs() > AHEAD_MS_MAX + uncertainty_ms
             {
-                let (by, which) = (ahead_ms.abs() / 1e3, if *ahead_ms > 0.0 { "ahead of" } else { "behind" });
-                warnings.push(format!("the clock of {name} is {by:.1} s {which} that of process 0"));
+                let (seconds, direction) =
+                    (ahead_ms.abs() / 1e3, if *ahead_ms > 0.0 { "ahead of" } else { "behind" });
+                warnings.push(format!("the clock of {name} is {seconds:.1} s {direction} that of process 0"));
             }
         }
         for (part, states) in self.libraries() {
@@ -258,10 +267,10 @@ impl Together {
     }
 
     /// Groups nodes by a property.
-    pub(super) fn by<K: Ord>(&self, what: impl Fn(&Node) -> K) -> BTreeMap<K, Vec<&str>> {
-        let mut by: BTreeMap<K, Vec<&str>> = BTreeMap::new();
-        self.nodes.iter().for_each(|node| by.entry(what(node)).or_default().push(&node.name));
-        by
+    pub(super) fn nodes_by<K: Ord>(&self, property: impl Fn(&Node) -> K) -> BTreeMap<K, Vec<&str>> {
+        let mut groups: BTreeMap<K, Vec<&str>> = BTreeMap::new();
+        self.nodes.iter().for_each(|node| groups.entry(property(node)).or_default().push(&node.name));
+        groups
     }
 
     /// For each library, its states and the nodes with each.

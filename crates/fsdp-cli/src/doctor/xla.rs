@@ -11,55 +11,57 @@ use crate::xla::plugin;
 
 /// All plugins found, with their versions. None is started: a GPU plugin would take the GPUs' memory, and a TPU plugin
 /// would wait for the TPUs.
-pub(super) fn examine(of_run: &XlaConfig) -> Vec<Finding> {
+pub(super) fn examine(xla_config: &XlaConfig) -> Vec<Finding> {
     let installed = installed_plugins();
-    let named = plugin(of_run).ok().filter(|named| installed.iter().all(|(_, path)| path != named));
-    let words = installed.iter().map(|(word, path)| (format!("PJRT plugin \"{word}\""), path));
-    let named = named.iter().map(|path| ("PJRT plugin".to_owned(), path));
-    words.chain(named).map(|(part, path)| finding(part, path)).collect()
+    let configured =
+        plugin(xla_config).ok().filter(|configured| installed.iter().all(|(_, path)| path != configured));
+    let python_plugins = installed.iter().map(|(name, path)| (format!("PJRT plugin \"{name}\""), path));
+    let configured = configured.iter().map(|path| ("PJRT plugin".to_owned(), path));
+    python_plugins.chain(configured).map(|(part, path)| finding(part, path)).collect()
 }
 
 fn finding(part: String, path: &Path) -> Finding {
     match versions(path) {
-        Ok(found) => Finding::found(part, Some(written(found)), Some(path.to_owned())),
+        Ok(found) => Finding::found(part, Some(version_text(found)), Some(path.to_owned())),
         Err(error) => Finding::bad(part, Status::Unusable, error.to_string()),
     }
 }
 
-fn written(PluginVersions { api: (major, minor), stablehlo }: PluginVersions) -> String {
+fn version_text(PluginVersions { api: (major, minor), stablehlo }: PluginVersions) -> String {
     let stablehlo = stablehlo.map(|[major, minor, patch]| format!(", StableHLO {major}.{minor}.{patch}"));
     format!("PJRT {major}.{minor}{}", stablehlo.unwrap_or_default())
 }
 
 /// Whether a run may use XLA, with the devices of its plugin. One of several processes does not query them: it might
 /// wait for the others.
-pub(super) fn device(of_run: &XlaConfig, is_alone: bool) -> Usable {
-    let found = plugin(of_run).and_then(|path| if is_alone { started(&path) } else { opened(path) });
+pub(super) fn device(xla_config: &XlaConfig, is_alone: bool) -> Usable {
+    let found = plugin(xla_config)
+        .and_then(|path| if is_alone { with_devices(&path) } else { without_devices(path) });
     let (usable, with) = match found {
         Ok(with) => (true, with),
-        Err(XlaError::NoPlugin) => (false, not_named()),
+        Err(XlaError::NoPlugin) => (false, no_plugin_message()),
         Err(error) => (false, error.to_string()),
     };
     Usable { device: Device::Xla.name().to_owned(), usable, with }
 }
 
-fn started(path: &Path) -> Result<String, XlaError> {
+fn with_devices(path: &Path) -> Result<String, XlaError> {
     let PluginReport { versions, platform: [platform, version], devices } = inspect(path)?;
-    let (plugin, versions) = (path.display(), written(versions));
+    let (plugin, versions) = (path.display(), version_text(versions));
     Ok(format!("{devices} devices of {platform} ({version}) by {plugin}, {versions}"))
 }
 
-fn opened(path: PathBuf) -> Result<String, XlaError> {
+fn without_devices(path: PathBuf) -> Result<String, XlaError> {
     versions(&path)?;
     Ok(format!("the devices that {} has once all processes ask for them", path.display()))
 }
 
 /// The message that no plugin is configured, and which are available.
-fn not_named() -> String {
+fn no_plugin_message() -> String {
     let good = installed_plugins().into_iter().filter(|(_, path)| versions(path).is_ok());
-    let words: Vec<String> = good.map(|(word, _)| format!("\"{word}\"")).collect();
-    match words.is_empty() {
+    let names: Vec<String> = good.map(|(name, _)| format!("\"{name}\"")).collect();
+    match names.is_empty() {
         true => XlaError::NoPlugin.to_string(),
-        false => format!("no plugin is named; run.xla.plugin may be {}", words.join(", ")),
+        false => format!("no plugin is named; run.xla.plugin may be {}", names.join(", ")),
     }
 }

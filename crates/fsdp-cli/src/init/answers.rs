@@ -47,7 +47,7 @@ impl<R: BufRead, W: Write> Answers<R, W> {
         question: &str,
         given: Option<T>,
         default: Option<T>,
-        read: impl Fn(&str) -> Result<T, E>,
+        parse: impl Fn(&str) -> Result<T, E>,
     ) -> Result<T, CliError> {
         if let Some(given) = given {
             return Ok(given);
@@ -58,7 +58,7 @@ impl<R: BufRead, W: Write> Answers<R, W> {
         let shown_default = default.as_ref().map_or(String::new(), |default| format!(" [{default}]"));
         let prompt = shown(&format!("{question}{shown_default}: "));
         loop {
-            let answer = ask(input, output, &prompt).map_err(unheard)?;
+            let answer = ask(input, output, &prompt).map_err(terminal_error)?;
             let answer = answer.ok_or_else(|| not_given(option))?;
             if answer.is_empty() {
                 match default {
@@ -66,9 +66,9 @@ impl<R: BufRead, W: Write> Answers<R, W> {
                     None => continue,
                 }
             }
-            match read(&answer) {
+            match parse(&answer) {
                 Ok(value) => return Ok(value),
-                Err(fault) => writeln!(output, "  {}", shown(&fault.to_string())).map_err(unheard)?,
+                Err(error) => writeln!(output, "  {}", shown(&error.to_string())).map_err(terminal_error)?,
             }
         }
     }
@@ -88,7 +88,7 @@ fn ask(input: &mut impl BufRead, output: &mut impl Write, prompt: &str) -> io::R
     Ok((read > 0).then(|| line.trim().to_owned()))
 }
 
-fn unheard(source: io::Error) -> CliError {
+fn terminal_error(source: io::Error) -> CliError {
     CliError::ReadFile { file: "the answer on the terminal".into(), source }
 }
 
@@ -96,37 +96,39 @@ fn unheard(source: io::Error) -> CliError {
 mod tests {
     use super::*;
 
-    fn asked(lines: &str, default: Option<usize>) -> (Result<usize, CliError>, String) {
+    fn ask_ranks(lines: &str, default: Option<usize>) -> (Result<usize, CliError>, String) {
         let mut answers = Answers { terminal: Some((lines.as_bytes(), Vec::new())) };
         let value = answers.value("--ranks", "Ranks", None, default, str::parse);
-        let (_, told) = answers.terminal.unwrap();
-        (value, String::from_utf8(told).unwrap())
+        let (_, printed) = answers.terminal.unwrap();
+        (value, String::from_utf8(printed).unwrap())
     }
 
     #[test]
     fn prompt_repeats_until_answer_parses() {
-        let (value, told) = asked("many\n\n 3 \n", None);
+        let (value, printed) = ask_ranks("many\n\n 3 \n", None);
         assert_eq!(value.unwrap(), 3);
-        assert_eq!(told, "Ranks:   invalid digit found in string\nRanks: Ranks: ");
-        let (value, told) = asked("x\n\n", Some(8));
-        assert_eq!((value.unwrap(), told.matches("Ranks [8]: ").count()), (8, 2));
+        assert_eq!(printed, "Ranks:   invalid digit found in string\nRanks: Ranks: ");
+        let (value, printed) = ask_ranks("x\n\n", Some(8));
+        assert_eq!((value.unwrap(), printed.matches("Ranks [8]: ").count()), (8, 2));
     }
 
     #[test]
     fn missing_answer_error_names_options() {
-        let (value, _) = asked("\n", None);
+        let (value, _) = ask_ranks("\n", None);
         let error = value.unwrap_err();
         assert_eq!(error.exit().code(), 2);
         assert!(error.to_string().contains("give --ranks"), "{error}");
-        let nobody: Answers<&[u8], Vec<u8>> = Answers { terminal: None };
-        let error = nobody.expect(&[("--model", false), ("--data", false), ("--out", true)]).unwrap_err();
+        let without_terminal: Answers<&[u8], Vec<u8>> = Answers { terminal: None };
+        let error =
+            without_terminal.expect(&[("--model", false), ("--data", false), ("--out", true)]).unwrap_err();
         assert!(error.to_string().contains("give --model and --data:"), "{error}");
     }
 
     #[test]
     fn without_terminal_given_or_default_value_is_used() {
-        let mut nobody: Answers<&[u8], Vec<u8>> = Answers { terminal: None };
-        let mut value = |given, default| nobody.value("--ranks", "Ranks", given, default, str::parse);
+        let mut without_terminal: Answers<&[u8], Vec<u8>> = Answers { terminal: None };
+        let mut value =
+            |given, default| without_terminal.value("--ranks", "Ranks", given, default, str::parse);
         assert_eq!(value(Some(2), Some(8)).unwrap(), 2);
         assert_eq!(value(None, Some(8)).unwrap(), 8);
         value(None, None::<usize>).unwrap_err();

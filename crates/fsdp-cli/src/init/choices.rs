@@ -45,7 +45,7 @@ impl Training {
         [("whole", Training::Whole), ("lora", Training::Adapters), ("scratch", Training::New)];
 
     /// Parses an answer.
-    pub(super) fn read(answer: &str) -> Result<Training, &'static str> {
+    pub(super) fn parse(answer: &str) -> Result<Training, &'static str> {
         let named = Self::NAMES.iter().find(|(name, _)| *name == answer);
         named.map(|(_, training)| *training).ok_or("answer whole, lora or scratch")
     }

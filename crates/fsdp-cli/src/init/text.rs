@@ -7,10 +7,10 @@ use fsdp_train::config::{Device, TokenRef};
 use super::choices::{Choices, Training};
 
 /// Column of the comments after keys.
-const COMMENTS: usize = 40;
+const COMMENT_COLUMN: usize = 40;
 
 /// The comment on `eos`.
-const SEPARATES: &str = "ends each text, since the tokenizer adds nothing there";
+const EOS_COMMENT: &str = "ends each text, since the tokenizer adds nothing there";
 
 /// Formats the run file.
 pub(super) fn of(choices: &Choices) -> String {
@@ -97,12 +97,12 @@ fn data(text: &mut Text, choices: &Choices) {
         text.key("loss_on", string("answers"), "\"all\": prompts count in the loss, too");
     }
     match &choices.separator {
-        Some(TokenRef::Token(token)) => text.key("eos", string(token), SEPARATES),
-        Some(TokenRef::Id(id)) => text.key("eos", id, SEPARATES),
+        Some(TokenRef::Token(token)) => text.key("eos", string(token), EOS_COMMENT),
+        Some(TokenRef::Id(id)) => text.key("eos", id, EOS_COMMENT),
         None => {}
     }
-    let most = format!("tokens per sample; the model is made for up to {}", choices.positions);
-    text.key("seq_len", choices.seq_len, &most);
+    let limit_comment = format!("tokens per sample; the model is made for up to {}", choices.positions);
+    text.key("seq_len", choices.seq_len, &limit_comment);
 }
 
 fn train(text: &mut Text, choices: &Choices) {
@@ -164,7 +164,7 @@ impl Text {
     fn line(&mut self, line: &str, comment: &str) {
         let _ = match comment {
             "" => writeln!(self.0, "{line}"),
-            comment => writeln!(self.0, "{line:<COMMENTS$} # {comment}"),
+            comment => writeln!(self.0, "{line:<COMMENT_COLUMN$} # {comment}"),
         };
     }
 }
@@ -217,7 +217,8 @@ mod tests {
     #[test]
     fn every_choice_generates_valid_run_file() {
         let trainings = [Training::Whole, Training::Adapters, Training::New];
-        for (training, ranks) in trainings.into_iter().flat_map(|one| (1..=20).map(move |ranks| (one, ranks)))
+        for (training, ranks) in
+            trainings.into_iter().flat_map(|training| (1..=20).map(move |ranks| (training, ranks)))
         {
             for tokens in [0, 1, 30, 1000, 100_000, u64::MAX / 8] {
                 for device in [Device::Cpu, Device::Cuda] {

@@ -56,10 +56,10 @@ pub(super) struct Agent<'a> {
     running: Option<Attempt>,
     known: Known,
     /// When it last did its periodic checks.
-    looked: Instant,
+    last_check: Instant,
     was_stopped: bool,
     /// Whether a stop signal other than SIGUSR1 was received; a second one does not wait for a save.
-    was_told: bool,
+    was_signaled: bool,
     /// Whether a second such signal was received.
     was_interrupted: bool,
 }
@@ -82,9 +82,9 @@ impl<'a> Agent<'a> {
             events,
             running: None,
             known,
-            looked: Instant::now(),
+            last_check: Instant::now(),
             was_stopped: false,
-            was_told: false,
+            was_signaled: false,
             was_interrupted: false,
         }
     }
@@ -93,16 +93,16 @@ impl<'a> Agent<'a> {
     ///
     /// # Errors
     /// [`CliError`]: a process cannot be started, or there is no coordinator.
-    pub(super) fn live(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
-        let exit = self.live_until_over(meeting)?;
+    pub(super) fn run(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
+        let exit = self.run_until_over(meeting)?;
         Ok(if self.was_interrupted { Exit::Interrupted } else { exit })
     }
 
-    fn live_until_over(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
+    fn run_until_over(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
         loop {
             let begin = Instant::now();
             let Some(session) = self.find(meeting)? else { return Ok(Exit::Temporary) };
-            if let Some(exit) = self.take_part(&session)? {
+            if let Some(exit) = self.run_session(&session)? {
                 session.close();
                 return Ok(exit);
             }
@@ -135,8 +135,8 @@ impl<'a> Agent<'a> {
     }
 
     /// Executes the orders of one coordinator; `None` if it is lost.
-    fn take_part(&mut self, session: &Session) -> Result<Option<Exit>, CliError> {
-        session.say(Message::Join(NodeFacts {
+    fn run_session(&mut self, session: &Session) -> Result<Option<Exit>, CliError> {
+        session.send(Message::Join(NodeFacts {
             host: fsdp_comm::process::cluster::host(),
             number: self.args.node_rank,
             nproc: self.args.nproc,
@@ -149,19 +149,19 @@ impl<'a> Agent<'a> {
             if is_lost && self.running.is_none() {
                 return Ok(None);
             }
-            if self.looked.elapsed() >= PULSE {
-                self.look(session);
+            if self.last_check.elapsed() >= PULSE {
+                self.check(session);
             }
             self.running.iter_mut().for_each(Attempt::kill_if_late);
             match self.next() {
                 Some(Event::Ended { attempt, process, status }) => {
                     self.ended(attempt, process, status, session)
                 }
-                Some(Event::Signal(signal)) => self.asked_to_stop(signal, session),
+                Some(Event::Signal(signal)) => self.handle_signal(signal, session),
                 Some(Event::Ordered(Order::Start(start))) => self.start(&start, session)?,
                 Some(Event::Ordered(Order::Finish { code, because })) => {
                     // Messages for all nodes are printed by the coordinator's node.
-                    if let Some(because) = because.filter(|_| !session.is_own() || code != 0) {
+                    if let Some(because) = because.filter(|_| !session.is_local() || code != 0) {
                         output::note(&because);
                     }
                     return Ok(Some(exit_of(code)));
@@ -169,7 +169,7 @@ impl<'a> Agent<'a> {
                 Some(Event::Ordered(order)) => self.obey(&order),
                 Some(Event::Lost { session: number }) if number == session.number => {
                     is_lost = true;
-                    self.obey(&Order::End { is_told: false });
+                    self.obey(&Order::End { is_notified: false });
                 }
                 Some(Event::Lost { .. }) => {}
                 None => {}
@@ -180,8 +180,8 @@ impl<'a> Agent<'a> {
     /// The next event; `None` when periodic checks are due.
     fn next(&self) -> Option<Event> {
         let deadline = self.running.as_ref().and_then(|attempt| attempt.deadline);
-        let look = self.looked + PULSE;
-        let wake = deadline.map_or(look, |deadline| deadline.min(look));
+        let next_check = self.last_check + PULSE;
+        let wake = deadline.map_or(next_check, |deadline| deadline.min(next_check));
         match self.events.recv_timeout(wake.saturating_duration_since(Instant::now())) {
             Ok(event) => Some(event),
             Err(RecvTimeoutError::Timeout) => None,
@@ -190,13 +190,13 @@ impl<'a> Agent<'a> {
     }
 
     /// Does the periodic checks.
-    fn look(&mut self, session: &Session) {
-        self.looked = Instant::now();
+    fn check(&mut self, session: &Session) {
+        self.last_check = Instant::now();
         if !self.known.is_taken_over && Note::TakenOver.is_in(self.folder) {
             self.known.is_taken_over = true;
-            session.say(Message::TakenOver);
+            session.send(Message::TakenOver);
         }
-        session.say(Message::Pulse);
+        session.send(Message::Pulse);
     }
 
     fn start(&mut self, start: &Start, session: &Session) -> Result<(), CliError> {
@@ -217,18 +217,18 @@ impl<'a> Agent<'a> {
         match order {
             Order::Stop => attempt.stop(),
             Order::StopAtSave => Note::StopAtSave.leave_in(self.folder),
-            Order::End { is_told } => attempt.end(*is_told),
+            Order::End { is_notified } => attempt.end(*is_notified),
             Order::Start(_) | Order::Finish { .. } | Order::Pulse(_) => {}
         }
     }
 
     /// The first signal lets processes save; a second one does not wait for that. SIGUSR1, which only asks, does not
     /// count: of signals sent together, it may arrive first even if it was sent last.
-    fn asked_to_stop(&mut self, signal: i32, session: &Session) {
+    fn handle_signal(&mut self, signal: i32, session: &Session) {
         tracing::info!(signal, "asked to stop");
-        session.say(Message::Leave);
+        session.send(Message::Leave);
         if signal != SIGUSR1 {
-            self.was_interrupted |= std::mem::replace(&mut self.was_told, true);
+            self.was_interrupted |= std::mem::replace(&mut self.was_signaled, true);
         }
         self.was_stopped = true;
         match &mut self.running {
@@ -240,17 +240,17 @@ impl<'a> Agent<'a> {
 
     fn ended(&mut self, number: u32, process: usize, status: ExitStatus, session: &Session) {
         let Some(attempt) = self.running.as_mut().filter(|attempt| attempt.number == number) else { return };
-        attempt.note(process, status, note::verdict(self.folder));
-        let Some((exit, because)) = attempt.ended() else { return };
-        let (was_killed, is_told) = (attempt.was_killed(), attempt.is_told());
+        attempt.record_end(process, status, note::verdict(self.folder));
+        let Some((exit, because)) = attempt.outcome() else { return };
+        let (was_killed, is_notified) = (attempt.was_killed(), attempt.is_notified());
         self.running = None;
-        self.look(session);
-        session.say(Message::Ended {
+        self.check(session);
+        session.send(Message::Ended {
             attempt: number,
             code: exit.code(),
             because,
             was_killed,
-            is_told,
+            is_notified,
             is_elsewhere: Note::Elsewhere.is_in(self.folder),
             port: session.free_port(),
         });

@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_secs(15);
 /// How long they may take if they know at once: they were told of a failure, or a process was killed, which closes its
 /// connections. A little longer than the limit each has for itself (see [`cluster`](crate::cluster)). A process that is
 /// left after that is stopped, hangs, or still waits to meet the one that was killed.
-const GRACE_OF_TOLD: Duration = Duration::from_secs(5);
+const GRACE_IF_NOTIFIED: Duration = Duration::from_secs(5);
 
 /// What the processes of an attempt have in common.
 pub(super) struct Common<'a> {
@@ -49,7 +49,7 @@ pub(super) struct Attempt {
     verdict: Option<String>,
     /// When the remaining processes are killed.
     pub(super) deadline: Option<Instant>,
-    was_asked: bool,
+    was_stopped: bool,
 }
 
 struct Running {
@@ -78,7 +78,7 @@ impl Attempt {
             failed: None,
             verdict: None,
             deadline: None,
-            was_asked: false,
+            was_stopped: false,
         };
         for local in 0..nproc {
             let process = attempt.first_process + local;
@@ -105,12 +105,12 @@ impl Attempt {
             }
             let logs = args.log_dir.as_deref().map(|dir| logs::folder(dir, start.attempt, process));
             // On failure, dropping the attempt ends the processes already started.
-            attempt.start_one(process, command, logs, events)?;
+            attempt.start_process(process, command, logs, events)?;
         }
         Ok(attempt)
     }
 
-    fn start_one(
+    fn start_process(
         &mut self,
         process: usize,
         mut command: Command,
@@ -136,20 +136,20 @@ impl Attempt {
     }
 
     /// Records the end of a process; `verdict` is the failure that ended all of them, if they were told of one.
-    pub(super) fn note(&mut self, process: usize, status: ExitStatus, verdict: Option<String>) {
+    pub(super) fn record_end(&mut self, process: usize, status: ExitStatus, verdict: Option<String>) {
         self.processes[process - self.first_process].status = Some(status);
         self.verdict = verdict;
         if !status.success() {
             self.failed.get_or_insert((process, status));
         }
         if self.failed.is_some() {
-            self.end(self.is_told());
+            self.end(self.is_notified());
         }
     }
 
     /// Gives the processes time to end by themselves: less if they learn of the failure at once.
-    pub(super) fn end(&mut self, is_told: bool) {
-        let deadline = Instant::now() + if is_told { GRACE_OF_TOLD } else { GRACE };
+    pub(super) fn end(&mut self, is_notified: bool) {
+        let deadline = Instant::now() + if is_notified { GRACE_IF_NOTIFIED } else { GRACE };
         self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
     }
 
@@ -163,7 +163,7 @@ impl Attempt {
     /// Lets the processes save and stop. Does not forward the signal that this process received: a scheduler may have
     /// sent it to all processes, and a second one would end them.
     pub(super) fn stop(&mut self) {
-        if !std::mem::replace(&mut self.was_asked, true) {
+        if !std::mem::replace(&mut self.was_stopped, true) {
             self.signal(Signal::USR1);
         }
     }
@@ -179,12 +179,12 @@ impl Attempt {
     }
 
     /// Whether the processes learn of the failure at once, or cannot learn of it.
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn is_notified(&self) -> bool {
         self.verdict.is_some() || self.was_killed()
     }
 
     /// The joint exit of the processes and the first failure, once all have ended.
-    pub(super) fn ended(&self) -> Option<(Exit, Option<String>)> {
+    pub(super) fn outcome(&self) -> Option<(Exit, Option<String>)> {
         let statuses = self.processes.iter().map(|running| running.status);
         let statuses = statuses.collect::<Option<Vec<ExitStatus>>>()?;
         Some((worst(statuses.into_iter().map(exit_of)), self.because()))
@@ -241,23 +241,25 @@ mod tests {
             failed: None,
             verdict: None,
             deadline: None,
-            was_asked: false,
+            was_stopped: false,
         }
     }
 
     #[test]
     fn grace_is_shorter_when_failure_is_known_at_once() {
         let (killed, failed) = (ExitStatus::from_raw(9), ExitStatus::from_raw(75 << 8));
-        let told = || Some("process 1 has failed".to_owned());
-        for (status, verdict, grace) in
-            [(killed, None, GRACE_OF_TOLD), (failed, told(), GRACE_OF_TOLD), (failed, None, GRACE)]
-        {
+        let reported = || Some("process 1 has failed".to_owned());
+        for (status, verdict, grace) in [
+            (killed, None, GRACE_IF_NOTIFIED),
+            (failed, reported(), GRACE_IF_NOTIFIED),
+            (failed, None, GRACE),
+        ] {
             let (mut attempt, before) = (attempt(), Instant::now());
-            attempt.note(1, status, verdict);
+            attempt.record_end(1, status, verdict);
             let deadline = attempt.deadline.expect("the others have to end");
             assert!((before + grace..=Instant::now() + grace).contains(&deadline), "{status}");
             // Later ends do not extend the deadline.
-            attempt.note(0, failed, told());
+            attempt.record_end(0, failed, reported());
             assert!(attempt.deadline.is_some_and(|later| later <= deadline), "{status}");
         }
     }

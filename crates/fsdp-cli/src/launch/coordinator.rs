@@ -22,7 +22,7 @@ pub(super) struct NodeId(pub(super) u64);
 
 impl NodeId {
     /// The node of the coordinator itself.
-    pub(super) const OWN: NodeId = NodeId(0);
+    pub(super) const LOCAL: NodeId = NodeId(0);
 }
 
 /// The settings of a launch.
@@ -39,11 +39,11 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// How many of `there` nodes take part: all that were requested, or a power of two, which keeps results
+    /// How many of `present` nodes take part: all that were requested, or a power of two, which keeps results
     /// bit-identical; `None` if there are too few.
-    pub(super) fn size(&self, there: usize) -> Option<usize> {
-        let most = there.min(self.max);
-        let size = if self.min == self.max { most } else { (most + 1).next_power_of_two() / 2 };
+    pub(super) fn size(&self, present: usize) -> Option<usize> {
+        let usable = present.min(self.max);
+        let size = if self.min == self.max { usable } else { (usable + 1).next_power_of_two() / 2 };
         (size >= self.min && size > 0).then_some(size)
     }
 }
@@ -52,7 +52,7 @@ impl Rules {
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     /// A node sent a message.
-    Said(NodeId, Message),
+    Received(NodeId, Message),
     /// A node's connection is closed, or it was silent for too long.
     Lost(NodeId),
     /// Time has passed.
@@ -63,7 +63,7 @@ pub(super) enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Send an order to a node.
-    Tell(NodeId, Order),
+    Send(NodeId, Order),
     /// Start an attempt on these nodes, in this order.
     Start {
         /// Number of the attempt.
@@ -116,7 +116,7 @@ struct Running {
     /// The first failure.
     because: Option<String>,
     /// The stop order that was sent, if any: then the end of the processes is not a failure.
-    asked: Option<Order>,
+    stop_order: Option<Order>,
     was_killed: bool,
     is_elsewhere: bool,
 }
@@ -126,7 +126,7 @@ struct End {
     exit: Exit,
     because: Option<String>,
     was_killed: bool,
-    is_told: bool,
+    is_notified: bool,
     is_elsewhere: bool,
 }
 
@@ -189,21 +189,21 @@ impl Coordinator {
     pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
-            Event::Said(id, Message::Join(facts)) => self.join(id, facts, &mut actions),
-            Event::Said(id, Message::Leave) => self.leave(id, &mut actions),
-            Event::Said(_, Message::TakenOver) => self.known.is_taken_over = true,
-            Event::Said(
+            Event::Received(id, Message::Join(facts)) => self.join(id, facts, &mut actions),
+            Event::Received(id, Message::Leave) => self.leave(id, &mut actions),
+            Event::Received(_, Message::TakenOver) => self.known.is_taken_over = true,
+            Event::Received(
                 id,
-                Message::Ended { attempt, code, because, was_killed, is_told, is_elsewhere, port },
+                Message::Ended { attempt, code, because, was_killed, is_notified, is_elsewhere, port },
             ) => {
                 if let Some(node) = self.nodes.get_mut(&id) {
                     node.facts.port = port;
                 }
-                let end = End { exit: exit_of(code), because, was_killed, is_told, is_elsewhere };
+                let end = End { exit: exit_of(code), because, was_killed, is_notified, is_elsewhere };
                 self.ended(id, Some(attempt), end, &mut actions);
             }
             Event::Lost(id) => self.lost(id, &mut actions),
-            Event::Said(_, Message::Pulse) | Event::Tick => {}
+            Event::Received(_, Message::Pulse) | Event::Tick => {}
         }
         self.conclude(now, &mut actions);
         self.gathered(now, &mut actions);
@@ -213,40 +213,40 @@ impl Coordinator {
     fn join(&mut self, id: NodeId, facts: NodeFacts, actions: &mut Vec<Action>) {
         let nproc = self.nodes.values().next().map_or(facts.nproc, |node| node.facts.nproc);
         if self.is_over() || facts.nproc != nproc {
-            let over = format!(
+            let mismatch = format!(
                 "node {} has --nproc {}, but the others have {nproc}: give all nodes the same",
                 facts.host, facts.nproc
             );
             let (code, because) = match self.is_over() {
                 true => (Exit::Temporary.code(), "the launch is over".to_owned()),
-                false => (Exit::Input.code(), over),
+                false => (Exit::Input.code(), mismatch),
             };
-            actions.push(Action::Tell(id, Order::Finish { code, because: Some(because) }));
+            actions.push(Action::Send(id, Order::Finish { code, because: Some(because) }));
             return;
         }
         self.known.attempts = self.known.attempts.max(facts.known.attempts);
         self.known.restarts = self.known.restarts.max(facts.known.restarts);
         self.known.is_taken_over |= facts.known.is_taken_over;
         if self.rules.max > 1 {
-            let there = self.nodes.len() + 1;
-            let fewest = self.rules.min;
-            let waits = if there < fewest {
-                format!("; waiting for {fewest}, however long it takes")
+            let present = self.nodes.len() + 1;
+            let min = self.rules.min;
+            let waits = if present < min {
+                format!("; waiting for {min}, however long it takes")
             } else {
                 String::new()
             };
-            let note = format!("node {} has joined: {there} of {}{waits}", facts.host, self.rules.max);
+            let note = format!("node {} has joined: {present} of {}{waits}", facts.host, self.rules.max);
             actions.push(Action::Note(note));
         }
         self.nodes.insert(id, Node { facts, is_leaving: false });
-        let there = self.nodes.values().filter(|node| !node.is_leaving).count();
-        let size = self.rules.size(there);
+        let present = self.nodes.values().filter(|node| !node.is_leaving).count();
+        let size = self.rules.size(present);
         if let Phase::Running(running) = &mut self.phase
-            && running.asked.is_none()
+            && running.stop_order.is_none()
             && size > Some(running.nodes.len())
         {
-            running.asked = Some(Order::StopAtSave);
-            actions.push(Action::Tell(running.first, Order::StopAtSave));
+            running.stop_order = Some(Order::StopAtSave);
+            actions.push(Action::Send(running.first, Order::StopAtSave));
         }
     }
 
@@ -254,13 +254,13 @@ impl Coordinator {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         node.is_leaving = true;
         // The launch ends with the coordinator's own node, and, if the number of nodes is fixed, with any of them.
-        self.is_stopping |= id == NodeId::OWN || self.rules.min == self.rules.max;
+        self.is_stopping |= id == NodeId::LOCAL || self.rules.min == self.rules.max;
         if let Phase::Running(running) = &mut self.phase
             && (self.is_stopping || running.nodes.contains_key(&id))
-            && running.asked != Some(Order::Stop)
+            && running.stop_order != Some(Order::Stop)
         {
-            running.asked = Some(Order::Stop);
-            actions.extend(running.nodes.keys().map(|&id| Action::Tell(id, Order::Stop)));
+            running.stop_order = Some(Order::Stop);
+            actions.extend(running.nodes.keys().map(|&id| Action::Send(id, Order::Stop)));
         }
         self.dismiss(actions);
     }
@@ -280,7 +280,7 @@ impl Coordinator {
             .collect();
         for id in free {
             self.nodes.remove(&id);
-            actions.push(Action::Tell(id, Order::Finish { code: Exit::Temporary.code(), because: None }));
+            actions.push(Action::Send(id, Order::Finish { code: Exit::Temporary.code(), because: None }));
         }
     }
 
@@ -291,7 +291,7 @@ impl Coordinator {
             exit: Exit::Temporary,
             because: Some(because),
             was_killed: true,
-            is_told: false,
+            is_notified: false,
             is_elsewhere: false,
         };
         self.ended(id, None, end, actions);
@@ -303,7 +303,7 @@ impl Coordinator {
         &mut self,
         id: NodeId,
         attempt: Option<u32>,
-        End { exit, because, was_killed, is_told, is_elsewhere }: End,
+        End { exit, because, was_killed, is_notified, is_elsewhere }: End,
         actions: &mut Vec<Action>,
     ) {
         let Phase::Running(running) = &mut self.phase else { return };
@@ -317,7 +317,7 @@ impl Coordinator {
         if exit != Exit::Done && running.because.is_none() && because.is_some() {
             running.because = because;
             let others = running.nodes.iter().filter(|(_, end)| end.is_none());
-            actions.extend(others.map(|(&id, _)| Action::Tell(id, Order::End { is_told })));
+            actions.extend(others.map(|(&id, _)| Action::Send(id, Order::End { is_notified })));
         }
     }
 
@@ -332,7 +332,7 @@ impl Coordinator {
         let Some(ends) = running.nodes.values().copied().collect::<Option<Vec<Exit>>>() else { return };
         let exit = worst(ends);
         let because = running.because.clone().unwrap_or_else(|| "the processes have ended".to_owned());
-        let is_asked = running.asked.is_some() && !running.was_killed;
+        let is_stop_requested = running.stop_order.is_some() && !running.was_killed;
         let is_elsewhere = running.is_elsewhere;
         let left = self.rules.max_restarts.saturating_sub(self.known.restarts);
         let next = match exit {
@@ -341,14 +341,14 @@ impl Coordinator {
                 let why = "its state is not in run.out_dir, so it is not started again";
                 Next::Finish(Some(format!("{because}; {why}")))
             }
-            Exit::Temporary if is_asked => Next::Again { pause: 0 },
+            Exit::Temporary if is_stop_requested => Next::Again { pause: 0 },
             Exit::Temporary if left == 0 => {
                 let max = self.rules.max_restarts;
                 Next::Finish(Some(format!("{because}; no restarts are left (--max-restarts {max})")))
             }
             Exit::Temporary => {
-                let more = format!("{because}; restarting all processes (at most {left} more times)");
-                actions.push(Action::Note(more));
+                let note = format!("{because}; restarting all processes (at most {left} more times)");
+                actions.push(Action::Note(note));
                 self.known.restarts += 1;
                 Next::Again { pause: (self.known.restarts - 1).min(PAUSE_MAX) }
             }
@@ -373,10 +373,10 @@ impl Coordinator {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return;
         }
-        let (there, Rules { min, .. }) = (self.nodes.len(), self.rules);
-        let Some(size) = self.rules.size(there) else {
+        let (present, Rules { min, .. }) = (self.nodes.len(), self.rules);
+        let Some(size) = self.rules.size(present) else {
             let waited = (now - since).as_secs();
-            let why = format!("{there} of at least {min} nodes have joined after {waited} s");
+            let why = format!("{present} of at least {min} nodes have joined after {waited} s");
             return self.finish(Exit::Temporary, Some(why), actions);
         };
         let mut order: Vec<(Option<usize>, NodeId)> =
@@ -385,7 +385,7 @@ impl Coordinator {
         order.sort_by_key(|&(number, id)| (number.is_none(), number, id));
         let nodes: Vec<NodeId> = order.into_iter().take(size).map(|(_, id)| id).collect();
         if self.rules.max > 1 {
-            let spares = there - size;
+            let spares = present - size;
             let spares = if spares > 0 { format!(", {spares} spare") } else { String::new() };
             actions.push(Action::Note(format!(
                 "attempt {}: {size} of {} nodes{spares}",
@@ -399,7 +399,7 @@ impl Coordinator {
             first: nodes[0],
             nodes: nodes.iter().map(|&id| (id, None)).collect(),
             because: None,
-            asked: None,
+            stop_order: None,
             was_killed: false,
             is_elsewhere: false,
         });
@@ -409,7 +409,7 @@ impl Coordinator {
     fn finish(&mut self, exit: Exit, because: Option<String>, actions: &mut Vec<Action>) {
         self.phase = Phase::Over;
         let finish =
-            |&id: &NodeId| Action::Tell(id, Order::Finish { code: exit.code(), because: because.clone() });
+            |&id: &NodeId| Action::Send(id, Order::Finish { code: exit.code(), because: because.clone() });
         actions.extend(self.nodes.keys().map(finish));
     }
 }

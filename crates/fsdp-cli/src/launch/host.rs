@@ -26,17 +26,17 @@ pub(super) const PURPOSE: &[u8] = b"fsdp launch";
 pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum connections that may be authenticating at the same time.
-const STRANGERS_MAX: usize = 64;
+const AUTHENTICATING_MAX: usize = 64;
 
 /// How long nodes may take to learn that the launch is over.
-const FAREWELL: Duration = Duration::from_secs(3);
+const DISCONNECT_WITHIN: Duration = Duration::from_secs(3);
 
 /// What the coordinator receives.
-pub(super) enum Heard {
+pub(super) enum Incoming {
     /// A node has connected.
-    Came(NodeId, TcpStream),
+    Connected(NodeId, TcpStream),
     /// A node sent a message.
-    Said(NodeId, Message),
+    Received(NodeId, Message),
     /// A node's connection is closed.
     Lost(NodeId),
 }
@@ -46,7 +46,7 @@ pub(super) struct Host {
     pub(super) rules: Rules,
     pub(super) plan: Plan,
     /// The agent of this node.
-    pub(super) own: Sender<agent::Event>,
+    pub(super) local: Sender<agent::Event>,
     /// The session of that agent.
     pub(super) session: u64,
     /// How other nodes find this one, if they were not given its address.
@@ -57,33 +57,33 @@ pub(super) struct Host {
 
 /// The nodes that can receive orders.
 struct Nodes {
-    own: Sender<agent::Event>,
-    own_address: Option<IpAddr>,
+    local: Sender<agent::Event>,
+    local_address: Option<IpAddr>,
     others: BTreeMap<NodeId, TcpStream>,
 }
 
 impl Host {
     /// Coordinates until the launch is over, or another coordinator has taken over; then all nodes join that one, this
     /// node included.
-    pub(super) fn run(self, heard: &Receiver<Heard>) {
+    pub(super) fn run(self, incoming: &Receiver<Incoming>) {
         let begin = Instant::now();
         let mut coordinator = Coordinator::new(self.rules, Duration::ZERO);
-        let mut nodes = Nodes { own: self.own, own_address: self.address, others: BTreeMap::new() };
-        let mut pulsed = Instant::now();
+        let mut nodes = Nodes { local: self.local, local_address: self.address, others: BTreeMap::new() };
+        let mut last_pulse = Instant::now();
         while !coordinator.is_over() {
-            if pulsed.elapsed() >= PULSE {
-                pulsed = Instant::now();
+            if last_pulse.elapsed() >= PULSE {
+                last_pulse = Instant::now();
                 let pulse = Order::Pulse(coordinator.known());
                 nodes.others.values().for_each(|node| lines::send(node, &pulse));
             }
             let left = coordinator.deadline().map(|deadline| deadline.saturating_sub(begin.elapsed()));
-            let event = match heard.recv_timeout(left.map_or(PULSE, |left| left.min(PULSE))) {
-                Ok(Heard::Came(id, stream)) => {
-                    nodes.came(id, stream);
+            let event = match incoming.recv_timeout(left.map_or(PULSE, |left| left.min(PULSE))) {
+                Ok(Incoming::Connected(id, stream)) => {
+                    nodes.connected(id, stream);
                     continue;
                 }
-                Ok(Heard::Said(id, message)) => Event::Said(id, message),
-                Ok(Heard::Lost(id)) => {
+                Ok(Incoming::Received(id, message)) => Event::Received(id, message),
+                Ok(Incoming::Lost(id)) => {
                     nodes.others.remove(&id);
                     Event::Lost(id)
                 }
@@ -93,32 +93,32 @@ impl Host {
             let actions = coordinator.handle(begin.elapsed(), event);
             let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
             if starts && self.lead.as_ref().is_some_and(Lead::is_superseded) {
-                return drop(nodes.own.send(agent::Event::Lost { session: self.session }));
+                return drop(nodes.local.send(agent::Event::Lost { session: self.session }));
             }
             for action in actions {
-                nodes.act(action, &mut coordinator, &self.plan);
+                nodes.execute(action, &mut coordinator, &self.plan);
             }
         }
-        nodes.part(heard);
+        nodes.wait_for_disconnects(incoming);
     }
 }
 
 impl Nodes {
-    fn came(&mut self, id: NodeId, stream: TcpStream) {
+    fn connected(&mut self, id: NodeId, stream: TcpStream) {
         // The other node reached this one at this address.
-        self.own_address = self.own_address.or(stream.local_addr().ok().map(|address| address.ip()));
+        self.local_address = self.local_address.or(stream.local_addr().ok().map(|address| address.ip()));
         self.others.insert(id, stream);
     }
 
-    fn act(&mut self, action: Action, coordinator: &mut Coordinator, plan: &Plan) {
+    fn execute(&mut self, action: Action, coordinator: &mut Coordinator, plan: &Plan) {
         match action {
-            Action::Tell(id, order) => self.tell(id, order),
+            Action::Send(id, order) => self.send(id, order),
             Action::Note(text) => output::note(&text),
             Action::Start { attempt, nodes, is_taken_over } => match plan.beginning(is_taken_over) {
                 Ok(beginning) => self.start(attempt, &nodes, beginning, coordinator),
                 Err(error) => {
                     for action in coordinator.abandon(error.exit(), error.to_string()) {
-                        self.act(action, coordinator, plan);
+                        self.execute(action, coordinator, plan);
                     }
                 }
             },
@@ -129,44 +129,45 @@ impl Nodes {
         let rendezvous = (nodes.len() > 1).then(|| {
             let first = coordinator.node(nodes[0]);
             let of_peer = || self.others.get(&nodes[0])?.peer_addr().ok().map(|address| address.ip());
-            let own = || self.own_address.filter(|_| nodes[0] == NodeId::OWN);
-            let address = first.address.or_else(own).or_else(of_peer);
+            let local = || self.local_address.filter(|_| nodes[0] == NodeId::LOCAL);
+            let address = first.address.or_else(local).or_else(of_peer);
             let by_address = |ip| SocketAddr::new(ip, first.port).to_string();
             // A node that was just lost has no address any more. Its attempt fails, and another one follows.
             address.map_or_else(|| format!("{}:{}", first.host, first.port), by_address)
         });
         for (node, &id) in nodes.iter().enumerate() {
             let (nodes, rendezvous) = (nodes.len(), rendezvous.clone());
-            self.tell(id, Order::Start(Start { attempt, node, nodes, beginning, rendezvous }));
+            self.send(id, Order::Start(Start { attempt, node, nodes, beginning, rendezvous }));
         }
     }
 
-    fn tell(&self, id: NodeId, order: Order) {
-        if id == NodeId::OWN {
+    fn send(&self, id: NodeId, order: Order) {
+        if id == NodeId::LOCAL {
             // If the agent has ended, so does the launch.
-            let _ = self.own.send(agent::Event::Ordered(order));
+            let _ = self.local.send(agent::Event::Ordered(order));
         } else if let Some(stream) = self.others.get(&id) {
             lines::send(stream, &order);
         }
     }
 
     /// Waits for the other nodes to disconnect, which they do when they learn that the launch is over.
-    fn part(mut self, heard: &Receiver<Heard>) {
-        let end = Instant::now() + FAREWELL;
+    fn wait_for_disconnects(mut self, incoming: &Receiver<Incoming>) {
+        let end = Instant::now() + DISCONNECT_WITHIN;
         while !self.others.is_empty()
-            && let Ok(heard) = heard.recv_timeout(end.saturating_duration_since(Instant::now()))
+            && let Ok(event) = incoming.recv_timeout(end.saturating_duration_since(Instant::now()))
         {
-            match heard {
-                Heard::Lost(id) => drop(self.others.remove(&id)),
-                Heard::Came(..) | Heard::Said(..) => {}
+            match event {
+                Incoming::Lost(id) => drop(self.others.remove(&id)),
+                Incoming::Connected(..) | Incoming::Received(..) => {}
             }
         }
     }
 }
 
 /// Accepts nodes that know the token, and forwards their messages.
-pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -> std::io::Result<()> {
-    let (strangers, next) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(NodeId::OWN.0 + 1)));
+pub(super) fn admit(listener: TcpListener, token: Token, incoming: Sender<Incoming>) -> std::io::Result<()> {
+    let (authenticating, next) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(NodeId::LOCAL.0 + 1)));
     let admit = move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
@@ -174,22 +175,24 @@ pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -
                 thread::sleep(PULSE);
                 continue;
             };
-            if strangers.fetch_add(1, Ordering::Relaxed) >= STRANGERS_MAX {
-                strangers.fetch_sub(1, Ordering::Relaxed);
+            if authenticating.fetch_add(1, Ordering::Relaxed) >= AUTHENTICATING_MAX {
+                authenticating.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
-            let (token, heard) = (token.clone(), heard.clone());
-            let (busy, next) = (Arc::clone(&strangers), Arc::clone(&next));
-            let attend = move || {
+            let (token, incoming) = (token.clone(), incoming.clone());
+            let (counter, next) = (Arc::clone(&authenticating), Arc::clone(&next));
+            let serve = move || {
                 let proof = authenticate_within(&stream, PROOF_MAX, &token, Side::Answerer, PURPOSE);
-                busy.fetch_sub(1, Ordering::Relaxed);
+                counter.fetch_sub(1, Ordering::Relaxed);
                 match proof {
-                    Ok(()) => attend(stream, NodeId(next.fetch_add(1, Ordering::Relaxed)), &heard),
+                    Ok(()) => {
+                        forward_messages(stream, NodeId(next.fetch_add(1, Ordering::Relaxed)), &incoming)
+                    }
                     Err(error) => tracing::info!("an unknown client at the launch port: {error}"),
                 }
             };
-            if thread::Builder::new().name("node".to_owned()).spawn(attend).is_err() {
-                strangers.fetch_sub(1, Ordering::Relaxed);
+            if thread::Builder::new().name("node".to_owned()).spawn(serve).is_err() {
+                authenticating.fetch_sub(1, Ordering::Relaxed);
             }
         }
     };
@@ -197,15 +200,15 @@ pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -
 }
 
 /// Forwards a node's messages until it is gone. The receiver is gone if the launch is over.
-fn attend(stream: TcpStream, id: NodeId, heard: &Sender<Heard>) {
+fn forward_messages(stream: TcpStream, id: NodeId, incoming: &Sender<Incoming>) {
     let Ok(lines) = lines::receive::<Message>(&stream) else { return };
-    if heard.send(Heard::Came(id, stream)).is_err() {
+    if incoming.send(Incoming::Connected(id, stream)).is_err() {
         return;
     }
     for message in lines {
-        if heard.send(Heard::Said(id, message)).is_err() {
+        if incoming.send(Incoming::Received(id, message)).is_err() {
             return;
         }
     }
-    let _ = heard.send(Heard::Lost(id));
+    let _ = incoming.send(Incoming::Lost(id));
 }

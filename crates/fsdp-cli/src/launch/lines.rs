@@ -53,13 +53,13 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (answerer, _) = listener.accept().unwrap();
-        let mut heard = receive::<Order>(&answerer).unwrap();
+        let mut received = receive::<Order>(&answerer).unwrap();
         for order in [Order::Stop, Order::Finish { code: 3, because: Some("a\nb".to_owned()) }] {
             send(&caller, &order);
-            assert_eq!(heard.next(), Some(order));
+            assert_eq!(received.next(), Some(order));
         }
         caller.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        assert_eq!(heard.next(), None);
+        assert_eq!(received.next(), None);
         drop(caller);
         assert_eq!(receive::<Order>(&answerer).unwrap().next(), None, "it is gone");
     }

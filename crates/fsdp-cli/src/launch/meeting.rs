@@ -15,7 +15,7 @@ use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, RendezvousError, named_token
 
 use super::agent::Event;
 use super::coordinator::{NodeId, Rules};
-use super::host::{Heard, Host, PROOF_MAX, PURPOSE, admit};
+use super::host::{Host, Incoming, PROOF_MAX, PURPOSE, admit};
 use super::lines;
 use super::message::{Message, Order};
 use super::plan::Plan;
@@ -27,7 +27,7 @@ use crate::error::CliError;
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// The meeting point of a launch's agents.
-enum Where {
+enum MeetingPoint {
     /// There is a single agent.
     Here,
     /// An address given to all agents.
@@ -43,7 +43,7 @@ enum Where {
 
 /// See the [module](self).
 pub(super) struct Meeting<'a> {
-    meet: Where,
+    point: MeetingPoint,
     rules: Rules,
     plan: &'a Plan,
     /// The token that authenticates agents, and later processes.
@@ -65,9 +65,9 @@ pub(super) struct Session {
 
 enum Link {
     /// The coordinator is a thread of this process.
-    Own { to: Sender<Heard>, thread: JoinHandle<()> },
+    Local { sender: Sender<Incoming>, thread: JoinHandle<()> },
     /// The coordinator is on another node.
-    Other(TcpStream),
+    Remote(TcpStream),
 }
 
 impl<'a> Meeting<'a> {
@@ -84,19 +84,26 @@ impl<'a> Meeting<'a> {
         };
         let is_token_named =
             ["FSDP_TOKEN_FILE", "FSDP_TOKEN"].into_iter().any(|name| variable(name).is_some());
-        let mut meeting =
-            Self { meet: Where::Here, rules, plan, token: None, is_token_named, address: None, sessions: 0 };
+        let mut meeting = Self {
+            point: MeetingPoint::Here,
+            rules,
+            plan,
+            token: None,
+            is_token_named,
+            address: None,
+            sessions: 0,
+        };
         if rules.max == 1 {
             return Ok(meeting);
         }
         meeting.address = interface::asked_for(&variable).map_err(cluster_error)?;
         let folder = plan.out_dir().filter(|folder| !is_url(folder));
         meeting.token = Some(token(args, folder)?);
-        meeting.meet = match (args.endpoint(), folder) {
+        meeting.point = match (args.endpoint(), folder) {
             (Some((host, port)), _) => {
-                Where::Endpoint { host, port, is_here: args.node_rank.map(|number| number == 0) }
+                MeetingPoint::Endpoint { host, port, is_here: args.node_rank.map(|number| number == 0) }
             }
-            (None, Some(folder)) => Where::Folder(folder.join(LAUNCH_FOLDER)),
+            (None, Some(folder)) => MeetingPoint::Folder(folder.join(LAUNCH_FOLDER)),
             (None, None) => {
                 let what =
                     "the nodes of this command share no folder to meet in; give host:port of the first one";
@@ -118,10 +125,12 @@ impl<'a> Meeting<'a> {
     }
 
     fn link(&self, events: &Sender<Event>) -> Result<Option<Link>, CliError> {
-        match &self.meet {
-            Where::Here => Ok(Some(self.lead(None, None, events)?)),
-            Where::Endpoint { host, port, is_here } => self.at_endpoint(host, *port, *is_here, events),
-            Where::Folder(folder) => match elect(folder, self.any(), &|stream| self.is_one(stream))? {
+        match &self.point {
+            MeetingPoint::Here => Ok(Some(self.lead(None, None, events)?)),
+            MeetingPoint::Endpoint { host, port, is_here } => self.at_endpoint(host, *port, *is_here, events),
+            MeetingPoint::Folder(folder) => match elect(folder, self.bind_address(), &|stream| {
+                self.is_coordinator(stream)
+            })? {
                 Elected::Follower(stream) => self.follow(stream, events).map(Some),
                 Elected::Leader(listener, lead) => Ok(Some(self.lead(Some(listener), Some(lead), events)?)),
             },
@@ -135,17 +144,17 @@ impl<'a> Meeting<'a> {
         is_here: Option<bool>,
         events: &Sender<Event>,
     ) -> Result<Option<Link>, CliError> {
-        if is_here.map_or_else(|| is_own(host), Ok)? {
+        if is_here.map_or_else(|| is_local_host(host), Ok)? {
             let failed = |source| {
                 let what = format!("the coordinator at {host}:{port}");
                 CliError::Start { what, source }
             };
-            let listener = TcpListener::bind((self.any(), port)).map_err(failed)?;
+            let listener = TcpListener::bind((self.bind_address(), port)).map_err(failed)?;
             return Ok(Some(self.lead(Some(listener), None, events)?));
         }
         let connect = |address| TcpStream::connect_timeout(&address, ANSWER_WITHIN).ok();
         let Some(stream) = resolve(host, port).into_iter().find_map(connect) else { return Ok(None) };
-        match self.prove(&stream) {
+        match self.authenticate(&stream) {
             Ok(()) => self.follow(stream, events).map(Some),
             Err(AuthError::Connection(_)) => Ok(None),
             Err(error) => {
@@ -155,14 +164,14 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    fn any(&self) -> IpAddr {
+    fn bind_address(&self) -> IpAddr {
         self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
 
     /// Whether the peer is a coordinator of this launch. If the token comes from a variable, a peer with another token
     /// is an error; a token from the folder is the same for all, so a peer with another one is another program.
-    fn is_one(&self, stream: &TcpStream) -> Result<bool, CliError> {
-        match self.prove(stream) {
+    fn is_coordinator(&self, stream: &TcpStream) -> Result<bool, CliError> {
+        match self.authenticate(stream) {
             Ok(()) => Ok(true),
             Err(error @ AuthError::Token) if self.is_token_named => {
                 let what = format!("the coordinator in {LAUNCH_FOLDER}: {error}");
@@ -175,7 +184,7 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    fn prove(&self, stream: &TcpStream) -> Result<(), AuthError> {
+    fn authenticate(&self, stream: &TcpStream) -> Result<(), AuthError> {
         let token = self.token.as_ref().expect("there is a token where there are several nodes");
         authenticate_within(stream, PROOF_MAX, token, Side::Caller, PURPOSE)
     }
@@ -187,45 +196,45 @@ impl<'a> Meeting<'a> {
         events: &Sender<Event>,
     ) -> Result<Link, CliError> {
         let failed = |source| CliError::Start { what: "a thread".to_owned(), source };
-        let (to, heard) = mpsc::channel();
+        let (sender, incoming) = mpsc::channel();
         if let (Some(listener), Some(token)) = (listener, &self.token) {
-            admit(listener, token.clone(), to.clone()).map_err(failed)?;
+            admit(listener, token.clone(), sender.clone()).map_err(failed)?;
         }
         let (rules, plan, session) = (self.rules, self.plan.clone(), self.sessions);
-        let host = Host { rules, plan, own: events.clone(), session, lead, address: self.address };
-        let thread = thread::Builder::new().name("coordinator".to_owned()).spawn(move || host.run(&heard));
-        Ok(Link::Own { to, thread: thread.map_err(failed)? })
+        let host = Host { rules, plan, local: events.clone(), session, lead, address: self.address };
+        let thread = thread::Builder::new().name("coordinator".to_owned()).spawn(move || host.run(&incoming));
+        Ok(Link::Local { sender, thread: thread.map_err(failed)? })
     }
 
     fn follow(&self, stream: TcpStream, events: &Sender<Event>) -> Result<Link, CliError> {
         let failed = |source| CliError::Start { what: "a thread".to_owned(), source };
         let orders = lines::receive::<Order>(&stream).map_err(failed)?;
         let (events, session) = (events.clone(), self.sessions);
-        let hear = move || {
+        let forward = move || {
             for order in orders {
                 // The receiver is gone if the launch is over.
                 let _ = events.send(Event::Ordered(order));
             }
             let _ = events.send(Event::Lost { session });
         };
-        thread::Builder::new().name("coordinator".to_owned()).spawn(hear).map_err(failed)?;
-        Ok(Link::Other(stream))
+        thread::Builder::new().name("coordinator".to_owned()).spawn(forward).map_err(failed)?;
+        Ok(Link::Remote(stream))
     }
 }
 
 impl Session {
     /// Sends a message to the coordinator.
-    pub(super) fn say(&self, message: Message) {
+    pub(super) fn send(&self, message: Message) {
         match &self.link {
             // The coordinator has ended if the launch is over.
-            Link::Own { to, .. } => drop(to.send(Heard::Said(NodeId::OWN, message))),
-            Link::Other(stream) => lines::send(stream, &message),
+            Link::Local { sender, .. } => drop(sender.send(Incoming::Received(NodeId::LOCAL, message))),
+            Link::Remote(stream) => lines::send(stream, &message),
         }
     }
 
     /// Whether the coordinator is in this process.
-    pub(super) fn is_own(&self) -> bool {
-        matches!(self.link, Link::Own { .. })
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.link, Link::Local { .. })
     }
 
     /// The token that authenticates processes.
@@ -241,20 +250,20 @@ impl Session {
     /// A port that is free now, for process 0. If it is taken before process 0 binds it, the attempt fails and is
     /// repeated.
     pub(super) fn free_port(&self) -> u16 {
-        let any = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-        let bound = TcpListener::bind((any, 0)).and_then(|listener| listener.local_addr());
+        let bind_address = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let bound = TcpListener::bind((bind_address, 0)).and_then(|listener| listener.local_addr());
         bound.map_or(0, |address| address.port())
     }
 
     /// Closes the session when the launch is over.
     pub(super) fn close(self) {
         match self.link {
-            Link::Own { to, thread } => {
-                drop(to);
+            Link::Local { sender, thread } => {
+                drop(sender);
                 let ended = thread.join();
                 ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             }
-            Link::Other(stream) => drop(stream.shutdown(Shutdown::Both)),
+            Link::Remote(stream) => drop(stream.shutdown(Shutdown::Both)),
         }
     }
 }
@@ -283,10 +292,11 @@ fn resolve(host: &str, port: u16) -> Vec<SocketAddr> {
 }
 
 /// Whether a host name refers to this host.
-fn is_own(host: &str) -> Result<bool, CliError> {
-    let own = interface::interfaces().map_err(|source| CliError::Start { what: host.to_owned(), source })?;
+fn is_local_host(host: &str) -> Result<bool, CliError> {
+    let interfaces =
+        interface::interfaces().map_err(|source| CliError::Start { what: host.to_owned(), source })?;
     let addresses = resolve(host, 0);
     // Some systems map the machine's name to a loopback address that is on no interface.
-    let is_here = |ip: IpAddr| ip.is_loopback() || own.iter().any(|interface| interface.address == ip);
+    let is_here = |ip: IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.address == ip);
     Ok(addresses.iter().any(|address| is_here(address.ip())))
 }

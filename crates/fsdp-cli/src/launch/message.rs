@@ -39,7 +39,7 @@ pub(super) enum Message {
         /// Whether a process was killed by a signal, and so did not stop on request.
         was_killed: bool,
         /// Whether the processes were told of a failure, which those of other nodes then were too.
-        is_told: bool,
+        is_notified: bool,
         /// Whether the state of the run is outside of its output folder.
         is_elsewhere: bool,
         /// A port that was free a moment ago.
@@ -65,7 +65,7 @@ pub(super) enum Order {
     /// The attempt has failed: end its remaining processes after a grace period.
     End {
         /// Whether its processes were told of a failure and need no time to detect it.
-        is_told: bool,
+        is_notified: bool,
     },
     /// The launch is over.
     Finish {
@@ -108,9 +108,9 @@ pub(super) struct Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Beginning {
     /// As requested: the output folder belongs to another run, if any.
-    AsAsked,
+    AsRequested,
     /// As requested, overwriting its own earlier output: it has no checkpoint yet.
-    Over,
+    Overwrite,
     /// From its newest checkpoint.
     Resume,
 }

@@ -74,9 +74,9 @@ pub(crate) fn leave_verdict(verdict: &Verdict, process: usize) {
 }
 
 fn replace(folder: &Path, text: &str, process: usize) -> io::Result<()> {
-    let beside = folder.join(format!("{VERDICT}-{process}"));
-    fs::write(&beside, text)?;
-    fs::rename(beside, folder.join(VERDICT))
+    let temporary = folder.join(format!("{VERDICT}-{process}"));
+    fs::write(&temporary, text)?;
+    fs::rename(temporary, folder.join(VERDICT))
 }
 
 /// The failure that ended this node's processes, if they were told of one.

@@ -25,8 +25,9 @@ impl Plan {
     /// # Errors
     /// [`CliError`].
     pub(super) fn new(args: &LaunchArgs) -> Result<Self, CliError> {
-        let given = std::iter::once(OsString::from("fsdp")).chain(args.command.iter().cloned());
-        let command = Args::try_parse_from(given).map_err(|told| CliError::Launched(Box::new(told)))?.command;
+        let arguments = std::iter::once(OsString::from("fsdp")).chain(args.command.iter().cloned());
+        let command =
+            Args::try_parse_from(arguments).map_err(|error| CliError::Launched(Box::new(error)))?.command;
         let run = match &command {
             Command::Train(train) => Some(run_of(train, args)?),
             Command::Bench(BenchCommand::Train(_))
@@ -55,30 +56,30 @@ impl Plan {
     /// [`CliError`]: the output folder cannot be read.
     pub(super) fn beginning(&self, is_taken_over: bool) -> Result<Beginning, CliError> {
         match self.run.as_ref().filter(|_| is_taken_over) {
-            None => Ok(Beginning::AsAsked),
+            None => Ok(Beginning::AsRequested),
             Some(run) if run.newest()?.is_some() => Ok(Beginning::Resume),
-            Some(_) => Ok(Beginning::Over),
+            Some(_) => Ok(Beginning::Overwrite),
         }
     }
 
     /// The arguments of an attempt.
     pub(super) fn arguments(&self, beginning: Beginning) -> Vec<OsString> {
         match beginning {
-            Beginning::AsAsked => self.arguments.clone(),
-            Beginning::Over => again(&self.arguments, false),
-            Beginning::Resume => again(&self.arguments, true),
+            Beginning::AsRequested => self.arguments.clone(),
+            Beginning::Overwrite => restart_arguments(&self.arguments, false),
+            Beginning::Resume => restart_arguments(&self.arguments, true),
         }
     }
 }
 
 /// The arguments for restarting a training run.
-fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
+fn restart_arguments(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
     let is = |argument: &OsString, name: &str| argument.to_str() == Some(name);
     let has = |name| arguments.iter().any(|argument| is(argument, name));
     if has("--resume") || !has_checkpoint {
-        let needs_leave = !has("--resume") && !has("--overwrite");
-        let leave = needs_leave.then(|| OsString::from("--overwrite"));
-        return arguments.iter().cloned().chain(leave).collect();
+        let needs_overwrite = !has("--resume") && !has("--overwrite");
+        let overwrite = needs_overwrite.then(|| OsString::from("--overwrite"));
+        return arguments.iter().cloned().chain(overwrite).collect();
     }
     let mut kept = Vec::new();
     let mut rest = arguments.iter();
@@ -106,13 +107,13 @@ fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
 mod tests {
     use super::*;
 
-    fn of(given: &str, has_checkpoint: bool) -> String {
+    fn restarted(given: &str, has_checkpoint: bool) -> String {
         let given: Vec<OsString> = given.split(' ').map(OsString::from).collect();
-        let again: Vec<String> = again(&given, has_checkpoint)
+        let restarted: Vec<String> = restart_arguments(&given, has_checkpoint)
             .into_iter()
             .map(|argument| argument.into_string().unwrap())
             .collect();
-        again.join(" ")
+        restarted.join(" ")
     }
 
     #[test]
@@ -128,18 +129,24 @@ mod tests {
 
     #[test]
     fn restart_with_checkpoint_resumes_it() {
-        assert_eq!(of("train a.toml", true), "train a.toml --resume");
-        assert_eq!(of("train a.toml --overwrite", true), "train a.toml --resume");
-        assert_eq!(of("train a.toml --resume-from b --set x.y=1", true), "train a.toml --set x.y=1 --resume");
-        assert_eq!(of("train --resume-from=b a.toml", true), "train a.toml --resume");
-        assert_eq!(of("train a.toml --resume", true), "train a.toml --resume");
+        assert_eq!(restarted("train a.toml", true), "train a.toml --resume");
+        assert_eq!(restarted("train a.toml --overwrite", true), "train a.toml --resume");
+        assert_eq!(
+            restarted("train a.toml --resume-from b --set x.y=1", true),
+            "train a.toml --set x.y=1 --resume"
+        );
+        assert_eq!(restarted("train --resume-from=b a.toml", true), "train a.toml --resume");
+        assert_eq!(restarted("train a.toml --resume", true), "train a.toml --resume");
     }
 
     #[test]
     fn restart_without_checkpoint_begins_as_requested() {
-        assert_eq!(of("train a.toml", false), "train a.toml --overwrite");
-        assert_eq!(of("train a.toml --resume-from b", false), "train a.toml --resume-from b --overwrite");
-        assert_eq!(of("train a.toml --resume", false), "train a.toml --resume");
-        assert_eq!(of("train a.toml --overwrite", false), "train a.toml --overwrite");
+        assert_eq!(restarted("train a.toml", false), "train a.toml --overwrite");
+        assert_eq!(
+            restarted("train a.toml --resume-from b", false),
+            "train a.toml --resume-from b --overwrite"
+        );
+        assert_eq!(restarted("train a.toml --resume", false), "train a.toml --resume");
+        assert_eq!(restarted("train a.toml --overwrite", false), "train a.toml --overwrite");
     }
 }

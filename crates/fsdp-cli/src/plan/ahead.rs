@@ -53,11 +53,11 @@ pub(super) struct Forecaster<'a> {
     model: Model,
     flops: FlopModel,
     /// The requirements of a micro-batch's calls, keyed by its samples and by what forward keeps.
-    calls: Mutex<BTreeMap<(usize, &'static str), Asked>>,
+    calls: Mutex<BTreeMap<(usize, &'static str), Requirements>>,
 }
 
 /// The requests of a micro-batch's calls, and the memory they hold.
-type Asked = (Arc<Calls>, Arc<Footprints>);
+type Requirements = (Arc<Calls>, Arc<Footprints>);
 
 impl<'a> Forecaster<'a> {
     /// Creates the state for a run file.
@@ -78,21 +78,21 @@ impl<'a> Forecaster<'a> {
     }
 
     /// The requirements of a plan's micro-batch.
-    fn asked(&self, config: &Resolved, plan: &Plan) -> Result<Asked, CliError> {
+    fn requirements(&self, config: &Resolved, plan: &Plan) -> Result<Requirements, CliError> {
         let kept = settings::checkpointing(config.fsdp.activation_checkpointing);
         let key = (config.train.micro_batch_size, kept);
-        if let Some(asked) = self.calls().get(&key) {
-            return Ok(asked.clone());
+        if let Some(requirements) = self.calls().get(&key) {
+            return Ok(requirements.clone());
         }
         let (shape, listed) = listed(config, &self.model, plan)?;
         let calls: Vec<BlockCall> = listed.iter().map(|(call, _)| *call).collect();
         let held = footprints(&self.model, &plan.spec, shape, &calls).map_err(TrainError::from)?;
-        let asked = (Arc::new(Calls::new(shape, &listed)), Arc::new(held));
-        self.calls().insert(key, asked.clone());
-        Ok(asked)
+        let requirements = (Arc::new(Calls::new(shape, &listed)), Arc::new(held));
+        self.calls().insert(key, requirements.clone());
+        Ok(requirements)
     }
 
-    fn calls(&self) -> MutexGuard<'_, BTreeMap<(usize, &'static str), Asked>> {
+    fn calls(&self) -> MutexGuard<'_, BTreeMap<(usize, &'static str), Requirements>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,9 +100,9 @@ impl<'a> Forecaster<'a> {
     ///
     /// # Errors
     /// [`CliError`]: settings that the mesh does not support, or a dtype without a known peak.
-    pub(super) fn ahead(&self, config: &Resolved) -> Result<RunForecast<'a>, CliError> {
+    pub(super) fn forecast(&self, config: &Resolved) -> Result<RunForecast<'a>, CliError> {
         let plan = draft(config, &self.model.description().spec)?;
-        let (calls, held) = self.asked(config, &plan)?;
+        let (calls, held) = self.requirements(config, &plan)?;
         let tables = rank_tables::<HostMemory>(config, &plan, Rank(0))?;
         let work = StepWork::new(&plan, calls, &tables);
         let data_bytes = held.data_bytes * plan.step.rounds;
@@ -114,14 +114,14 @@ impl<'a> Forecaster<'a> {
         };
         let forecast = priced(self.cluster)?;
         let [less, more] = band::around(self.cluster, &forecast);
-        let mut most = forecast.seconds;
+        let mut slowest = forecast.seconds;
         if plan.mesh.world() > band::LARGE_WORLD {
-            most = priced(&band::slower(self.cluster))?.seconds.max(most);
+            slowest = priced(&band::slower(self.cluster))?.seconds.max(slowest);
         }
         Ok(RunForecast {
             done_flops: done_flops(&plan, &work),
             config: config.clone(),
-            band: [forecast.seconds * (1.0 - less), most * (1.0 + more)],
+            band: [forecast.seconds * (1.0 - less), slowest * (1.0 + more)],
             cluster: self.cluster,
             usage: ledger::predict(&plan.step, &input),
             held: Arc::clone(&held),
@@ -136,26 +136,26 @@ impl Forecaster<'_> {
     /// Executed product FLOPs of a step, as a multiple of those without checkpointing.
     ///
     /// # Errors
-    /// Those of [`Forecaster::ahead`].
-    pub(super) fn again(&self, ahead: &RunForecast<'_>) -> Result<f64, CliError> {
-        let mut config = ahead.config.clone();
+    /// Those of [`Forecaster::forecast`].
+    pub(super) fn recompute_factor(&self, run: &RunForecast<'_>) -> Result<f64, CliError> {
+        let mut config = run.config.clone();
         config.fsdp.activation_checkpointing = Checkpointing::None;
-        Ok(ahead.done_flops / self.ahead(&config)?.done_flops)
+        Ok(run.done_flops / self.forecast(&config)?.done_flops)
     }
 
     /// Seconds of PyTorch's FSDP2 with the run's settings, compiled and not; only for GPUs without offload, and
     /// optimizers that do not need whole matrices.
     ///
     /// # Errors
-    /// Those of [`Forecaster::ahead`].
-    pub(super) fn fsdp2(&self, ahead: &RunForecast<'_>) -> Result<Option<[f64; 2]>, CliError> {
-        let (config, plan) = (&ahead.config, &ahead.plan);
-        let is_whole = plan.step.lasting.scratch.is_some();
-        if self.cluster.kind != Kind::Gpu || config.fsdp.offload != Offload::None || is_whole {
+    /// Those of [`Forecaster::forecast`].
+    pub(super) fn fsdp2(&self, run: &RunForecast<'_>) -> Result<Option<[f64; 2]>, CliError> {
+        let (config, plan) = (&run.config, &run.plan);
+        let needs_whole_matrices = plan.step.lasting.scratch.is_some();
+        if self.cluster.kind != Kind::Gpu || config.fsdp.offload != Offload::None || needs_whole_matrices {
             return Ok(None);
         }
         let tables = rank_tables::<HostMemory>(config, plan, Rank(0))?;
-        let work = &StepWork::new(plan, self.asked(config, plan)?.0, &tables);
+        let work = &StepWork::new(plan, self.requirements(config, plan)?.0, &tables);
         let seconds = |is_compiled| {
             let software = Software::fsdp2(is_compiled, config.fsdp.activation_checkpointing);
             let (cluster, constants) = (self.cluster, self.constants);

@@ -29,7 +29,7 @@ pub(super) struct Cost {
     pub(super) is_every_given: bool,
     /// Seconds including failures, saves, restarts and repeated steps; infinite if failures are too frequent for
     /// progress.
-    pub(super) whole: f64,
+    pub(super) total_seconds: f64,
     /// US dollars per device and hour.
     pub(super) price: f64,
     pub(super) devices: f64,
@@ -41,21 +41,21 @@ impl Cost {
     /// # Errors
     /// [`CliError`]: checkpoints do not support the state.
     pub(super) fn of(
-        ahead: &RunForecast<'_>,
+        run: &RunForecast<'_>,
         tokens: Option<f64>,
         price: Option<f64>,
     ) -> Result<Self, CliError> {
-        let per_step = ahead.tokens();
-        let steps = tokens.map_or(ahead.config.train.steps as f64, |tokens| (tokens / per_step).ceil());
-        let devices = ahead.devices();
-        let operation = &ahead.cluster.operation;
+        let per_step = run.tokens();
+        let steps = tokens.map_or(run.config.train.steps as f64, |tokens| (tokens / per_step).ceil());
+        let devices = run.devices();
+        let operation = &run.cluster.operation;
         let between_failures = YEAR_SECONDS / (operation.failures_per_device_year.value * devices);
-        let save = Save::of(ahead)?;
-        let given = ahead.config.checkpoint.every as f64 * ahead.forecast.seconds;
+        let save = Save::of(run)?;
+        let given = run.config.checkpoint.every as f64 * run.forecast.seconds;
         let is_every_given = given > 0.0;
         let save_every =
             if is_every_given { given } else { save_every(save.stop, between_failures).max(save.write) };
-        let seconds = steps * ahead.forecast.seconds;
+        let seconds = steps * run.forecast.seconds;
         Ok(Self {
             tokens: steps * per_step,
             steps,
@@ -64,7 +64,7 @@ impl Cost {
             save,
             save_every,
             is_every_given,
-            whole: whole(seconds, save, save_every, between_failures),
+            total_seconds: total_seconds(seconds, save, save_every, between_failures),
             price: price.unwrap_or(operation.price_per_device_hour.value),
             devices,
         })
@@ -72,12 +72,12 @@ impl Cost {
 
     /// The fraction of time spent on saves, restarts and repeated steps.
     pub(super) fn lost(&self) -> f64 {
-        1.0 - self.seconds / self.whole
+        1.0 - self.seconds / self.total_seconds
     }
 
     /// Hours over all devices.
     pub(super) fn device_hours(&self) -> f64 {
-        self.whole / 3600.0 * self.devices
+        self.total_seconds / 3600.0 * self.devices
     }
 
     /// Cost in US dollars.
@@ -96,14 +96,14 @@ pub(super) struct Save {
 }
 
 impl Save {
-    fn of(ahead: &RunForecast<'_>) -> Result<Self, CliError> {
+    fn of(run: &RunForecast<'_>) -> Result<Self, CliError> {
         // Replicas have the same state, which one of them writes.
-        let shards = ahead.plan.mesh.shards();
-        let state = DiskNeed::of(&ahead.config, &ahead.plan)?.save_bytes as f64 / shards as f64;
-        let on_node = shards.min(ahead.cluster.devices_per_node()) as f64;
-        let copy = state / ahead.cluster.node.host_link.value;
-        let write = state * on_node / ahead.cluster.storage.write.value;
-        let is_async = ahead.config.checkpoint.is_async;
+        let shards = run.plan.mesh.shards();
+        let state = DiskNeed::of(&run.config, &run.plan)?.save_bytes as f64 / shards as f64;
+        let on_node = shards.min(run.cluster.devices_per_node()) as f64;
+        let copy = state / run.cluster.node.host_link.value;
+        let write = state * on_node / run.cluster.storage.write.value;
+        let is_async = run.config.checkpoint.is_async;
         Ok(Self { stop: if is_async { copy } else { copy + write }, write: copy + write })
     }
 }
@@ -121,14 +121,14 @@ fn save_every(save: f64, between_failures: f64) -> f64 {
 /// Total seconds, of which `seconds` are steps. Each save blocks steps, and one that starts while the last is still
 /// being written waits for it. Each failure adds a restart and repeated work: everything since the last save that was
 /// written, on average half of the interval and the time of writing.
-fn whole(seconds: f64, save: Save, every: f64, between_failures: f64) -> f64 {
+fn total_seconds(seconds: f64, save: Save, every: f64, between_failures: f64) -> f64 {
     let stop = if every.is_finite() { save.stop.max(save.write - every) / every } else { 0.0 };
     let without_failures = seconds * (1.0 + stop);
     if !between_failures.is_finite() {
         return without_failures;
     }
-    let again = every * (1.0 + stop) / 2.0 + save.write - save.stop;
-    let part = (RESTART_SECONDS + again) / between_failures;
+    let repeated = every * (1.0 + stop) / 2.0 + save.write - save.stop;
+    let part = (RESTART_SECONDS + repeated) / between_failures;
     if part < 1.0 { without_failures / (1.0 - part) } else { f64::INFINITY }
 }
 
@@ -156,7 +156,9 @@ mod tests {
             let best = save_every(save, between);
             let save = Save { stop: save, write: 3.0 * save };
             for other in [0.5, 0.8, 1.25, 2.0] {
-                assert!(whole(1.0, save, best, between) < whole(1.0, save, best * other, between));
+                assert!(
+                    total_seconds(1.0, save, best, between) < total_seconds(1.0, save, best * other, between)
+                );
             }
         }
     }
@@ -164,15 +166,15 @@ mod tests {
     #[test]
     fn run_time_includes_saves_and_failures() {
         let save = Save { stop: 1.0, write: 5.0 };
-        assert_eq!(whole(100.0, save, save_every(1.0, f64::INFINITY), f64::INFINITY), 100.0);
+        assert_eq!(total_seconds(100.0, save, save_every(1.0, f64::INFINITY), f64::INFINITY), 100.0);
         // Devices that never fail lose only the time of saves; asynchronous writes are lost with a failure.
-        assert_eq!(whole(100.0, save, 100.0, f64::INFINITY), 101.0);
+        assert_eq!(total_seconds(100.0, save, 100.0, f64::INFINITY), 101.0);
         let failing = 101.0 / (1.0 - (600.0 + 50.5 + 4.0) / 1e4);
-        assert!((whole(100.0, save, 100.0, 1e4) - failing).abs() < 1e-9);
+        assert!((total_seconds(100.0, save, 100.0, 1e4) - failing).abs() < 1e-9);
         // A save after every second waits four more until the last one is written.
-        assert_eq!(whole(100.0, save, 1.0, f64::INFINITY), 500.0);
+        assert_eq!(total_seconds(100.0, save, 1.0, f64::INFINITY), 500.0);
         // A run that fails more often than it can restart never ends.
-        assert_eq!(whole(100.0, save, 100.0, 500.0), f64::INFINITY);
+        assert_eq!(total_seconds(100.0, save, 100.0, 500.0), f64::INFINITY);
     }
 
     #[test]

@@ -17,19 +17,19 @@ pub(super) struct Effect {
 
 /// Tries every setting with each of its other values; those that fit come first, the fastest first. Unsupported
 /// settings are left out.
-pub(super) fn of(foresight: &Forecaster<'_>) -> Vec<Effect> {
-    let here = Settings::of(foresight.config);
+pub(super) fn of(forecaster: &Forecaster<'_>) -> Vec<Effect> {
+    let current = Settings::of(forecaster.config);
     let effect = |settings: &Settings| {
-        let ahead = foresight.ahead(&settings.applied(foresight.config)).ok()?;
+        let run = forecaster.forecast(&settings.applied(forecaster.config)).ok()?;
         Some(Effect {
-            change: settings.differences(&here).join(", "),
-            seconds: ahead.forecast.seconds,
-            device_bytes: ahead.device_bytes(),
-            fits: ahead.fits(),
+            change: settings.differences(&current).join(", "),
+            seconds: run.forecast.seconds,
+            device_bytes: run.device_bytes(),
+            fits: run.fits(),
         })
     };
-    let mut effects: Vec<Effect> = here
-        .neighbors(foresight.config, foresight.cluster, &foresight.wraps)
+    let mut effects: Vec<Effect> = current
+        .neighbors(forecaster.config, forecaster.cluster, &forecaster.wraps)
         .par_iter()
         .filter_map(effect)
         .collect();

@@ -39,8 +39,8 @@ const TIME: [(&str, f64, f64); 3] =
 ///
 /// # Errors
 /// [`CliError`]: the file cannot be written, or has contents other than a report.
-pub(super) fn write(foresight: &Forecaster<'_>, outlook: &Outlook<'_>, file: &Path) -> Result<(), CliError> {
-    let Outlook { ahead, effects, .. } = outlook;
+pub(super) fn write(forecaster: &Forecaster<'_>, outlook: &Outlook<'_>, file: &Path) -> Result<(), CliError> {
+    let Outlook { run, effects, .. } = outlook;
     expect_replaceable("--report", file)?;
     let mut page = Page::default();
     for (title, rows) in text::tables(outlook) {
@@ -48,44 +48,44 @@ pub(super) fn write(foresight: &Forecaster<'_>, outlook: &Outlook<'_>, file: &Pa
         page.table(&["", ""], rows.into_iter().map(|[name, value]| (false, vec![name, value])));
     }
     page.section("One step");
-    timeline(&mut page, ahead);
+    timeline(&mut page, run);
     page.html("<div class=\"charts\">");
-    draw(&mut page, &memory(ahead));
-    waits(&mut page, ahead);
-    draw(&mut page, &scaling(foresight, ahead));
+    draw(&mut page, &memory(run));
+    waits(&mut page, run);
+    draw(&mut page, &scaling(forecaster, run));
     page.html("</div>");
     page.section("Other settings");
-    let rows = text::effect_rows(ahead, effects).into_iter();
+    let rows = text::effect_rows(run, effects).into_iter();
     page.table(&["change", "step", "memory", ""], rows.map(|row| (false, row.to_vec())));
     page.section("Assumed");
-    text::assumptions(ahead).iter().for_each(|one| page.text(one));
+    text::assumptions(run).iter().for_each(|assumption| page.text(assumption));
     page.section("Where other numbers are from");
-    let rows = text::sources(ahead).into_iter();
+    let rows = text::sources(run).into_iter();
     page.table(&["number", "value", "source"], rows.map(|row| (false, row.to_vec())));
-    let heading = format!("{} on {}", ahead.config.model.path, ahead.cluster.name);
+    let heading = format!("{} on {}", run.config.model.path, run.cluster.name);
     fs::write(file, page.finish(&heading)).map_err(CliError::write(file))
 }
 
 /// Draws operations on their queues over time; of a long step only the first ones.
-fn timeline(page: &mut Page, ahead: &RunForecast<'_>) {
-    let ops = &ahead.plan.step.ops;
+fn timeline(page: &mut Page, run: &RunForecast<'_>) {
+    let ops = &run.plan.step.ops;
     let shown = ops.len().min(OPS_MAX);
-    let spans = &ahead.forecast.timeline.spans[..shown];
+    let spans = &run.forecast.timeline.spans[..shown];
     let end = spans.iter().map(|span| span.end).fold(0.0, f64::max);
     let what =
         if shown < ops.len() { format!("the first {} of it", span(end)) } else { "all of it".to_owned() };
     page.html(&format!("<figure><h3>{}</h3>", escaped(&what)));
     for row in 0..ROWS {
         let from = end * row as f64 / ROWS as f64;
-        page.html(&lanes(ahead, shown, [from, from + end / ROWS as f64]));
+        page.html(&lanes(run, shown, [from, from + end / ROWS as f64]));
     }
     page.legend((0..COLORED.len()).map(|color| (COLORED[color], color, "")));
     page.html("</figure>");
 }
 
 /// Draws the operations between two times.
-fn lanes(ahead: &RunForecast<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
-    let plan = &ahead.plan;
+fn lanes(run: &RunForecast<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
+    let plan = &run.plan;
     let queues: Vec<usize> = (0..Queue::ALL.len())
         .filter(|&queue| plan.step.ops.iter().any(|op| lane(&op.kind) == queue))
         .collect();
@@ -101,7 +101,7 @@ fn lanes(ahead: &RunForecast<'_>, shown: usize, [from, to]: [f64; 2]) -> String 
         );
     }
     let pixel = |time: f64| LEFT + (time - from) / (to - from) * (WIDTH - LEFT);
-    for (op, ran) in plan.step.ops[..shown].iter().zip(&ahead.forecast.timeline.spans) {
+    for (op, ran) in plan.step.ops[..shown].iter().zip(&run.forecast.timeline.spans) {
         let (x, end) = (pixel(ran.start.max(from)), pixel(ran.end.min(to)));
         if end - x < SHORTEST {
             continue;
@@ -124,23 +124,23 @@ fn lanes(ahead: &RunForecast<'_>, shown: usize, [from, to]: [f64; 2]) -> String 
 }
 
 /// The memory of a device over time: what the step declares, and what calls within blocks hold in addition.
-fn memory(ahead: &RunForecast<'_>) -> Chart {
-    let usage = &ahead.usage.device;
+fn memory(run: &RunForecast<'_>) -> Chart {
+    let usage = &run.usage.device;
     let declared: usize = Category::ALL
         .iter()
         .filter(|category| !matches!(category, Category::Activation | Category::Workspace))
         .map(|&category| usage.live_bytes[category as usize])
         .sum();
-    let data = ahead.held.data_bytes * ahead.plan.step.rounds;
-    let mut calls = ahead.held.calls.iter().cycle();
+    let data = run.held.data_bytes * run.plan.step.rounds;
+    let mut calls = run.held.calls.iter().cycle();
     let (mut live, mut points) = (data, vec![(0.0, declared + data)]);
-    for (op, ran) in ahead.plan.step.ops.iter().zip(&ahead.forecast.timeline.spans) {
+    for (op, ran) in run.plan.step.ops.iter().zip(&run.forecast.timeline.spans) {
         let Some(call) = BlockCall::of(op.kind).and_then(|_| calls.next()) else { continue };
         points.push((ran.start, declared + live + call.total_peak));
         live = call.after(live);
         points.push((ran.end, declared + live));
     }
-    let end = ahead.forecast.timeline.end;
+    let end = run.forecast.timeline.end;
     points.push((end, declared + data));
     let (across, second) = unit(&TIME, end);
     let (unit, byte) = unit(&MEMORY, points.iter().map(|point| point.1).max().unwrap_or(0) as f64);
@@ -158,13 +158,13 @@ fn memory(ahead: &RunForecast<'_>) -> Chart {
 
 /// The unit in which a value is most readable, and the size of one unit.
 fn unit(units: &[(&'static str, f64, f64)], value: f64) -> (&'static str, f64) {
-    let fits = units.iter().find(|(_, one, least)| value >= one * least);
-    let &(name, one, _) = fits.or(units.last()).expect("there are units");
-    (name, one)
+    let fits = units.iter().find(|(_, size, min)| value >= size * min);
+    let &(name, size, _) = fits.or(units.last()).expect("there are units");
+    (name, size)
 }
 
-fn waits(page: &mut Page, ahead: &RunForecast<'_>) {
-    let waits = text::waits(ahead);
+fn waits(page: &mut Page, run: &RunForecast<'_>) {
+    let waits = text::waits(run);
     if waits.is_empty() {
         return;
     }
@@ -177,17 +177,17 @@ fn waits(page: &mut Page, ahead: &RunForecast<'_>) {
 }
 
 /// The same work per rank on 1, 2, 4, .. nodes, up to the requested number.
-fn scaling(foresight: &Forecaster<'_>, ahead: &RunForecast<'_>) -> Chart {
-    let per_node = ahead.cluster.devices_per_node();
-    let config = &ahead.config;
+fn scaling(forecaster: &Forecaster<'_>, run: &RunForecast<'_>) -> Chart {
+    let per_node = run.cluster.devices_per_node();
+    let config = &run.config;
     let nodes = config.run.ranks.div_ceil(per_node);
     let on = |count: usize| {
         let mut scaled = config.clone();
         scaled.run.ranks = (config.run.ranks / nodes) * count;
         scaled.train.global_batch_size = config.train.global_batch_size / nodes * count;
         scaled.fsdp.mesh.replicate = (config.fsdp.mesh.replicate * count / nodes).max(1);
-        let ahead = foresight.ahead(&scaled).ok()?;
-        Some((count as f64, ahead.tokens_per_second() / scaled.run.ranks as f64))
+        let run = forecaster.forecast(&scaled).ok()?;
+        Some((count as f64, run.tokens_per_second() / scaled.run.ranks as f64))
     };
     let mut counts: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&count| count < nodes).collect();
     counts.push(nodes);

@@ -194,9 +194,9 @@ fn memory(check: &Check) -> String {
 fn wide(check: &Check) -> String {
     let mut rows: Vec<[String; 4]> = Vec::new();
     for checked in &check.rows {
-        if let Ok(Found { seconds, band: Some([least, most]), .. }) = &checked.found {
+        if let Ok(Found { seconds, band: Some([low, high]), .. }) = &checked.found {
             let devices = checked.row.text("devices").to_owned();
-            let band = format!("{} to {}", span(*least), span(*most));
+            let band = format!("{} to {}", span(*low), span(*high));
             rows.push([id(&checked.row), devices, span(*seconds), band]);
         }
     }

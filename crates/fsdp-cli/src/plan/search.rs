@@ -15,10 +15,10 @@ use super::json::{run_json, sources_json};
 use super::settings::Settings;
 use super::text::{assumed, assumptions, listed, run_rows};
 use crate::args::PlanArgs;
+use crate::atomic_file;
 use crate::error::CliError;
 use crate::output::table;
 use crate::units::{bytes, rate};
-use crate::whole_file;
 
 /// Maximum rows of the front that are shown.
 const SHOWN: usize = 12;
@@ -66,56 +66,60 @@ struct Found {
 ///
 /// # Errors
 /// [`CliError`]: a file cannot be written, or nothing fits and a run file was requested.
-pub(super) fn said(foresight: &Forecaster<'_>, args: &PlanArgs) -> Result<String, CliError> {
+pub(super) fn render(forecaster: &Forecaster<'_>, args: &PlanArgs) -> Result<String, CliError> {
     if let Some(file) = args.write.as_ref().filter(|file| file.exists()) {
         // Report this before a long search, not after it.
         return Err(not_created(file, io::ErrorKind::AlreadyExists.into()));
     }
-    let found = found(foresight);
+    let found = explore(forecaster);
     let front = found.front();
-    let here = &Settings::of(foresight.config);
+    let current = &Settings::of(forecaster.config);
     if let Some(file) = &args.write {
-        write(foresight.config, front.first().copied(), file)?;
+        write(forecaster.config, front.first().copied(), file)?;
     }
-    let capacity = foresight.cluster.device.memory.value as u64;
+    let capacity = forecaster.cluster.device.memory.value as u64;
     // The cost of the whole run with the fastest settings, and its assumptions.
-    let best = front.first().map(|best| foresight.ahead(&best.settings.applied(foresight.config)));
+    let best = front.first().map(|best| forecaster.forecast(&best.settings.applied(forecaster.config)));
     let best =
         best.transpose()?.map(|best| Ok::<_, CliError>((Cost::of(&best, args.tokens, args.price)?, best)));
     let best = best.transpose()?;
     Ok(match args.json {
-        true => format!("{:#}\n", found.json(&front, here, best.as_ref())),
-        false => found.text(&front, here, capacity, best.as_ref()),
+        true => format!("{:#}\n", found.json(&front, current, best.as_ref())),
+        false => found.text(&front, current, capacity, best.as_ref()),
     })
 }
 
-fn found(foresight: &Forecaster<'_>) -> Found {
+fn explore(forecaster: &Forecaster<'_>) -> Found {
     let candidate = |settings: &Settings| {
-        let ahead = foresight.ahead(&settings.applied(foresight.config)).ok()?;
+        let run = forecaster.forecast(&settings.applied(forecaster.config)).ok()?;
         Some(Candidate {
             settings: settings.clone(),
-            seconds: ahead.forecast.seconds,
-            band: ahead.band,
-            tokens_per_second: ahead.tokens_per_second(),
-            device_bytes: ahead.device_bytes(),
-            exposed: ahead.forecast.exposed,
-            computing: ahead.forecast.computing,
-            fits: ahead.fits(),
+            seconds: run.forecast.seconds,
+            band: run.band,
+            tokens_per_second: run.tokens_per_second(),
+            device_bytes: run.device_bytes(),
+            exposed: run.forecast.exposed,
+            computing: run.forecast.computing,
+            fits: run.fits(),
         })
     };
-    let all = Settings::all(foresight.config, foresight.cluster);
+    let all = Settings::all(forecaster.config, forecaster.cluster);
     let mut found = Found { candidates: all.par_iter().filter_map(candidate).collect(), impossible: 0 };
     found.sort();
     // Other units are tried only for the front and for settings that are nearly as fast: units change little compared
     // with the other settings.
     let fitting = found.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
-    let others =
-        found.front().into_iter().chain(fitting).flat_map(|one| one.settings.wrapped(&foresight.wraps));
-    let mut others: Vec<Settings> = others.filter(|one| one.wrap != foresight.config.fsdp.wrap).collect();
+    let others = found
+        .front()
+        .into_iter()
+        .chain(fitting)
+        .flat_map(|candidate| candidate.settings.wrapped(&forecaster.wraps));
+    let mut others: Vec<Settings> =
+        others.filter(|settings| settings.wrap != forecaster.config.fsdp.wrap).collect();
     let mut seen = Vec::new();
-    others.retain(|one| {
-        !seen.contains(one) && {
-            seen.push(one.clone());
+    others.retain(|settings| {
+        !seen.contains(settings) && {
+            seen.push(settings.clone());
             true
         }
     });
@@ -132,22 +136,22 @@ impl Candidate {
         if exposed >= computing {
             return format!("computation waits {} longer", span(exposed));
         }
-        let (here, there) = (&self.settings, &best.settings);
+        let (slower, fastest) = (&self.settings, &best.settings);
         let because = match () {
-            () if here.checkpointing != there.checkpointing => "more is recomputed",
-            () if here.micro_batch != there.micro_batch => "smaller operations, more often",
+            () if slower.checkpointing != fastest.checkpointing => "more is recomputed",
+            () if slower.micro_batch != fastest.micro_batch => "smaller operations, more often",
             () => "more of it runs during transfers, or handles gathered data",
         };
         format!("computing takes {} longer: {because}", span(computing))
     }
 }
 
-/// At most `most` evenly spaced items of a list, including both ends.
-fn spread<T: Copy>(all: &[T], most: usize) -> Vec<T> {
-    if all.len() <= most {
+/// At most `limit` evenly spaced items of a list, including both ends.
+fn spread<T: Copy>(all: &[T], limit: usize) -> Vec<T> {
+    if all.len() <= limit {
         return all.to_vec();
     }
-    (0..most).map(|place| all[place * (all.len() - 1) / (most - 1)]).collect()
+    (0..limit).map(|place| all[place * (all.len() - 1) / (limit - 1)]).collect()
 }
 
 impl Found {
@@ -160,19 +164,26 @@ impl Found {
 
     /// The settings that fit and that no other ones beat in both time and memory, the fastest first.
     fn front(&self) -> Vec<&Candidate> {
-        let mut least = u64::MAX;
+        let mut min_bytes = u64::MAX;
         let mut front = Vec::new();
         for candidate in self.candidates.iter().filter(|candidate| candidate.fits) {
-            if candidate.device_bytes < least {
-                least = candidate.device_bytes;
+            if candidate.device_bytes < min_bytes {
+                min_bytes = candidate.device_bytes;
                 front.push(candidate);
             }
         }
         front
     }
 
-    fn text(&self, front: &[&Candidate], here: &Settings, capacity: u64, best: Option<&Best<'_>>) -> String {
-        let (all, fitting) = (self.candidates.len(), self.candidates.iter().filter(|one| one.fits).count());
+    fn text(
+        &self,
+        front: &[&Candidate],
+        current: &Settings,
+        capacity: u64,
+        best: Option<&Best<'_>>,
+    ) -> String {
+        let (all, fitting) =
+            (self.candidates.len(), self.candidates.iter().filter(|candidate| candidate.fits).count());
         let mut text = format!(
             "{} settings tried: {fitting} fit, {} need more than {} of a device, {} are impossible on this mesh\n\n",
             all + self.impossible,
@@ -182,7 +193,7 @@ impl Found {
         );
         let row = |candidate: &&&Candidate| {
             let settings = &candidate.settings;
-            let changes = settings.differences(here);
+            let changes = settings.differences(current);
             let changes =
                 if changes.is_empty() { "as the run file says".to_owned() } else { changes.join(", ") };
             [
@@ -194,7 +205,7 @@ impl Found {
                 changes,
             ]
         };
-        let rows: Vec<[String; 6]> = spread(front, SHOWN).iter().map(|one| row(&one)).collect();
+        let rows: Vec<[String; 6]> = spread(front, SHOWN).iter().map(|candidate| row(&candidate)).collect();
         if rows.is_empty() {
             let least = self.candidates.iter().min_by_key(|candidate| candidate.device_bytes);
             if let Some(least) = least {
@@ -202,7 +213,7 @@ impl Found {
                     text,
                     "nothing fits; the least is {} with {}: use more devices, or larger ones",
                     bytes(least.device_bytes),
-                    least.settings.differences(here).join(", ")
+                    least.settings.differences(current).join(", ")
                 );
             }
             return text;
@@ -214,9 +225,9 @@ impl Found {
         let losers = self.losers().into_iter().take(SHOWN);
         let losers = losers.map(|Loser { change, slower, why, .. }| [change, format!("{slower:+.1} %"), why]);
         let _ = write!(text, "\n{}", table(["beside the fastest", "step", "why not"], losers));
-        if let Some((cost, ahead)) = best {
+        if let Some((cost, run)) = best {
             let _ = write!(text, "\nthe whole run with the fastest\n{}", listed(&run_rows(cost)));
-            let _ = write!(text, "\nassumed\n{}", assumed(ahead));
+            let _ = write!(text, "\nassumed\n{}", assumed(run));
         }
         text
     }
@@ -241,10 +252,10 @@ impl Found {
         losers
     }
 
-    fn json(&self, front: &[&Candidate], here: &Settings, best: Option<&Best<'_>>) -> Value {
+    fn json(&self, front: &[&Candidate], current: &Settings, best: Option<&Best<'_>>) -> Value {
         let candidate = |candidate: &&Candidate| {
             json!({
-                "change": candidate.settings.differences(here),
+                "change": candidate.settings.differences(current),
                 "step_seconds": candidate.seconds,
                 "band_seconds": candidate.band,
                 "tokens_per_second": candidate.tokens_per_second,
@@ -259,8 +270,8 @@ impl Found {
             "front": front.iter().map(candidate).collect::<Vec<_>>(),
             "losers": self.losers(),
             "run": best.map(|(cost, _)| run_json(cost)),
-            "assumed": best.map(|(_, ahead)| assumptions(ahead)),
-            "sources": best.map(|(_, ahead)| sources_json(ahead)),
+            "assumed": best.map(|(_, run)| assumptions(run)),
+            "sources": best.map(|(_, run)| sources_json(run)),
         })
     }
 }
@@ -274,7 +285,7 @@ fn write(config: &Resolved, best: Option<&Candidate>, file: &Path) -> Result<(),
         span(best.seconds)
     );
     let text = head + &best.settings.applied(config).to_toml();
-    whole_file::create(file, &text).map_err(|source| not_created(file, source))
+    atomic_file::create(file, &text).map_err(|source| not_created(file, source))
 }
 
 fn not_created(file: &Path, source: io::Error) -> CliError {

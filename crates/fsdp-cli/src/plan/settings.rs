@@ -22,8 +22,9 @@ const MICRO_BATCH_MAX: usize = 64;
 pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usize>) -> Result<(), CliError> {
     let per_node = cluster.devices_per_node();
     let refused = |what: String| CliError::Option { option: "--nodes", what };
-    if let Some((nodes, there)) = nodes.zip(cluster.nodes).filter(|(nodes, there)| nodes > there) {
-        return Err(refused(format!("{} has {there} nodes, not {nodes}", cluster.name)));
+    if let Some((nodes, available)) = nodes.zip(cluster.nodes).filter(|(nodes, available)| nodes > available)
+    {
+        return Err(refused(format!("{} has {available} nodes, not {nodes}", cluster.name)));
     }
     if let Some(nodes) = nodes.or(cluster.nodes) {
         let (ranks, replicas) = (nodes * per_node, config.fsdp.mesh.replicate);
@@ -101,7 +102,7 @@ impl Settings {
         if self.wrap != from.wrap {
             all.push(match &self.wrap {
                 WrapPolicy::Classes(classes) => format!("fsdp.wrap = {classes:?}"),
-                WrapPolicy::MinParams(least) => format!("fsdp.min_num_params = {least}"),
+                WrapPolicy::MinParams(min) => format!("fsdp.min_num_params = {min}"),
             });
         }
         if self.checkpointing != from.checkpointing {
@@ -136,14 +137,14 @@ impl Settings {
     pub(super) fn neighbors(&self, config: &Resolved, cluster: &Cluster, wraps: &[WrapPolicy]) -> Vec<Self> {
         let range = Range::of(config, cluster);
         let mut all = self.wrapped(wraps);
-        let one = || self.clone();
-        all.extend(range.checkpointing.map(|checkpointing| Self { checkpointing, ..one() }));
-        all.extend(range.reshard.iter().map(|&reshard| Self { reshard, ..one() }));
-        all.extend(range.prefetch.iter().map(|&prefetch| Self { prefetch, ..one() }));
-        all.extend(range.accumulation.iter().map(|&accumulation| Self { accumulation, ..one() }));
-        all.extend(range.offload.map(|offload| Self { offload, ..one() }));
-        all.extend(range.replicas.iter().map(|&replicas| Self { replicas, ..one() }));
-        all.extend(range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..one() }));
+        let base = || self.clone();
+        all.extend(range.checkpointing.map(|checkpointing| Self { checkpointing, ..base() }));
+        all.extend(range.reshard.iter().map(|&reshard| Self { reshard, ..base() }));
+        all.extend(range.prefetch.iter().map(|&prefetch| Self { prefetch, ..base() }));
+        all.extend(range.accumulation.iter().map(|&accumulation| Self { accumulation, ..base() }));
+        all.extend(range.offload.map(|offload| Self { offload, ..base() }));
+        all.extend(range.replicas.iter().map(|&replicas| Self { replicas, ..base() }));
+        all.extend(range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..base() }));
         all.retain(|settings| settings != self);
         all
     }
@@ -158,15 +159,17 @@ impl Settings {
         let range = Range::of(config, cluster);
         let mut all = vec![Self::of(config)];
         let mut each = |values: &dyn Fn(&dyn Fn() -> Self) -> Vec<Self>| {
-            all = all.iter().flat_map(|one| values(&|| one.clone())).collect();
+            all = all.iter().flat_map(|settings| values(&|| settings.clone())).collect();
         };
-        each(&|one| range.checkpointing.map(|checkpointing| Self { checkpointing, ..one() }).into());
-        each(&|one| range.reshard.iter().map(|&reshard| Self { reshard, ..one() }).collect());
-        each(&|one| range.prefetch.iter().map(|&prefetch| Self { prefetch, ..one() }).collect());
-        each(&|one| range.accumulation.iter().map(|&accumulation| Self { accumulation, ..one() }).collect());
-        each(&|one| range.offload.map(|offload| Self { offload, ..one() }).into());
-        each(&|one| range.replicas.iter().map(|&replicas| Self { replicas, ..one() }).collect());
-        each(&|one| range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..one() }).collect());
+        each(&|base| range.checkpointing.map(|checkpointing| Self { checkpointing, ..base() }).into());
+        each(&|base| range.reshard.iter().map(|&reshard| Self { reshard, ..base() }).collect());
+        each(&|base| range.prefetch.iter().map(|&prefetch| Self { prefetch, ..base() }).collect());
+        each(&|base| {
+            range.accumulation.iter().map(|&accumulation| Self { accumulation, ..base() }).collect()
+        });
+        each(&|base| range.offload.map(|offload| Self { offload, ..base() }).into());
+        each(&|base| range.replicas.iter().map(|&replicas| Self { replicas, ..base() }).collect());
+        each(&|base| range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..base() }).collect());
         all
     }
 }

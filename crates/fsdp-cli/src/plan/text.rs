@@ -21,7 +21,7 @@ use crate::units::{bytes, grouped, rate};
 
 /// Minimum fraction of compute time extrapolated far from measurements to be reported; unmeasured operations are always
 /// reported.
-const FAR_SAID: f64 = 0.02;
+const FAR_REPORTED: f64 = 0.02;
 
 /// Maximum units listed with exposed communication, and maximum effects.
 const SHOWN: usize = 8;
@@ -38,29 +38,29 @@ pub(super) fn name(plan: &Plan, op: &Op) -> String {
 
 /// Formats the complete plan.
 pub(super) fn text(outlook: &Outlook<'_>) -> String {
-    let Outlook { ahead, cost, fsdp2, effects, again } = outlook;
+    let Outlook { run, cost, fsdp2, effects, recompute_factor } = outlook;
     let paint = Paint::of(&io::stdout());
-    let mut text = head(ahead);
+    let mut text = head(run);
     let mut section = |title: &str, body: String| {
         let _ = write!(text, "\n{}\n{body}", paint.heading(title));
     };
-    section("memory of a device", memory(ahead));
-    section("step", listed(&step_rows(ahead, *fsdp2, *again)));
-    section("queues", queues(ahead));
-    section("what computation waits for", exposed(ahead));
-    section("critical path", critical_path(ahead));
-    section("other settings", table(["change", "step", "memory", ""], effect_rows(ahead, effects)));
+    section("memory of a device", memory(run));
+    section("step", listed(&step_rows(run, *fsdp2, *recompute_factor)));
+    section("queues", queues(run));
+    section("what computation waits for", exposed(run));
+    section("critical path", critical_path(run));
+    section("other settings", table(["change", "step", "memory", ""], effect_rows(run, effects)));
     section("the whole run", listed(&run_rows(cost)));
-    section("assumed", assumed(ahead));
+    section("assumed", assumed(run));
     let from =
-        sources(ahead).into_iter().map(|[number, value, source]| format!("- {number} = {value}: {source}\n"));
+        sources(run).into_iter().map(|[number, value, source]| format!("- {number} = {value}: {source}\n"));
     section("where other numbers are from", from.collect());
     text
 }
 
-fn head(ahead: &RunForecast<'_>) -> String {
-    let (plan, config) = (&ahead.plan, &ahead.config);
-    let per_node = ahead.cluster.devices_per_node();
+fn head(run: &RunForecast<'_>) -> String {
+    let (plan, config) = (&run.plan, &run.config);
+    let per_node = run.cluster.devices_per_node();
     format!(
         "{} in {} units, mesh {}, {} of {} x {} tokens per rank and step\non {} of {}, {}\n",
         parameters(&plan.spec),
@@ -71,7 +71,7 @@ fn head(ahead: &RunForecast<'_>) -> String {
         config.data.seq_len,
         counted(plan.mesh.world().div_ceil(per_node), "node"),
         counted(per_node, "device"),
-        ahead.cluster,
+        run.cluster,
     )
 }
 
@@ -84,18 +84,18 @@ fn counted(count: usize, what: &str) -> String {
     format!("{} {what}{end}", grouped(count as u64))
 }
 
-fn device_rows(ahead: &RunForecast<'_>) -> Vec<[String; 2]> {
-    let mut rows = memory_rows(&[ahead.usage]);
-    if ahead.beside_bytes() > 0 {
-        rows.push(["context, workspace, NCCL (assumed)".to_owned(), bytes(ahead.beside_bytes())]);
+fn device_rows(run: &RunForecast<'_>) -> Vec<[String; 2]> {
+    let mut rows = memory_rows(&[run.usage]);
+    if run.beside_bytes() > 0 {
+        rows.push(["context, workspace, NCCL (assumed)".to_owned(), bytes(run.beside_bytes())]);
     }
     rows
 }
 
-fn memory(ahead: &RunForecast<'_>) -> String {
-    let rows = device_rows(ahead);
+fn memory(run: &RunForecast<'_>) -> String {
+    let rows = device_rows(run);
     let paint = Paint::of(&io::stdout());
-    let verdict = match left(ahead) {
+    let verdict = match left(run) {
         Ok(left) => paint.good(&left),
         Err(lacking) => paint.bad(&lacking),
     };
@@ -103,21 +103,23 @@ fn memory(ahead: &RunForecast<'_>) -> String {
 }
 
 /// The memory left on a device, or the memory that it lacks.
-fn left(ahead: &RunForecast<'_>) -> Result<String, String> {
-    let (needed, there) = (ahead.device_bytes(), ahead.capacity());
-    match there.checked_sub(needed) {
-        Some(left) => Ok(format!("fits: {} of {} are left", bytes(left), bytes(there))),
-        None => Err(format!("does not fit: {} are needed, {} are available", bytes(needed), bytes(there))),
+fn left(run: &RunForecast<'_>) -> Result<String, String> {
+    let (needed, available) = (run.device_bytes(), run.capacity());
+    match available.checked_sub(needed) {
+        Some(left) => Ok(format!("fits: {} of {} are left", bytes(left), bytes(available))),
+        None => {
+            Err(format!("does not fit: {} are needed, {} are available", bytes(needed), bytes(available)))
+        }
     }
 }
 
-fn step_rows(ahead: &RunForecast<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[String; 2]> {
-    let forecast = &ahead.forecast;
-    let [mfu, mfu_6n] = ahead.utilization();
+fn step_rows(run: &RunForecast<'_>, fsdp2: Option<[f64; 2]>, recompute_factor: f64) -> Vec<[String; 2]> {
+    let forecast = &run.forecast;
+    let [mfu, mfu_6n] = run.utilization();
     let percent = |part: f64| format!("{:.1} %", 100.0 * part);
-    let world = ahead.plan.mesh.world() as f64;
+    let world = run.plan.mesh.world() as f64;
     let rows = [
-        ("time", step_time(ahead)),
+        ("time", step_time(run)),
         ("computing", span(forecast.computing)),
         ("waiting for communication", span(forecast.exposed)),
         ("slowest of all nodes", format!("+{:.1} %", 100.0 * (forecast.straggling - 1.0))),
@@ -125,12 +127,12 @@ fn step_rows(ahead: &RunForecast<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Ve
             "speed",
             format!(
                 "{} tokens/s, {} for each device",
-                rate(ahead.tokens_per_second()),
-                rate(ahead.tokens_per_second() / world)
+                rate(run.tokens_per_second()),
+                rate(run.tokens_per_second() / world)
             ),
         ),
         ("MFU", format!("{} (6 N + 12 L d T), {} (6 N)", percent(mfu), percent(mfu_6n))),
-        ("HFU", format!("{} (the first, including recomputation)", percent(mfu * again))),
+        ("HFU", format!("{} (the first, including recomputation)", percent(mfu * recompute_factor))),
     ];
     let mut rows: Vec<[String; 2]> = rows.map(|(name, value)| [name.to_owned(), value]).into();
     if let Some([compiled, eager]) = fsdp2 {
@@ -141,10 +143,10 @@ fn step_rows(ahead: &RunForecast<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Ve
 }
 
 /// The time of a step with its band; the band comes first if a single number would pretend too much precision.
-fn step_time(ahead: &RunForecast<'_>) -> String {
-    let [time, least, most] = [ahead.forecast.seconds, ahead.band[0], ahead.band[1]];
-    let band = format!("{} to {}", span(least), span(most));
-    if ahead.plan.mesh.world() > LARGE_WORLD || most > 2.0 * least {
+fn step_time(run: &RunForecast<'_>) -> String {
+    let [time, low, high] = [run.forecast.seconds, run.band[0], run.band[1]];
+    let band = format!("{} to {}", span(low), span(high));
+    if run.plan.mesh.world() > LARGE_WORLD || high > 2.0 * low {
         return format!("{band} (what follows is for {})", span(time));
     }
     format!("{} ({band})", span(time))
@@ -157,19 +159,19 @@ pub(super) fn listed(rows: &[[String; 2]]) -> String {
 
 /// Memory, step and run, as tables.
 pub(super) fn tables(outlook: &Outlook<'_>) -> [(&'static str, Vec<[String; 2]>); 3] {
-    let Outlook { ahead, cost, fsdp2, again, .. } = outlook;
-    let mut memory = device_rows(ahead);
-    memory.push(["of a device".to_owned(), left(ahead).unwrap_or_else(|lacking| lacking)]);
+    let Outlook { run, cost, fsdp2, recompute_factor, .. } = outlook;
+    let mut memory = device_rows(run);
+    memory.push(["of a device".to_owned(), left(run).unwrap_or_else(|lacking| lacking)]);
     [
         ("Memory of a device", memory),
-        ("Step", step_rows(ahead, *fsdp2, *again)),
+        ("Step", step_rows(run, *fsdp2, *recompute_factor)),
         ("The whole run", run_rows(cost)),
     ]
 }
 
-fn queues(ahead: &RunForecast<'_>) -> String {
-    let rows = Queue::ALL.map(|queue| (queue, ahead.busy(queue))).into_iter().filter(|(_, busy)| *busy > 0.0);
-    let part = |busy: f64| format!("{:.1} %", 100.0 * busy / ahead.forecast.timeline.end);
+fn queues(run: &RunForecast<'_>) -> String {
+    let rows = Queue::ALL.map(|queue| (queue, run.busy(queue))).into_iter().filter(|(_, busy)| *busy > 0.0);
+    let part = |busy: f64| format!("{:.1} %", 100.0 * busy / run.forecast.timeline.end);
     table(
         ["queue", "at work", "of the step"],
         rows.map(|(queue, busy)| [queue.name().to_owned(), span(busy), part(busy)]),
@@ -177,19 +179,19 @@ fn queues(ahead: &RunForecast<'_>) -> String {
 }
 
 /// Seconds that computation waits, by cause, the longest first.
-pub(super) fn waits(ahead: &RunForecast<'_>) -> Vec<(String, f64)> {
-    let step = &ahead.plan.step;
+pub(super) fn waits(run: &RunForecast<'_>) -> Vec<(String, f64)> {
+    let step = &run.plan.step;
     let mut sums: BTreeMap<String, f64> = BTreeMap::new();
-    for (op, seconds) in ahead.forecast.timeline.exposed(step) {
-        *sums.entry(name(&ahead.plan, step.op(op))).or_default() += seconds;
+    for (op, seconds) in run.forecast.timeline.exposed(step) {
+        *sums.entry(name(&run.plan, step.op(op))).or_default() += seconds;
     }
     let mut sums: Vec<(String, f64)> = sums.into_iter().collect();
     sums.sort_by(|one, other| other.1.total_cmp(&one.1));
     sums
 }
 
-fn exposed(ahead: &RunForecast<'_>) -> String {
-    let waits = waits(ahead);
+fn exposed(run: &RunForecast<'_>) -> String {
+    let waits = waits(run);
     if waits.is_empty() {
         return "nothing\n".to_owned();
     }
@@ -200,8 +202,8 @@ fn exposed(ahead: &RunForecast<'_>) -> String {
 }
 
 /// The operations on the critical path, by kind: their number, total seconds, and the longest one.
-pub(super) fn critical_kinds(ahead: &RunForecast<'_>) -> Vec<(&'static str, usize, f64, String)> {
-    let (step, timeline) = (&ahead.plan.step, &ahead.forecast.timeline);
+pub(super) fn critical_kinds(run: &RunForecast<'_>) -> Vec<(&'static str, usize, f64, String)> {
+    let (step, timeline) = (&run.plan.step, &run.forecast.timeline);
     let mut kinds: BTreeMap<&'static str, (usize, f64, f64, String)> = BTreeMap::new();
     for id in timeline.critical_path() {
         let (op, span) = (step.op(id), timeline.spans[id.0]);
@@ -209,8 +211,8 @@ pub(super) fn critical_kinds(ahead: &RunForecast<'_>) -> Vec<(&'static str, usiz
         let kind = kinds.entry(op.kind.name()).or_default();
         (kind.0, kind.1) = (kind.0 + 1, kind.1 + seconds);
         if seconds > kind.2 || kind.3.is_empty() {
-            let behind = span.behind.map(|behind| format!(", behind {}", name(&ahead.plan, step.op(behind))));
-            (kind.2, kind.3) = (seconds, name(&ahead.plan, op) + &behind.unwrap_or_default());
+            let behind = span.behind.map(|behind| format!(", behind {}", name(&run.plan, step.op(behind))));
+            (kind.2, kind.3) = (seconds, name(&run.plan, op) + &behind.unwrap_or_default());
         }
     }
     let mut kinds: Vec<_> = kinds
@@ -221,17 +223,17 @@ pub(super) fn critical_kinds(ahead: &RunForecast<'_>) -> Vec<(&'static str, usiz
     kinds
 }
 
-fn critical_path(ahead: &RunForecast<'_>) -> String {
-    let kinds = critical_kinds(ahead);
+fn critical_path(run: &RunForecast<'_>) -> String {
+    let kinds = critical_kinds(run);
     let rows = kinds.iter().filter(|kind| kind.2 > 0.0).take(SHOWN).map(|(kind, count, seconds, longest)| {
         [(*kind).to_owned(), count.to_string(), span(*seconds), longest.clone()]
     });
     table(["operation", "of them", "time", "the longest"], rows)
 }
 
-pub(super) fn effect_rows(ahead: &RunForecast<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
+pub(super) fn effect_rows(run: &RunForecast<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
     let row = |effect: &Effect| {
-        let change = 100.0 * (effect.seconds / ahead.forecast.seconds - 1.0);
+        let change = 100.0 * (effect.seconds / run.forecast.seconds - 1.0);
         let fits = if effect.fits { "" } else { "does not fit" };
         [effect.change.clone(), format!("{change:+.1} %"), bytes(effect.device_bytes), fits.to_owned()]
     };
@@ -251,7 +253,7 @@ pub(super) fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
 }
 
 fn price(cost: &Cost) -> String {
-    let dollars = if cost.whole.is_finite() {
+    let dollars = if cost.total_seconds.is_finite() {
         format!("${}", amount(cost.dollars()))
     } else {
         "without end".to_owned()
@@ -261,8 +263,8 @@ fn price(cost: &Cost) -> String {
 
 fn times(cost: &Cost) -> String {
     let seconds = span(cost.seconds);
-    if cost.whole.is_finite() {
-        format!("{seconds} of steps, {} with saves and failures", span(cost.whole))
+    if cost.total_seconds.is_finite() {
+        format!("{seconds} of steps, {} with saves and failures", span(cost.total_seconds))
     } else {
         format!("{seconds} of steps; it never ends: failures leave no time for a restart and repeated work")
     }
@@ -301,8 +303,8 @@ fn amount(number: f64) -> String {
 }
 
 /// The assumptions behind a plan.
-pub(super) fn assumptions(ahead: &RunForecast<'_>) -> Vec<String> {
-    let cluster = ahead.cluster;
+pub(super) fn assumptions(run: &RunForecast<'_>) -> Vec<String> {
+    let cluster = run.cluster;
     let mut all: Vec<String> = Vec::new();
     if let Some(measured) = &cluster.measured {
         all.push(format!(
@@ -313,9 +315,9 @@ pub(super) fn assumptions(ahead: &RunForecast<'_>) -> Vec<String> {
             measured.date,
             measured.version
         ));
-        let unmeasured = ahead.forecast.unmeasured.iter();
+        let unmeasured = run.forecast.unmeasured.iter();
         all.extend(unmeasured.map(|(what, instead)| format!("not measured: {what}: {instead}")));
-        let far = ahead.forecast.far.iter().filter(|(_, far)| far.is_unknown || far.part >= FAR_SAID);
+        let far = run.forecast.far.iter().filter(|(_, far)| far.is_unknown || far.part >= FAR_REPORTED);
         all.extend(far.map(|(op, far)| {
             let how =
                 if far.is_unknown { "not measured: by its size" } else { "measured at other sizes only" };
@@ -338,13 +340,13 @@ pub(super) fn assumptions(ahead: &RunForecast<'_>) -> Vec<String> {
 }
 
 /// The numbers of a plan that are not assumed, with their values and sources.
-pub(super) fn sources(ahead: &RunForecast<'_>) -> Vec<[String; 3]> {
-    let numbers = ahead.cluster.numbers().into_iter();
+pub(super) fn sources(run: &RunForecast<'_>) -> Vec<[String; 3]> {
+    let numbers = run.cluster.numbers().into_iter();
     let known = numbers.filter(|(_, number)| !number.source.starts_with("assumed"));
     let mut rows: Vec<[String; 3]> =
         known.map(|(key, number)| [key, format!("{:e}", number.value), number.source.clone()]).collect();
-    if ahead.cluster.measured.is_none() {
-        let fitted = Constants::fitted().of(ahead.cluster);
+    if run.cluster.measured.is_none() {
+        let fitted = Constants::fitted().of(run.cluster);
         let source = || "fitted to published runs: crates/fsdp-plan/constants.toml".to_owned();
         rows.extend(
             fitted.into_iter().map(|(name, value)| [name.to_owned(), format!("{value:.4}"), source()]),
@@ -354,6 +356,6 @@ pub(super) fn sources(ahead: &RunForecast<'_>) -> Vec<[String; 3]> {
 }
 
 /// The assumptions as lines.
-pub(super) fn assumed(ahead: &RunForecast<'_>) -> String {
-    assumptions(ahead).iter().map(|one| format!("- {one}\n")).collect()
+pub(super) fn assumed(run: &RunForecast<'_>) -> String {
+    assumptions(run).iter().map(|assumption| format!("- {assumption}\n")).collect()
 }

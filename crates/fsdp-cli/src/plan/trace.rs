@@ -10,14 +10,14 @@ use crate::trace::TraceFile;
 ///
 /// # Errors
 /// [`CliError`]: the file cannot be written, or has contents other than a trace.
-pub(super) fn write(ahead: &RunForecast<'_>, file: &Path) -> Result<(), CliError> {
-    crate::trace::check(file, &ahead.config)?;
+pub(super) fn write(run: &RunForecast<'_>, file: &Path) -> Result<(), CliError> {
+    crate::trace::check(file, &run.config)?;
     let trace = TraceFile::create(file)?;
-    for (op, span) in ahead.plan.step.ops.iter().zip(&ahead.forecast.timeline.spans) {
+    for (op, span) in run.plan.step.ops.iter().zip(&run.forecast.timeline.spans) {
         if span.end > span.start {
             trace.write(
                 op.kind.queue(),
-                super::text::name(&ahead.plan, op),
+                super::text::name(&run.plan, op),
                 op.kind.name(),
                 span.start,
                 span.end,

@@ -30,7 +30,7 @@ pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
     let longest = rows.iter().flat_map(|(_, bars)| bars).map(|bar| bar.1).fold(f64::MIN_POSITIVE, f64::max);
     let letters = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
     let left = (letters as f64 * LETTER + MARGIN).clamp(LEFT[0], LEFT[1]);
-    let most = ((left - MARGIN) / LETTER) as usize;
+    let limit = ((left - MARGIN) / LETTER) as usize;
     let (mut body, mut top) = (String::new(), GAP);
     for (name, bars) in rows {
         let _ = write!(
@@ -38,7 +38,7 @@ pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
             "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}<title>{}</title></text>",
             left - MARGIN / 2.0,
             top + BAR - 3.0,
-            escaped(&shortened(name, most)),
+            escaped(&shortened(name, limit)),
             escaped(name)
         );
         for (color, value, text) in bars {
@@ -60,13 +60,13 @@ pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
     format!("<svg viewBox=\"0 0 {WIDTH} {top:.0}\" role=\"img\" aria-label=\"{label}\">{body}</svg>")
 }
 
-/// A name of at most `most` letters: long names keep their beginning and end, which distinguish them.
-fn shortened(name: &str, most: usize) -> String {
+/// A name of at most `limit` letters: long names keep their beginning and end, which distinguish them.
+fn shortened(name: &str, limit: usize) -> String {
     let letters: Vec<char> = name.chars().collect();
-    if letters.len() <= most {
+    if letters.len() <= limit {
         return name.to_owned();
     }
-    let (begin, end) = (most / 2, most - 1 - most / 2);
+    let (begin, end) = (limit / 2, limit - 1 - limit / 2);
     let text = |letters: &[char]| letters.iter().collect::<String>();
     format!("{}\u{2026}{}", text(&letters[..begin]), text(&letters[letters.len() - end..]))
 }

@@ -83,7 +83,7 @@ fn walk_through(model: &Value, overrides: &[String]) -> Result<(), CliError> {
 
 /// Checks that an outcome is success or an input error; returns whether it is success.
 #[track_caller]
-fn judged(outcome: Result<(), CliError>, case: &str) -> bool {
+fn is_accepted(outcome: Result<(), CliError>, case: &str) -> bool {
     match outcome {
         Ok(()) => true,
         Err(error) => {
@@ -114,7 +114,7 @@ fn config_json_sizes_are_accepted_or_rejected_by_key() {
                     text.contains(key) || text.contains("head")
                 });
                 assert!(names, "{case}: {outcome:?}");
-                let is_taken = judged(outcome, &case);
+                let is_taken = is_accepted(outcome, &case);
                 assert!(!is_taken || size == 1 << 20, "{case} is taken");
             }
         }
@@ -135,7 +135,7 @@ fn pairs_of_large_sizes_are_accepted_or_rejected() {
                     }
                     let mut model = model.clone();
                     (model[first], model[second]) = (one.into(), other.into());
-                    judged(walk_through(&model, &[]), &format!("{first} = {one}, {second} = {other}"));
+                    is_accepted(walk_through(&model, &[]), &format!("{first} = {one}, {second} = {other}"));
                 }
             }
         }
@@ -164,7 +164,7 @@ fn run_file_sizes_are_accepted_or_rejected() {
     for (model, key) in [llama(), gpt2()].iter().flat_map(|model| RUN_KEYS.map(|key| (model, key))) {
         for size in SIZES {
             let case = format!("{key}={size}");
-            judged(walk_through(model, std::slice::from_ref(&case)), &case);
+            is_accepted(walk_through(model, std::slice::from_ref(&case)), &case);
         }
     }
     let both = |first: &str, second: &str| walk_through(&llama(), &[first.to_owned(), second.to_owned()]);

@@ -51,7 +51,8 @@ impl<'a> Operations<'a> {
         let (shape, listed) = listed(config, architecture, plan)?;
         let mut kinds: Vec<Kind> = Vec::new();
         for (call, listing) in listed {
-            let alike = |kind: &&mut Kind| what(kind.calls[0]) == what(call) && kind.listing == listing;
+            let alike =
+                |kind: &&mut Kind| call_name(kind.calls[0]) == call_name(call) && kind.listing == listing;
             match kinds.iter_mut().find(alike) {
                 Some(kind) => kind.calls.push(call),
                 None => kinds.push(Kind { calls: vec![call], listing }),
@@ -66,7 +67,7 @@ impl<'a> Operations<'a> {
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for kind in &self.kinds {
-            let _ = writeln!(text, "{} of {}", what(kind.calls[0]), self.names(kind));
+            let _ = writeln!(text, "{} of {}", call_name(kind.calls[0]), self.names(kind));
             for step in &kind.listing.list.steps {
                 let line = kind.listing.describe(step, self.spec, kind.calls[0].block());
                 let _ = writeln!(text, "  {line}");
@@ -80,7 +81,7 @@ impl<'a> Operations<'a> {
         let mut rows: Vec<[String; 6]> = Vec::new();
         for kind in &self.kinds {
             let cost = kind.listing.cost(self.shape);
-            let name = format!("{} of {}", what(kind.calls[0]), self.names(kind));
+            let name = format!("{} of {}", call_name(kind.calls[0]), self.names(kind));
             rows.push(row(name, &kind.calls.len().to_string(), cost));
         }
         let tokens = (self.rounds * self.shape.samples * self.shape.seq) as u64;
@@ -100,7 +101,7 @@ impl<'a> Operations<'a> {
             let block = kind.calls[0].block();
             let steps = kind.listing.list.steps.iter().map(|step| self.step_json(kind, step, block));
             json!({
-                "call": what(kind.calls[0]),
+                "call": call_name(kind.calls[0]),
                 "blocks": names,
                 "operations": steps.collect::<Vec<_>>(),
                 "cost": cost_json(kind.listing.cost(self.shape)),
@@ -171,7 +172,7 @@ fn updates(plan: &Plan, tables: &RankTables) -> Cost {
     plan.layout.unit_ids().flat_map(|unit| &tables.unit(unit).products).map(cost).sum()
 }
 
-fn what(call: BlockCall) -> &'static str {
+fn call_name(call: BlockCall) -> &'static str {
     match call {
         BlockCall::Forward(_, ForwardMode::Record) => "forward",
         BlockCall::Forward(_, ForwardMode::Checkpoint) => "forward keeping nothing",

@@ -1,7 +1,8 @@
 //! Finds a `min_num_params` that wraps the same modules of a smaller model.
 //!
-//! Modules are the same if their names are, except for layer indices. If any minimum wraps exactly the wanted modules,
-//! the size of the smallest wanted unit does: every wanted unit reaches it, and a larger minimum would lose that unit.
+//! Modules are the same if their names are, except for layer indices. If any minimum wraps exactly the expected
+//! modules, the size of the smallest expected unit does: every expected unit reaches it, and a larger minimum would lose
+//! that unit.
 
 use std::collections::BTreeSet;
 
@@ -23,16 +24,16 @@ pub(super) struct Scaled {
 /// # Errors
 /// [`CliError::Train`] if the policy does not fit the model, small or large.
 pub(super) fn scale(min: usize, before: &ModelSpec, after: &ModelSpec) -> Result<Scaled, CliError> {
-    let wanted = wrapped(before, min)?;
-    let min_num_params = smallest_unit(after, &wanted);
+    let expected = wrapped(before, min)?;
+    let min_num_params = smallest_unit(after, &expected);
     let found = wrapped(after, min_num_params)?;
-    let outcome = if found == wanted {
+    let outcome = if found == expected {
         "which wraps the same modules".to_owned()
     } else {
         format!(
             "which wraps {}, where {min} wraps {}; wrap by class to keep them",
             list(&found),
-            list(&wanted)
+            list(&expected)
         )
     };
     Ok(Scaled { min_num_params, note: format!("min_num_params {min} to {min_num_params}, {outcome}") })
@@ -44,9 +45,9 @@ fn wrapped(spec: &ModelSpec, min: usize) -> Result<BTreeSet<String>, CliError> {
     Ok(units.iter().filter(|unit| !unit.is_root).map(|unit| pattern(&unit.name)).collect())
 }
 
-/// The elements of the smallest unit if exactly the wanted modules are wrapped.
-fn smallest_unit(spec: &ModelSpec, wanted: &BTreeSet<String>) -> usize {
-    let is_unit = |module: usize| wanted.contains(&pattern(&spec.modules[module].fqn));
+/// The elements of the smallest unit if exactly the expected modules are wrapped.
+fn smallest_unit(spec: &ModelSpec, expected: &BTreeSet<String>) -> usize {
+    let is_unit = |module: usize| expected.contains(&pattern(&spec.modules[module].fqn));
     let mut elements = vec![0; spec.modules.len()];
     for (index, module) in spec.modules.iter().enumerate() {
         let mut owner = index;

@@ -7,7 +7,7 @@ use crate::support::{GPT2, Sandbox, folded};
 
 impl Sandbox {
     /// Returns the error message of a command that must be refused before it writes anything.
-    pub(crate) fn refused(&self, args: &str) -> String {
+    pub(crate) fn input_error(&self, args: &str) -> String {
         let ran = self.fsdp(args);
         assert_eq!(ran.code, Some(2), "fsdp {args}: {}{}", ran.stdout, ran.stderr);
         assert_eq!(ran.stdout, "", "nothing is reported");
@@ -16,15 +16,15 @@ impl Sandbox {
         folded(&ran.stderr)
     }
 
-    /// Like [`Sandbox::refused`], for `train run.toml` with overrides.
-    pub(crate) fn refused_with(&self, overrides: &str) -> String {
-        self.refused(&format!("train run.toml {overrides}"))
+    /// Like [`Sandbox::input_error`], for `train run.toml` with overrides.
+    pub(crate) fn input_error_with(&self, overrides: &str) -> String {
+        self.input_error(&format!("train run.toml {overrides}"))
     }
 
-    /// Like [`Sandbox::refused`], for `train run.toml` with a changed `config.json`.
-    pub(crate) fn refused_model(&self, from: &str, to: &str) -> String {
+    /// Like [`Sandbox::input_error`], for `train run.toml` with a changed `config.json`.
+    pub(crate) fn model_error(&self, from: &str, to: &str) -> String {
         self.edit("model/config.json", from, to);
-        self.refused("train run.toml")
+        self.input_error("train run.toml")
     }
 }
 
@@ -33,7 +33,7 @@ impl Sandbox {
 fn tokenizer_json_without_feature_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("tokenizer.json", "{}");
-    insta::assert_snapshot!(sandbox.refused_with("--set data.tokenizer=tokenizer.json"), @r#"
+    insta::assert_snapshot!(sandbox.input_error_with("--set data.tokenizer=tokenizer.json"), @r#"
     error: cannot load tokenizer tokenizer.json: this fsdp was built without tokenizers; build it with
     `--features tokenizers`; data.tokenizer must be "bytes" or a tokenizer.json
     "#);
@@ -42,15 +42,15 @@ fn tokenizer_json_without_feature_is_rejected() {
 #[test]
 fn unknown_key_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_with("--set train.grad_clop=1.0"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.grad_clop=1.0"), @r"
     error: --set train.grad_clop: unknown key `train.grad_clop`; did you mean `train.grad_clip`?
     ");
-    insta::assert_snapshot!(sandbox.refused_with("--set train.optimizer={name=\"sgd\",betas=[0.9,0.95]}"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.optimizer={name=\"sgd\",betas=[0.9,0.95]}"), @r"
     error: --set train.optimizer: unknown key `train.optimizer.betas`; known keys here: lr, momentum,
     dampening, weight_decay, nesterov, no_decay, group
     ");
     sandbox.edit("run.toml", "seq_len", "sequence_len");
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: run.toml: unknown key `data.sequence_len`; did you mean `data.seq_len`?
     ");
 }
@@ -59,7 +59,7 @@ fn unknown_key_is_rejected() {
 fn unknown_table_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "[fsdp]", "[fspd]");
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: run.toml: unknown key `fspd`; did you mean `fsdp`?
     ");
 }
@@ -67,10 +67,10 @@ fn unknown_table_is_rejected() {
 #[test]
 fn wrong_value_type_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_with("--set train.steps=many"), @r#"
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.steps=many"), @r#"
     error: --set train.steps: `train.steps` is "many"; it must be an integer of at least 1
     "#);
-    insta::assert_snapshot!(sandbox.refused_with("--set data.shuffle=1"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set data.shuffle=1"), @r"
     error: --set data.shuffle: `data.shuffle` is 1; it must be true or false
     ");
 }
@@ -78,14 +78,14 @@ fn wrong_value_type_is_rejected() {
 #[test]
 fn out_of_range_value_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_with("--set train.grad_clip=-1.0"), @r#"
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.grad_clip=-1.0"), @r#"
     error: --set train.grad_clip: `train.grad_clip` is -1.0; it must be a finite number above 0, or
     "none"
     "#);
-    insta::assert_snapshot!(sandbox.refused_with("--set run.ranks=0"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set run.ranks=0"), @r"
     error: --set run.ranks: `run.ranks` is 0; it must be an integer from 1 to 1048576
     ");
-    insta::assert_snapshot!(sandbox.refused_with("--set train.optimizer={betas=[0.9,1.0]}"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.optimizer={betas=[0.9,1.0]}"), @r"
     error: --set train.optimizer: `train.optimizer.betas` is [0.9, 1.0]; it must be two numbers of at
     least 0 and below 1, such as [0.9, 0.95]
     ");
@@ -95,7 +95,7 @@ fn out_of_range_value_is_rejected() {
 fn missing_required_key_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "steps = 3\n", "");
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: run.toml: `train.steps` is missing; set it to an integer of at least 1
     ");
 }
@@ -104,7 +104,7 @@ fn missing_required_key_is_rejected() {
 fn invalid_toml_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "steps = 3", "steps = 3 x");
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: run.toml: not valid TOML: TOML parse error at line 8, column 9
         |
       8 | steps = 3 x
@@ -115,7 +115,7 @@ fn invalid_toml_is_rejected() {
 
 #[test]
 fn missing_run_file_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused("train runs.toml"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error("train runs.toml"), @r"
     error: cannot read runs.toml: No such file or directory (os error 2); give the path of an existing,
     readable file
     ");
@@ -123,7 +123,7 @@ fn missing_run_file_is_rejected() {
 
 #[test]
 fn malformed_override_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set steps=3"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set steps=3"), @r"
     error: --set steps=3: expected table.key=value, such as --set train.steps=100
     ");
 }
@@ -131,7 +131,7 @@ fn malformed_override_is_rejected() {
 #[test]
 fn unsupported_config_json_settings_are_rejected() {
     let before = "\"rms_norm_eps\"";
-    let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
+    let key = |key: &str| Sandbox::new().model_error(before, &format!("{key}, {before}"));
     insta::assert_snapshot!(key(r#""rope_scaling": { "rope_type": "llama3", "factor": 8.0 }"#), @r"
     error: model: config.json lacks `rope_scaling.low_freq_factor`; take it from the file that the
     model was published with
@@ -148,7 +148,7 @@ fn unsupported_config_json_settings_are_rejected() {
 #[test]
 fn nested_config_json_errors_name_full_key() {
     let before = "\"rms_norm_eps\"";
-    let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
+    let key = |key: &str| Sandbox::new().model_error(before, &format!("{key}, {before}"));
     insta::assert_snapshot!(key(r#""rope_scaling": { "type": "mrope", "factor": 2.0 }"#), @r#"
     error: model: config.json: `rope_scaling.type` = "mrope" is not supported, only "default",
     "linear", "dynamic", "llama3", "yarn" and "longrope"
@@ -160,7 +160,7 @@ fn nested_config_json_errors_name_full_key() {
 
 #[test]
 fn unsupported_model_family_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_model("\"llama\"", "\"mamba\""), @r#"
+    insta::assert_snapshot!(Sandbox::new().model_error("\"llama\"", "\"mamba\""), @r#"
     error: model: config.json: `model_type` = "mamba" is not supported; the closest supported family is
     "llama", all: "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2",
     "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3" and "starcoder2"
@@ -169,7 +169,7 @@ fn unsupported_model_family_is_rejected() {
 
 #[test]
 fn missing_config_json_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set model.path=models"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set model.path=models"), @r"
     error: cannot read models/config.json; model.path must be a Hugging Face directory with config.json
       caused by: No such file or directory (os error 2)
     ");
@@ -177,7 +177,7 @@ fn missing_config_json_is_rejected() {
 
 #[test]
 fn unknown_wrap_class_lists_known_ones() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.wrap=[\"GPT2Block\"]"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.wrap=[\"GPT2Block\"]"), @r"
     error: no module of class `GPT2Block` to wrap: there are Embedding, Linear, LlamaAttention,
     LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel, LlamaRMSNorm, ModuleList; name some of
     these in fsdp.wrap
@@ -186,7 +186,7 @@ fn unknown_wrap_class_lists_known_ones() {
 
 #[test]
 fn wrap_with_min_num_params_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.min_num_params=100"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.min_num_params=100"), @r"
     error: --set fsdp.min_num_params: `fsdp.wrap` and `fsdp.min_num_params` exclude each other: choose
     units by class or by size, and remove the other
     ");
@@ -194,7 +194,7 @@ fn wrap_with_min_num_params_is_rejected() {
 
 #[test]
 fn tied_parameter_split_across_units_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.wrap=[\"Embedding\"]"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.wrap=[\"Embedding\"]"), @r"
     error: the tied parameter `model.embed_tokens.weight` (also `lm_head.weight`) would be split over
     the units `model.embed_tokens` and `(root)`; leave both uses in one unit, usually the root: change
     fsdp.wrap or fsdp.min_num_params so that neither has a unit of its own
@@ -204,11 +204,11 @@ fn tied_parameter_split_across_units_is_rejected() {
 #[test]
 fn indivisible_micro_batches_are_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_with("--set run.ranks=3"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set run.ranks=3"), @r"
     error: --set run.ranks: `run.ranks` = 3 does not divide the micro-batches per step,
     global_batch_size / micro_batch_size = 4; change one of the two
     ");
-    insta::assert_snapshot!(sandbox.refused_with("--set train.micro_batch_size=3"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.micro_batch_size=3"), @r"
     error: --set train.micro_batch_size: `train.micro_batch_size` = 3 does not divide
     train.global_batch_size = 8; change one of the two
     ");
@@ -217,11 +217,11 @@ fn indivisible_micro_batches_are_rejected() {
 #[test]
 fn indivisible_attention_heads_are_rejected() {
     insta::assert_snapshot!(
-        Sandbox::new().refused_model("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), @r"
+        Sandbox::new().model_error("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), @r"
     error: model: config.json: `num_attention_heads` = 4 is not divisible by `num_key_value_heads` = 3;
     change one of them
     ");
-    insta::assert_snapshot!(Sandbox::new().refused_model("\"hidden_size\": 16", "\"hidden_size\": 18"), @r"
+    insta::assert_snapshot!(Sandbox::new().model_error("\"hidden_size\": 16", "\"hidden_size\": 18"), @r"
     error: model: config.json: `hidden_size` = 18 is not divisible by `num_attention_heads` = 4; change
     one of them
     ");
@@ -230,7 +230,7 @@ fn indivisible_attention_heads_are_rejected() {
 #[test]
 fn replicas_not_dividing_ranks_are_rejected() {
     let overrides = "--set run.ranks=4 --set fsdp.mesh={replicate=3}";
-    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
     error: --set fsdp.mesh: `fsdp.mesh.replicate` = 3 does not divide run.ranks = 4; change one of the
     two
     ");
@@ -239,7 +239,7 @@ fn replicas_not_dividing_ranks_are_rejected() {
 #[test]
 fn reshard_group_not_dividing_shard_axis_is_rejected() {
     let overrides = "--set run.ranks=4 --set fsdp.reshard_after_forward=3";
-    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
     error: --set fsdp.reshard_after_forward: `fsdp.reshard_after_forward` = 3 does not divide the shard
     axis, ranks / replicate = 4; change one of the two
     ");
@@ -247,7 +247,7 @@ fn reshard_group_not_dividing_shard_axis_is_rejected() {
 
 #[test]
 fn unmatched_frozen_pattern_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.frozen=[\"wte\"]"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.frozen=[\"wte\"]"), @r"
     error: fsdp.frozen: pattern `wte` matches no parameter of the model; one of its names is
     `model.embed_tokens.weight`
     ");
@@ -255,14 +255,14 @@ fn unmatched_frozen_pattern_is_rejected() {
 
 #[test]
 fn invalid_frozen_regex_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.frozen=[\"(\"]"), @r#"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.frozen=[\"(\"]"), @r#"
     error: --set fsdp.frozen: `fsdp.frozen`: "(" is not a regular expression: unclosed group
     "#);
 }
 
 #[test]
 fn f64_params_with_f32_reduction_are_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.param_dtype=f64"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.param_dtype=f64"), @r"
     error: fsdp.reduce_dtype = f32: gradients of param_dtype = f64 are reduced in f64; set both to f64,
     or param_dtype to f32, bf16 or f16
     ");
@@ -270,14 +270,14 @@ fn f64_params_with_f32_reduction_are_rejected() {
 
 #[test]
 fn unknown_reduce_op_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.reduce_op=mean"), @r#"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.reduce_op=mean"), @r#"
     error: --set fsdp.reduce_op: `fsdp.reduce_op` is "mean"; it must be "sum" or "average"
     "#);
 }
 
 #[test]
 fn bench_heads_not_dividing_hidden_size_are_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused("bench train --heads 7"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error("bench train --heads 7"), @r"
     error: --heads: 7 heads do not split --hidden 256 into parts of even width; change one
     ");
 }
@@ -285,7 +285,7 @@ fn bench_heads_not_dividing_hidden_size_are_rejected() {
 #[test]
 fn unmatched_no_decay_pattern_is_rejected() {
     let overrides = "--set train.optimizer={no_decay=[\"wte\"]}";
-    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
     error: train.optimizer.no_decay: pattern `wte` matches no parameter of the model; one of its names
     is `model.embed_tokens.weight`
     ");
@@ -294,7 +294,7 @@ fn unmatched_no_decay_pattern_is_rejected() {
 #[test]
 fn unmatched_param_group_pattern_is_rejected() {
     let overrides = "--set train.optimizer={group=[{patterns=[\"wte\"],lr_scale=2}]}";
-    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
     error: train.optimizer.group: pattern `wte` matches no parameter of the model; one of its names is
     `model.embed_tokens.weight`
     ");
@@ -303,7 +303,7 @@ fn unmatched_param_group_pattern_is_rejected() {
 #[test]
 fn token_id_beyond_vocab_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_model("\"vocab_size\": 256", "\"vocab_size\": 100"), @r"
+    insta::assert_snapshot!(sandbox.model_error("\"vocab_size\": 256", "\"vocab_size\": 100"), @r"
     error: data.txt: token id 115 (sample 0, position 2), but the model's vocab_size is 100; use the
     model's own tokenizer
     ");
@@ -312,7 +312,7 @@ fn token_id_beyond_vocab_is_rejected() {
 #[test]
 fn eos_id_beyond_vocab_is_rejected() {
     let overrides = "--set data.packing=documents --set data.eos=256";
-    insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
     error: `data.eos` has id 256, but the model's vocab_size is 256; choose another token or model
     ");
 }
@@ -321,7 +321,7 @@ fn eos_id_beyond_vocab_is_rejected() {
 fn less_data_than_one_global_batch_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("data.txt", "short");
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: the data holds 0 samples of 8 tokens, fewer than one global batch of 8; add data, or lower
     data.seq_len or train.global_batch_size
     ");
@@ -329,14 +329,14 @@ fn less_data_than_one_global_batch_is_rejected() {
 
 #[test]
 fn missing_training_data_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set data.train=[\"books\"]"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set data.train=[\"books\"]"), @r"
     error: cannot read books: No such file or directory (os error 2); check the paths of data.train
     ");
 }
 
 #[test]
 fn missing_evaluation_data_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set data.eval=[\"held/out\"]"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set data.eval=[\"held/out\"]"), @r"
     error: cannot read held/out: No such file or directory (os error 2); check the paths of data.eval
     ");
 }
@@ -346,7 +346,7 @@ fn token_file_with_partial_token_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("data.bin", [0; 33]);
     let overrides = "--set data.train=[\"data.bin\"] --set data.format=tokens-u16";
-    insta::assert_snapshot!(sandbox.refused_with(overrides), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(overrides), @r"
     error: data.bin: it has 33 bytes, not a multiple of 2; is it truncated, or data.format wrong?
     ");
 }
@@ -357,10 +357,10 @@ fn seq_len_beyond_position_table_is_rejected() {
     sandbox.write("model/config.json", GPT2);
     sandbox.edit("run.toml", "LlamaDecoderLayer", "GPT2Block");
     sandbox.edit("run.toml", "seq_len = 8", "seq_len = 17");
-    insta::assert_snapshot!(sandbox.refused("train run.toml"), @r"
+    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r"
     error: data.seq_len: 17 is more than the model's 16 positions; choose a shorter one
     ");
-    insta::assert_snapshot!(sandbox.refused("schedule run.toml"), @r"
+    insta::assert_snapshot!(sandbox.input_error("schedule run.toml"), @r"
     error: data.seq_len: 17 is more than the model's 16 positions; choose a shorter one
     ");
 }
@@ -396,7 +396,7 @@ fn non_empty_out_dir_is_rejected() {
 #[test]
 fn file_as_out_dir_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=run.toml"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set run.out_dir=run.toml"), @r"
     error: run.out_dir run.toml is a file; remove it, or choose another run.out_dir
     ");
 }
@@ -414,8 +414,8 @@ fn resume_with_incompatible_settings_is_rejected() {
     ");
     let ran = sandbox.fsdp("train run.toml --resume-from model --set run.out_dir=other");
     assert_eq!(ran.code, Some(2));
-    let said = "model: it holds no checkpoint of a known format (it holds config.json)";
-    assert!(ran.stderr.contains(said), "{}", ran.stderr);
+    let expected = "model: it holds no checkpoint of a known format (it holds config.json)";
+    assert!(ran.stderr.contains(expected), "{}", ran.stderr);
     sandbox.edit("model/config.json", "1e-05", "1e-06");
     let ran = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.seed=1 --set run.ranks=4");
     assert_eq!(ran.code, Some(2));
@@ -429,7 +429,7 @@ fn resume_with_incompatible_settings_is_rejected() {
 
 #[test]
 fn uncreatable_trace_file_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused("train run.toml --trace missing/trace.json"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error("train run.toml --trace missing/trace.json"), @r"
     error: --trace missing/trace.json: cannot create the file
       caused by: No such file or directory (os error 2)
     ");
@@ -437,7 +437,7 @@ fn uncreatable_trace_file_is_rejected() {
 
 #[test]
 fn uncreatable_json_report_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused("verify run.toml --json missing/report.json"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error("verify run.toml --json missing/report.json"), @r"
     error: --json missing/report.json: cannot create the file
       caused by: No such file or directory (os error 2)
     ");
@@ -445,14 +445,14 @@ fn uncreatable_json_report_is_rejected() {
 
 #[test]
 fn schedule_rank_out_of_range_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused("schedule run.toml --rank 2"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error("schedule run.toml --rank 2"), @r"
     error: --rank 2: the run has 2 ranks, so give 0 to 1
     ");
 }
 
 #[test]
 fn verify_rejects_split_tied_parameter() {
-    insta::assert_snapshot!(Sandbox::new().refused("verify run.toml --set fsdp.wrap=[\"Embedding\"]"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error("verify run.toml --set fsdp.wrap=[\"Embedding\"]"), @r"
     error: the tied parameter `model.embed_tokens.weight` (also `lm_head.weight`) would be split over
     the units `model.embed_tokens` and `(root)`; leave both uses in one unit, usually the root: change
     fsdp.wrap or fsdp.min_num_params so that neither has a unit of its own

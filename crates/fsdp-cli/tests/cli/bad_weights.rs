@@ -30,7 +30,7 @@ impl Sandbox {
 
 #[test]
 fn missing_weights_are_rejected() {
-    insta::assert_snapshot!(Sandbox::new().refused_with("--set model.init=pretrained"), @r"
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set model.init=pretrained"), @r"
     error: model: it holds neither model.safetensors nor model.safetensors.index.json; fetch the
     weights as well
     ");
@@ -61,9 +61,9 @@ fn ambiguous_torch_weights_in_dir_are_rejected() {
     std::fs::copy(hub("sharded/pytorch_model.bin.index.json"), hub("single/pytorch_model.bin.index.json"))
         .unwrap();
     let run = r#"train fsdp2/run.toml --set data.train=["fsdp2/tokens.bin"]"#;
-    let refused = sandbox.fsdp(&format!("{run} --set model.path=torch_files/old_hub/single"));
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(refused.stderr.contains("it would be ambiguous beside"), "{}", refused.stderr);
+    let rejected = sandbox.fsdp(&format!("{run} --set model.path=torch_files/old_hub/single"));
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+    assert!(rejected.stderr.contains("it would be ambiguous beside"), "{}", rejected.stderr);
 }
 
 #[test]
@@ -73,11 +73,11 @@ fn other_weight_format_suggests_convert_command() {
     std::fs::copy(sandbox.path("fsdp2/config.json"), sandbox.path("a model/config.json")).unwrap();
     let mut command = sandbox.command();
     command.args(["train", "fsdp2/run.toml", "--set", r#"model.path="a model""#]);
-    let refused = Ran::of(command.output().unwrap());
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let rejected = Ran::of(command.output().unwrap());
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
     let named =
         "`fsdp ckpt convert 'a model' 'a model-safetensors' --to safetensors --config 'a model/config.json'`";
-    assert!(refused.stderr.contains(named), "{}", refused.stderr);
+    assert!(rejected.stderr.contains(named), "{}", rejected.stderr);
 }
 
 #[test]
@@ -93,9 +93,9 @@ fn corrupt_torch_weights_fail_checksum() {
     bytes[name_at + name.len() + extra] ^= 1;
     std::fs::write(file, bytes).unwrap();
     let run = r#"train fsdp2/run.toml --set data.train=["fsdp2/tokens.bin"] --set run.out_dir=out"#;
-    let refused = sandbox.fsdp(&format!("{run} --set model.path=torch_files/old_hub/single"));
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    let message = refused.stderr;
+    let rejected = sandbox.fsdp(&format!("{run} --set model.path=torch_files/old_hub/single"));
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+    let message = rejected.stderr;
     assert!(message.contains("old_hub/single/pytorch_model.bin: bytes "), "{message}");
     assert!(message.contains("their checksum is"), "{message}");
     assert!(!sandbox.path("out").exists());
@@ -106,13 +106,13 @@ fn truncated_weights_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     let bytes = std::fs::read(sandbox.path("model/model.safetensors")).unwrap();
     sandbox.write("model/model.safetensors", &bytes[..bytes.len() - 1000]);
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: model/model.safetensors: not a valid safetensors file: tensor
     `model.layers.1.mlp.down_proj.weight` ends at data byte 31872, but the file holds only 31064
     (truncated?); fetch or export the file again
     ");
     sandbox.write("model/model.safetensors", &bytes[..5]);
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: model/model.safetensors: not a valid safetensors file: it has 5 bytes, too few for the
     8-byte header length; fetch or export the file again
     ");
@@ -122,7 +122,7 @@ fn truncated_weights_are_rejected() {
 fn missing_tensors_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
-        sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), @r"
+        sandbox.model_error("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), @r"
     error: the tensors in model/model.safetensors do not match the requested model: 9 missing:
     `model.layers.2.self_attn.q_proj.weight`, `model.layers.2.self_attn.k_proj.weight`,
     `model.layers.2.self_attn.v_proj.weight`, `model.layers.2.self_attn.o_proj.weight`,
@@ -136,7 +136,7 @@ fn missing_tensors_are_rejected() {
 fn unexpected_tensors_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
-        sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), @r"
+        sandbox.model_error("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), @r"
     error: the tensors in model/model.safetensors do not match the requested model: 9 not expected:
     `model.layers.1.input_layernorm.weight`, `model.layers.1.mlp.down_proj.weight`,
     `model.layers.1.mlp.gate_proj.weight`, `model.layers.1.mlp.up_proj.weight`,
@@ -150,7 +150,7 @@ fn unexpected_tensors_are_rejected() {
 fn wrong_tensor_shapes_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
-        sandbox.refused_model("\"intermediate_size\": 24", "\"intermediate_size\": 32"), @r"
+        sandbox.model_error("\"intermediate_size\": 24", "\"intermediate_size\": 32"), @r"
     error: the tensors in model/model.safetensors do not match the requested model: 6 of the wrong
     shape: `model.layers.0.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
     `model.layers.0.mlp.up_proj.weight` (expected [32, 16], got [24, 16]),
@@ -169,13 +169,13 @@ fn non_float_tensor_is_rejected() {
         header["model.embed_tokens.weight"]["dtype"] = "I32".into();
         Vec::new()
     });
-    let message = sandbox.refused_with("");
+    let message = sandbox.input_error_with("");
     insta::assert_snapshot!(message, @r"
     error: the tensors in model/model.safetensors do not match the requested model: 1 of a type that is
     not F64, F32, BF16 or F16: `model.embed_tokens.weight` (I32); check that config and weights belong
     together
     ");
-    assert_eq!(sandbox.refused("verify run.toml"), message);
+    assert_eq!(sandbox.input_error("verify run.toml"), message);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn tied_tensor_copies_must_be_equal() {
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 0x40;
     std::fs::write(file, bytes).unwrap();
-    insta::assert_snapshot!(sandbox.refused_with(""), @r"
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: model/model.safetensors: `model.embed_tokens.weight` and `lm_head.weight` differ, but the
     model ties them (tie_word_embeddings in config.json); remove one of the two, or set
     tie_word_embeddings to false

@@ -13,7 +13,7 @@ fn planned(sandbox: &Sandbox, args: &str) -> serde_json::Value {
     serde_json::from_str(&sandbox.succeed(&plan).stdout).unwrap()
 }
 
-fn refused(sandbox: &Sandbox, args: &str) -> String {
+fn input_error(sandbox: &Sandbox, args: &str) -> String {
     let ran = sandbox.fsdp(args);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     ran.stderr
@@ -34,8 +34,8 @@ fn ranks(points: &toml::Table, table: &str, what: &str) -> Vec<i64> {
 #[test]
 fn calibrate_measures_machine_and_plan_uses_it() {
     let sandbox = Sandbox::new();
-    let said = sandbox.succeed(SMALL).stdout;
-    assert!(said.contains("points of") && said.contains("in mine.toml"), "{said}");
+    let stdout = sandbox.succeed(SMALL).stdout;
+    assert!(stdout.contains("points of") && stdout.contains("in mine.toml"), "{stdout}");
     let measured = points(&sandbox);
     for (table, what) in [
         ("calls", "linear f32"),
@@ -72,7 +72,7 @@ fn calibrate_measures_machine_and_plan_uses_it() {
     let machine = measured["machine"].as_str().unwrap();
     fs::write(&file, text.replacen(&format!("machine = \"{machine}\""), "machine = \"an abacus\"", 1))
         .unwrap();
-    let error = refused(&sandbox, "launch --nproc 2 -- calibrate --out mine.toml");
+    let error = input_error(&sandbox, "launch --nproc 2 -- calibrate --out mine.toml");
     assert!(error.contains("mine.toml is from another machine: \"an abacus\""), "{error}");
 }
 
@@ -80,12 +80,12 @@ fn calibrate_measures_machine_and_plan_uses_it() {
 fn calibrate_rejects_bad_output_and_keeps_existing_file() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("mine.toml"), "important").unwrap();
-    let error = refused(&sandbox, SMALL);
+    let error = input_error(&sandbox, SMALL);
     assert!(error.contains("mine.toml exists already and is not a calibration"), "{error}");
     assert_eq!(fs::read_to_string(sandbox.path("mine.toml")).unwrap(), "important");
-    let error = refused(&sandbox, "launch --nproc 2 -- calibrate --out none.toml");
+    let error = input_error(&sandbox, "launch --nproc 2 -- calibrate --out none.toml");
     assert!(error.contains("cannot read none.toml"), "{error}");
-    let error = refused(&sandbox, "calibrate --out new.toml --like h100-sxm");
+    let error = input_error(&sandbox, "calibrate --out new.toml --like h100-sxm");
     assert!(error.contains("h100-sxm has other devices than \"cpu\""), "{error}");
     assert!(!sandbox.path("new.toml").exists());
     // Refused before anything is measured: all models would take minutes of CPU time, and the limit is 20 seconds.
@@ -112,7 +112,7 @@ fn invalid_measured_points_are_rejected() {
     assert!(assumed.contains("computing by size: not measured: by its size"), "{assumed}");
     assert!(assumed.contains("linear, ") && assumed.contains("measured at other sizes only"), "{assumed}");
     fs::write(sandbox.path("mine.toml"), measured("-1e-6")).unwrap();
-    let error = refused(&sandbox, "plan run.toml --cluster mine.toml");
+    let error = input_error(&sandbox, "plan run.toml --cluster mine.toml");
     assert!(error.contains("`measured.calls.\"linear f32\"[0].seconds` is -0.000001"), "{error}");
 }
 

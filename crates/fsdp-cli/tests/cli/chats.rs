@@ -66,17 +66,17 @@ fn conversation_is_shown_even_after_plain_text_samples() {
     assert!(ran.stderr.contains("first sample: 30 tokens, of which 8 count"), "{}", ran.stderr);
     assert!(ran.stderr.contains("tokens/s with padding"), "{}", ran.stderr);
     let ended = sandbox.succeed(&format!("train run.toml {lists} --overwrite --set data.eos=0"));
-    let said = "warning: data.train: data.bos and data.eos are not added to 16 conversations";
-    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    let expected = "warning: data.train: data.bos and data.eos are not added to 16 conversations";
+    assert!(ended.stderr.contains(expected), "{}", ended.stderr);
 }
 
 #[test]
 fn resume_with_changed_loss_on_is_rejected() {
     let sandbox = sandbox();
     sandbox.succeed("train run.toml --set checkpoint.every=2");
-    let refused = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.loss_on=all");
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(refused.stderr.contains("the run cannot resume from"), "{}", refused.stderr);
+    let rejected = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.loss_on=all");
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+    assert!(rejected.stderr.contains("the run cannot resume from"), "{}", rejected.stderr);
     sandbox.succeed("train run.toml --resume --set train.steps=5");
 }
 
@@ -85,11 +85,11 @@ fn invalid_conversation_is_rejected_with_line_number() {
     let sandbox = sandbox();
     let wrong = "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}\n";
     sandbox.write("data.jsonl", format!("{}{wrong}", line("Hi", "Hello")));
-    insta::assert_snapshot!(sandbox.refused("train run.toml"), @r"
+    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r"
     error: data.jsonl: line 2: the chat template rejects it: A user begins!
     ");
     sandbox.write("data.jsonl", "{\"messages\": []}\n");
-    insta::assert_snapshot!(sandbox.refused("train run.toml"), @r#"
+    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r#"
     error: data.jsonl: line 1: "messages" has no messages
     "#);
 }
@@ -99,19 +99,19 @@ fn data_without_loss_tokens_is_rejected() {
     let sandbox = sandbox();
     let seq_len = |seq_len: usize| format!("train run.toml --set data.seq_len={seq_len}");
     // The answer begins at token 22 of 30.
-    insta::assert_snapshot!(sandbox.refused(&seq_len(21)), @r#"
+    insta::assert_snapshot!(sandbox.input_error(&seq_len(21)), @r#"
     error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers") within
     data.seq_len = 21: raise that to at least 22, or count all tokens with data.loss_on = "all"
     "#);
     let with_answers = sandbox.read("data.jsonl");
     sandbox.write("data.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n".repeat(16));
-    let no_answer = sandbox.refused("train run.toml");
+    let no_answer = sandbox.input_error("train run.toml");
     insta::assert_snapshot!(no_answer, @r#"
     error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers"): they
     have no assistant message and no completion, or the chat template marks none as generated; provide
     data with answers, or count all tokens with data.loss_on = "all"
     "#);
-    assert_eq!(sandbox.refused("train run.toml --set data.packing=stream"), no_answer);
+    assert_eq!(sandbox.input_error("train run.toml --set data.packing=stream"), no_answer);
     let checked = sandbox.fsdp("check run.toml");
     assert!(checked.code == Some(2) && checked.stdout.contains("none of 16 documents"), "{}", checked.stdout);
     sandbox.write("data.jsonl", with_answers);
@@ -122,11 +122,11 @@ fn data_without_loss_tokens_is_rejected() {
 fn missing_or_invalid_chat_template_is_rejected() {
     let sandbox = sandbox();
     sandbox.write("chat.jinja", "{% for message in messages %}\n  {{ message. }}\n{% endfor %}");
-    let broken = sandbox.refused("train run.toml");
+    let broken = sandbox.input_error("train run.toml");
     assert!(broken.starts_with("error: chat.jinja: line 2, column "), "{broken}");
     sandbox.edit("run.toml", "chat_template = \"chat.jinja\"\n", "");
     // Skipping malformed records does not avoid the error.
-    let missing = sandbox.refused("train run.toml --set data.malformed=skip");
+    let missing = sandbox.input_error("train run.toml --set data.malformed=skip");
     assert!(
         missing.contains("has no chat template, which `messages` need; set data.chat_template"),
         "{missing}"

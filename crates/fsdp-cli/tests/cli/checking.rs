@@ -38,11 +38,12 @@ fn check_reports_all_errors_at_once() {
     let report: Value = serde_json::from_str(&ran.stdout).unwrap();
     let of = |verdict: &str| -> Vec<String> {
         let findings = report["findings"].as_array().unwrap().iter();
-        let told = findings.filter(|finding| finding["verdict"] == verdict);
-        told.map(|finding| {
-            format!("{}: {}", finding["subject"].as_str().unwrap(), finding["detail"].as_str().unwrap())
-        })
-        .collect()
+        let matching = findings.filter(|finding| finding["verdict"] == verdict);
+        matching
+            .map(|finding| {
+                format!("{}: {}", finding["subject"].as_str().unwrap(), finding["detail"].as_str().unwrap())
+            })
+            .collect()
     };
     let errors = of("error");
     assert_eq!(errors.len(), 2, "{errors:?}");
@@ -92,15 +93,19 @@ fn all_examples_pass_check() {
     }
 }
 
-/// Asserts that `check` and `train` both refuse the data with the message `said`.
+/// Asserts that `check` and `train` both refuse the data with the message `expected`.
 #[track_caller]
-fn refused_before(sandbox: &Sandbox, overrides: &str, said: &str) {
+fn expect_error_before_training(sandbox: &Sandbox, overrides: &str, expected: &str) {
     let checked = sandbox.fsdp(&format!("check run.toml {overrides}"));
     assert_eq!(checked.code, Some(2), "{}", checked.stdout);
-    assert!(checked.stdout.contains("error    data ") && checked.stdout.contains(said), "{}", checked.stdout);
+    assert!(
+        checked.stdout.contains("error    data ") && checked.stdout.contains(expected),
+        "{}",
+        checked.stdout
+    );
     let trained = sandbox.fsdp(&format!("train run.toml {overrides}"));
     assert_eq!(trained.code, Some(2), "{}", trained.stderr);
-    assert!(trained.stderr.contains(said), "{}", trained.stderr);
+    assert!(trained.stderr.contains(expected), "{}", trained.stderr);
 }
 
 #[test]
@@ -108,7 +113,7 @@ fn data_without_samples_is_rejected() {
     let sandbox = Sandbox::new();
     for text in ["", "short"] {
         sandbox.write("data.txt", text);
-        refused_before(&sandbox, "", "the data holds 0 samples of 8 tokens");
+        expect_error_before_training(&sandbox, "", "the data holds 0 samples of 8 tokens");
     }
     sandbox.write("data.txt", "a text of two samples");
     let check = "check run.toml --set train.global_batch_size=2 --set run.ranks=1";
@@ -123,7 +128,7 @@ fn data_without_samples_is_rejected() {
 fn token_ids_beyond_vocab_are_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 100");
-    refused_before(
+    expect_error_before_training(
         &sandbox,
         "",
         "data.txt: token id 115 (sample 0, position 2), but the model's vocab_size is 100",
@@ -131,7 +136,7 @@ fn token_ids_beyond_vocab_are_rejected() {
     let ids: Vec<u8> = (0..200u16).flat_map(|at| if at == 150 { 300 } else { 7u16 }.to_le_bytes()).collect();
     sandbox.write("tokens.bin", ids);
     let tokens = "--set data.train=[\"tokens.bin\"] --set data.format=tokens-u16";
-    refused_before(&sandbox, tokens, "tokens.bin: token id 300 (sample 18, position 6)");
+    expect_error_before_training(&sandbox, tokens, "tokens.bin: token id 300 (sample 18, position 6)");
 }
 
 #[test]
@@ -157,11 +162,11 @@ fn impossible_settings_are_rejected() {
         ("--set train.router_aux_loss_coef=0.1", "train.router_aux_loss_coef"),
     ] {
         let checked = sandbox.fsdp(&format!("check run.toml {overrides}"));
-        let said = checked.stdout.lines().find_map(|line| line.strip_prefix("error    settings      "));
-        let said = said.unwrap_or_else(|| panic!("{}", checked.stdout));
-        assert!(said.contains(key), "{said}");
+        let message = checked.stdout.lines().find_map(|line| line.strip_prefix("error    settings      "));
+        let message = message.unwrap_or_else(|| panic!("{}", checked.stdout));
+        assert!(message.contains(key), "{message}");
         let trained = sandbox.fsdp(&format!("train run.toml {overrides}"));
-        assert!(trained.stderr.contains(said), "{}", trained.stderr);
+        assert!(trained.stderr.contains(message), "{}", trained.stderr);
     }
     let sources =
         "[[data.source]]\npath = \"data.txt\"\nweight = 1e9\n[[data.source]]\npath = \"data.txt\"\n[train]";
@@ -198,18 +203,18 @@ fn check_reports_training_warnings_in_advance() {
                 --set data.eval=[{name=\"held\",paths=[\"data.jsonl\"],max_samples=2}]";
     let checked = sandbox.succeed(&format!("check {args}")).stdout;
     // 32 bytes and eos, of which 8 inputs and one target are used.
-    let told = |documents: usize| {
+    let warning_for = |documents: usize| {
         format!(
             "{documents} documents are clipped to data.seq_len, which leaves out {} tokens",
             24 * documents
         )
     };
-    assert!(checked.contains(&format!("warning  data          {}", told(9))), "{checked}");
-    assert!(checked.contains(&format!("warning  evaluation held  {}", told(2))), "{checked}");
+    assert!(checked.contains(&format!("warning  data          {}", warning_for(9))), "{checked}");
+    assert!(checked.contains(&format!("warning  evaluation held  {}", warning_for(2))), "{checked}");
     assert!(checked.contains("297 tokens, 9 samples"), "{checked}");
     let trained = sandbox.succeed(&format!("train {args}")).stderr;
-    assert!(trained.contains(&format!("warning: data.train: {}", told(9))), "{trained}");
-    assert!(trained.contains(&format!("warning: data.eval \"held\": {}", told(2))), "{trained}");
+    assert!(trained.contains(&format!("warning: data.train: {}", warning_for(9))), "{trained}");
+    assert!(trained.contains(&format!("warning: data.eval \"held\": {}", warning_for(2))), "{trained}");
     // If there is more data than `check` reads, it reports on the first records.
     sandbox.write("data.jsonl", line.repeat(60_000));
     let checked = sandbox.succeed(&format!("check {args}")).stdout;

@@ -110,29 +110,29 @@ fn path_without_checkpoint_is_rejected() {
 #[test]
 fn invalid_ckpt_options_are_rejected() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
-    let refused = |options: &str| sandbox.failed_conversion(&format!("dcp_2rank out {options}"));
-    insta::assert_snapshot!(refused("--to torch --world-size 2"), @r"
+    let conversion_error = |options: &str| sandbox.failed_conversion(&format!("dcp_2rank out {options}"));
+    insta::assert_snapshot!(conversion_error("--to torch --world-size 2"), @r"
     error: --world-size: it does not apply to --to torch, only to dcp and native; leave it out
     ");
-    insta::assert_snapshot!(refused("--to dcp --max-shard-size 5GB"), @r"
+    insta::assert_snapshot!(conversion_error("--to dcp --max-shard-size 5GB"), @r"
     error: --max-shard-size: it does not apply to --to dcp, only to safetensors; leave it out
     ");
-    insta::assert_snapshot!(refused("--to native --config config.json"), @r"
+    insta::assert_snapshot!(conversion_error("--to native --config config.json"), @r"
     error: --config: it does not apply to --to native, only to safetensors; leave it out
     ");
-    insta::assert_snapshot!(refused("--to safetensors --strip-prefix module."), @r"
+    insta::assert_snapshot!(conversion_error("--to safetensors --strip-prefix module."), @r"
     error: dcp_2rank: no name begins with `module.`; names are, for example,
     `model.blocks.0.down.weight`, `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
     ");
-    insta::assert_snapshot!(refused("--to safetensors --rename blub=x"), @r"
+    insta::assert_snapshot!(conversion_error("--to safetensors --rename blub=x"), @r"
     error: dcp_2rank: no name matches `blub`; names are, for example, `model.blocks.0.down.weight`,
     `model.blocks.0.up.bias`, `model.blocks.0.up.weight`
     ");
-    insta::assert_snapshot!(refused("--to torch --rename model.*=x"), @r"
+    insta::assert_snapshot!(conversion_error("--to torch --rename model.*=x"), @r"
     error: dcp_2rank: `model.blocks.0.down.weight` and `model.blocks.0.up.bias` would both be named
     `x`; change the renaming
     ");
-    insta::assert_snapshot!(refused("--to torch --rename (=x"), @r"
+    insta::assert_snapshot!(conversion_error("--to torch --rename (=x"), @r"
     error: invalid value '(=x' for '--rename <REGEX=REPL>': `(=x` is not a renaming: regex parse error:
         (
         ^
@@ -140,21 +140,21 @@ fn invalid_ckpt_options_are_rejected() {
 
     For more information, try '--help'.
     ");
-    insta::assert_snapshot!(refused("--to safetensors --memory 5G"), @r"
+    insta::assert_snapshot!(conversion_error("--to safetensors --memory 5G"), @r"
     error: invalid value '5G' for '--memory <SIZE>': expected a size such as 5GB, 256MiB or 1000000
 
     For more information, try '--help'.
     ");
-    insta::assert_snapshot!(refused("--to safetensors --config nowhere.json"), @r"
+    insta::assert_snapshot!(conversion_error("--to safetensors --config nowhere.json"), @r"
     error: failed to open nowhere.json: No such file or directory (os error 2); check that the path
     exists
     ");
-    insta::assert_snapshot!(refused("--to dcp --world-size 0"), @r"
+    insta::assert_snapshot!(conversion_error("--to dcp --world-size 0"), @r"
     error: invalid value '0' for '--world-size <N>': expected an integer of at least 1
 
     For more information, try '--help'.
     ");
-    insta::assert_snapshot!(refused("--to pickle"), @r"
+    insta::assert_snapshot!(conversion_error("--to pickle"), @r"
     error: invalid value 'pickle' for '--to <FORMAT>'
       [possible values: safetensors, dcp, native, torch]
 

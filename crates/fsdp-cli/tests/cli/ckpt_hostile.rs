@@ -61,9 +61,9 @@ fn pipe_or_device_as_checkpoint_file_does_not_block() {
                     _ => symlink(target, &path).unwrap(),
                 }
                 let ran = whole.patient(&format!("ckpt verify {directory}"));
-                let told = ran.stdout + &ran.stderr;
-                named += usize::from(told.contains("not a regular file"));
-                assert!(!told.contains("panicked"), "{told}");
+                let output = ran.stdout + &ran.stderr;
+                named += usize::from(output.contains("not a regular file"));
+                assert!(!output.contains("panicked"), "{output}");
             }
             fs::remove_file(&path).unwrap();
             fs::write(&path, kept).unwrap();

@@ -51,17 +51,17 @@ fn parquet_example_trains() {
 fn mixed_sources_resume_matches_uninterrupted_run() {
     let sandbox = sandbox();
     let whole = sandbox.succeed(&format!("train run.toml {MIXED} --set train.steps=4"));
-    let said = "sources of data.train: each begins its next epoch when it is exhausted";
-    assert!(whole.stderr.contains(said) && whole.stderr.contains("25.00 %"), "{}", whole.stderr);
+    let expected = "sources of data.train: each begins its next epoch when it is exhausted";
+    assert!(whole.stderr.contains(expected) && whole.stderr.contains("25.00 %"), "{}", whole.stderr);
     let half = format!("train run.toml {MIXED} --set checkpoint.every=2 --set run.out_dir=half");
     sandbox.succeed(&format!("{half} --set train.steps=2"));
     sandbox.succeed(&format!("{half} --set train.steps=4 --set run.ranks=1 --resume"));
     assert_eq!(sandbox.column("half", "loss"), sandbox.column("out", "loss"));
 
     let other = half.replace("weight=3", "weight=2");
-    let refused = sandbox.fsdp(&format!("{other} --set train.steps=5 --resume"));
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(folded(&refused.stderr).contains("content of data.train"), "{}", refused.stderr);
+    let rejected = sandbox.fsdp(&format!("{other} --set train.steps=5 --resume"));
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+    assert!(folded(&rejected.stderr).contains("content of data.train"), "{}", rejected.stderr);
 }
 
 #[test]

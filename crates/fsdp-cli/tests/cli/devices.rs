@@ -23,11 +23,11 @@ fn device_without_its_feature_is_rejected() {
     }
     for (device, feature) in missing {
         for command in ["train", "verify"] {
-            let message = sandbox.refused(&format!("{command} run.toml --set run.device={device}"));
+            let message = sandbox.input_error(&format!("{command} run.toml --set run.device={device}"));
             assert!(message.starts_with(&format!("error: device \"{device}\": ")), "{message}");
             assert!(message.contains(&format!("--features {feature}")), "{message}");
         }
-        let message = sandbox.refused(&format!("bench train --steps 4 --device {device}"));
+        let message = sandbox.input_error(&format!("bench train --steps 4 --device {device}"));
         assert!(message.contains(&format!("without the feature `{feature}`")), "{message}");
     }
 }
@@ -92,8 +92,8 @@ fn sole_launched_process_on_node_gets_rank_per_gpu() {
         (["0", "2", "0", "2"], 2),
     ] {
         let ran = started(variables);
-        let told = format!("mesh 1 x {ranks} ");
-        assert!(ran.stdout.contains(&told), "{variables:?}: {told}: {} {}", ran.stdout, ran.stderr);
+        let expected = format!("mesh 1 x {ranks} ");
+        assert!(ran.stdout.contains(&expected), "{variables:?}: {expected}: {} {}", ran.stdout, ran.stderr);
     }
 }
 
@@ -119,13 +119,13 @@ mod xla {
     fn missing_or_invalid_plugin_is_rejected() {
         let sandbox = Sandbox::new();
         let train = "train run.toml --set run.device=xla --set run.ranks=2";
-        let refused = sandbox.refused(train);
-        assert!(refused.contains("no PJRT plugin is named: set `run.xla.plugin`"), "{refused}");
-        let refused = sandbox.refused(&format!("{train} --set run.xla.plugin=run.toml"));
-        assert!(refused.contains("cannot open the PJRT plugin ./run.toml: ./run.toml: "), "{refused}");
+        let message = sandbox.input_error(train);
+        assert!(message.contains("no PJRT plugin is named: set `run.xla.plugin`"), "{message}");
+        let message = sandbox.input_error(&format!("{train} --set run.xla.plugin=run.toml"));
+        assert!(message.contains("cannot open the PJRT plugin ./run.toml: ./run.toml: "), "{message}");
         // The data has not been read yet.
-        let refused = sandbox.refused(&format!("{train} --set data.train=[\"nowhere\"]"));
-        assert!(refused.contains("no PJRT plugin is named"), "{refused}");
+        let message = sandbox.input_error(&format!("{train} --set data.train=[\"nowhere\"]"));
+        assert!(message.contains("no PJRT plugin is named"), "{message}");
         let checked = sandbox.fsdp("check run.toml --set run.device=xla --set run.xla.plugin=run.toml");
         assert_eq!(checked.code, Some(2), "{}", checked.stdout);
         assert!(
@@ -138,8 +138,8 @@ mod xla {
         for (key, value) in
             [("train.optimizer.name", "adamw8bit"), ("train.optimizer.name", "muon"), ("fsdp.offload", "cpu")]
         {
-            let refused = sandbox.refused(&format!("{train} --set {key}={value}"));
-            assert!(refused.contains(key), "{refused}");
+            let message = sandbox.input_error(&format!("{train} --set {key}={value}"));
+            assert!(message.contains(key), "{message}");
         }
     }
 
@@ -160,10 +160,10 @@ mod xla {
         header[18] = 43;
         std::fs::write(sandbox.path("plugin.so"), header).unwrap();
         let compile = "compile run.toml --topology cpu:4";
-        let refused = sandbox.refused(&format!("{compile} --plugin plugin.so"));
-        assert!(refused.contains("is for machine 43 of ELF"), "{refused}");
-        let refused = sandbox.refused(compile);
-        assert!(refused.contains("no PJRT plugin is named"), "{refused}");
+        let message = sandbox.input_error(&format!("{compile} --plugin plugin.so"));
+        assert!(message.contains("is for machine 43 of ELF"), "{message}");
+        let message = sandbox.input_error(compile);
+        assert!(message.contains("no PJRT plugin is named"), "{message}");
     }
 
     #[test]
@@ -184,15 +184,15 @@ mod xla {
         let ran = sandbox.succeed(&compile(native));
         assert!(ran.stdout.contains("XLA compiled the step"), "{}", ran.stdout);
         assert!(ran.stdout.contains("peak, predicted by the ledger"), "{}", ran.stdout);
-        for (more, said) in [
+        for (more, expected) in [
             ("--topology v9:2x2", "has no topology \"v9:2x2\""),
             ("--topology cpu:2 --ranks 4", "4 ranks need as many devices, but cpu:2 has 2"),
             ("--topology cpu:2 --topology-option x", "expected KEY=VALUE"),
             ("--topology cpu:2 --set train.optimizer.name=adamw8bit", "adamw8bit"),
         ] {
             // Line breaks depend on the length of the plugin's path.
-            let refused = sandbox.refused(&compile(more)).replace('\n', " ");
-            assert!(refused.contains(said), "{refused}");
+            let message = sandbox.input_error(&compile(more)).replace('\n', " ");
+            assert!(message.contains(expected), "{message}");
         }
     }
 

@@ -37,13 +37,13 @@ fn early_stop_patience_survives_resume() {
 #[test]
 fn early_stop_requires_known_evaluation_set() {
     let sandbox = Sandbox::new();
-    let refused = |args: &str| {
+    let input_error = |args: &str| {
         let ran = sandbox.fsdp(&format!("train run.toml --set train.early_stop.patience=2 {args}"));
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
         ran.stderr
     };
-    assert!(refused("").contains("train.early_stop"));
-    let other = refused("--set data.eval=[\"data.txt\"] --set train.early_stop.set=other");
+    assert!(input_error("").contains("train.early_stop"));
+    let other = input_error("--set data.eval=[\"data.txt\"] --set train.early_stop.set=other");
     assert!(other.contains("the name of an evaluation set: eval"), "{other}");
 }
 
@@ -80,8 +80,8 @@ fn best_checkpoints_are_kept_with_newest() {
         expected.extend(newest);
         expected.sort_unstable();
         assert_eq!(kept(&sandbox), expected);
-        let said = format!("after step {lowest}, in out/checkpoints/step-{lowest:08}");
-        assert!(ran.stdout.contains(&said), "{}", ran.stdout);
+        let summary = format!("after step {lowest}, in out/checkpoints/step-{lowest:08}");
+        assert!(ran.stdout.contains(&summary), "{}", ran.stdout);
     }
 }
 
@@ -100,8 +100,8 @@ fn resumed_run_keeps_best_checkpoints() {
 
 #[test]
 fn keep_best_without_evaluations_is_rejected() {
-    let refused = Sandbox::new().fsdp("train run.toml --set checkpoint.keep_best=1");
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(refused.stderr.contains("`checkpoint.keep_best` is 1"), "{}", refused.stderr);
-    assert!(refused.stderr.contains("unless data.eval is set"), "{}", refused.stderr);
+    let rejected = Sandbox::new().fsdp("train run.toml --set checkpoint.keep_best=1");
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+    assert!(rejected.stderr.contains("`checkpoint.keep_best` is 1"), "{}", rejected.stderr);
+    assert!(rejected.stderr.contains("unless data.eval is set"), "{}", rejected.stderr);
 }

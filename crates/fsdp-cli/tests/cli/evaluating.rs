@@ -34,7 +34,7 @@ fn losses(json: &str) -> Vec<(String, u64)> {
 }
 
 /// Returns the sets and the bits of their losses that training recorded after a step.
-fn told(sandbox: &Sandbox, step: u64) -> Vec<(String, u64)> {
+fn recorded_losses(sandbox: &Sandbox, step: u64) -> Vec<(String, u64)> {
     let of_step = sandbox.evaluations("out").into_iter().filter(|(at, ..)| *at == step);
     of_step.map(|(_, set, loss)| (set, loss.to_bits())).collect()
 }
@@ -46,7 +46,7 @@ fn eval_matches_training_evaluation_bitwise() {
         let set = format!("--set data.eval_every=1 --set fsdp.param_dtype=\"{param_dtype}\"");
         sandbox.succeed(&format!("train run.toml {set}"));
         for step in 1..=3 {
-            let expected = told(&sandbox, step);
+            let expected = recorded_losses(&sandbox, step);
             assert_eq!(expected.len(), 2, "both sets were evaluated after step {step}");
             for ranks in [1, 2, 4] {
                 let checkpoint = format!("out/checkpoints/step-0000000{step}");
@@ -54,10 +54,10 @@ fn eval_matches_training_evaluation_bitwise() {
                 assert_eq!(evaluated(&sandbox, &args), expected, "{param_dtype}, step {step}, {ranks} ranks");
             }
         }
-        assert_ne!(told(&sandbox, 1), told(&sandbox, 3));
+        assert_ne!(recorded_losses(&sandbox, 1), recorded_losses(&sandbox, 3));
         // The export is in the master dtype here, so it has the same weights.
         let args = format!("run.toml {set} --model out/model");
-        assert_eq!(evaluated(&sandbox, &args), told(&sandbox, 3), "{param_dtype}, export");
+        assert_eq!(evaluated(&sandbox, &args), recorded_losses(&sandbox, 3), "{param_dtype}, export");
     }
 }
 
@@ -68,7 +68,7 @@ fn all_policies_evaluate_bitwise_equal_without_training_data() {
     std::fs::copy(sandbox.path("data.txt"), sandbox.path("seen.txt")).unwrap();
     sandbox.edit("run.toml", "paths = ['data.txt']", "paths = ['seen.txt']");
     std::fs::remove_file(sandbox.path("data.txt")).unwrap();
-    let expected = told(&sandbox, 3);
+    let expected = recorded_losses(&sandbox, 3);
     for set in [
         "fsdp.reshard_after_forward=false",
         "fsdp.reshard_after_forward=2 --set run.ranks=4",
@@ -94,7 +94,7 @@ fn eval_accepts_model_of_another_family() {
     let other = "--set model.path=\"gpt2\" --set fsdp.wrap=[\"GPT2Block\"]";
     sandbox.succeed(&format!("train run.toml {other}"));
     let args = "run.toml --model out/model --set fsdp.wrap=[\"GPT2Block\"]";
-    assert_eq!(evaluated(&sandbox, args), told(&sandbox, 3));
+    assert_eq!(evaluated(&sandbox, args), recorded_losses(&sandbox, 3));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn adapter_evaluates_with_base_and_from_checkpoint() {
     let settings = "[adapter]\nrank = 2\nalpha = 4\ntarget_modules = [\"q_proj\", \"down_proj\"]\n";
     sandbox.write("run.toml", sandbox.read("run.toml") + settings);
     sandbox.succeed("train run.toml --set train.optimizer.lr=0.1");
-    let expected = told(&sandbox, 3);
+    let expected = recorded_losses(&sandbox, 3);
     assert_eq!(evaluated(&sandbox, "run.toml --model out/adapter"), expected);
     assert_eq!(evaluated(&sandbox, "run.toml --model out/checkpoints/step-00000003"), expected);
     assert_ne!(
@@ -131,7 +131,7 @@ fn processes_evaluate_jointly_and_only_first_prints() {
         let ran = World::start(&sandbox, launcher, 2, &args).end();
         assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{}{}", ran[0].stderr, ran[1].stderr);
         assert_eq!((ran[1].stdout.as_str(), ran[1].stderr.as_str()), ("", ""), "it is said once");
-        assert_eq!(losses(&ran[0].stdout), told(&sandbox, 3), "{model}");
+        assert_eq!(losses(&ran[0].stdout), recorded_losses(&sandbox, 3), "{model}");
     }
 }
 
@@ -153,16 +153,16 @@ fn eval_report_is_printed_as_table() {
 fn invalid_eval_input_is_rejected_with_hint() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
-    let refused = |args: &str| {
+    let input_error = |args: &str| {
         let ran = sandbox.fsdp(&format!("eval run.toml {args}"));
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
         ran.stderr
     };
-    let without = refused("--model out/model");
+    let without = input_error("--model out/model");
     assert!(without.contains("data.eval: the run file has no evaluation sets; name one with"), "{without}");
     let eval = "--set data.eval=[\"data.txt\"]";
-    let missing = refused(&format!("{eval} --model nowhere"));
+    let missing = input_error(&format!("{eval} --model nowhere"));
     assert!(missing.contains("--model: nowhere has no config.json"), "{missing}");
-    let empty = refused(&format!("{eval} --model model"));
+    let empty = input_error(&format!("{eval} --model model"));
     assert!(empty.contains("model.safetensors"), "{empty}");
 }

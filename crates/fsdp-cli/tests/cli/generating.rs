@@ -68,20 +68,23 @@ fn end_token_stops_generation_and_is_not_printed() {
 #[test]
 fn invalid_generate_input_is_rejected_with_hint() {
     let sandbox = trained();
-    let refused = |args: &str, told: &str| {
+    let expect_input_error = |args: &str, expected: &str| {
         let ran = sandbox.fsdp(&format!("generate {args}"));
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        assert!(ran.stderr.contains(told), "{args}: {}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "{args}: {}", ran.stderr);
     };
-    refused("out/model", "--prompt");
-    refused("out/model --prompt a --top-k 3", "--temperature");
-    refused("out/model --prompt a --temperature 0", "above 0");
-    refused("out/model --prompt-ids 256", "it has token 256, but the model has only 256 tokens");
-    refused("nowhere --prompt a", "MODEL_DIR: nowhere has no config.json; give");
-    refused("model --prompt a", "model.safetensors");
+    expect_input_error("out/model", "--prompt");
+    expect_input_error("out/model --prompt a --top-k 3", "--temperature");
+    expect_input_error("out/model --prompt a --temperature 0", "above 0");
+    expect_input_error("out/model --prompt-ids 256", "it has token 256, but the model has only 256 tokens");
+    expect_input_error("nowhere --prompt a", "MODEL_DIR: nowhere has no config.json; give");
+    expect_input_error("model --prompt a", "model.safetensors");
     sandbox.write("model/config.json", GPT2.replace("256", "300"));
-    refused("model --prompt a", "model has no tokenizer.json; give --prompt-ids");
-    refused("model --prompt-ids 1 --max-new-tokens 16", "exceed the model's 16 positions; give fewer");
+    expect_input_error("model --prompt a", "model has no tokenizer.json; give --prompt-ids");
+    expect_input_error(
+        "model --prompt-ids 1 --max-new-tokens 16",
+        "exceed the model's 16 positions; give fewer",
+    );
 }
 
 /// Follows `docs/training.md` on the best states.
@@ -107,16 +110,16 @@ fn checkpoint_becomes_complete_model_or_adapter() {
     sandbox.succeed(&format!("train {lora} --set run.out_dir=lora"));
     sandbox.succeed(&goes_on(&lora, "lora", "best-lora"));
     assert!(sandbox.path("best-lora/adapter/adapter_model.safetensors").exists());
-    let refused = sandbox.fsdp("generate best-lora/adapter --prompt sha");
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    let said = "MODEL_DIR: best-lora/adapter is an adapter, not a whole model";
+    let rejected = sandbox.fsdp("generate best-lora/adapter --prompt sha");
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+    let expected = "MODEL_DIR: best-lora/adapter is an adapter, not a whole model";
     assert!(
-        refused.stderr.contains(said) && refused.stderr.contains("--set adapter.merge=true"),
+        rejected.stderr.contains(expected) && rejected.stderr.contains("--set adapter.merge=true"),
         "{}",
-        refused.stderr
+        rejected.stderr
     );
     sandbox.succeed(&format!("{} --set adapter.merge=true", goes_on(&lora, "lora", "merged")));
     assert_eq!(tokens("merged/model").as_array().unwrap().len(), 12);
-    let refused = sandbox.fsdp("eval run.toml --model lora --set data.eval=[\"data.txt\"]");
-    assert!(refused.stderr.contains("--model: lora has no config.json"), "{}", refused.stderr);
+    let rejected = sandbox.fsdp("eval run.toml --model lora --set data.eval=[\"data.txt\"]");
+    assert!(rejected.stderr.contains("--model: lora has no config.json"), "{}", rejected.stderr);
 }

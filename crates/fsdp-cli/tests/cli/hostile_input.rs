@@ -13,7 +13,7 @@ fn confined(sandbox: &Sandbox, args: &str) -> Ran {
 }
 
 #[track_caller]
-fn refused(sandbox: &Sandbox, args: &str) -> String {
+fn input_error(sandbox: &Sandbox, args: &str) -> String {
     let ran = confined(sandbox, args);
     assert_eq!(ran.code, Some(2), "fsdp {args}: {}", ran.stderr);
     assert!(!ran.stderr.contains("panicked"), "fsdp {args}: {}", ran.stderr);
@@ -33,7 +33,7 @@ fn absurd_config_json_sizes_are_rejected() {
         ] {
             let sandbox = Sandbox::new();
             sandbox.edit("model/config.json", from, to);
-            let error = refused(&sandbox, command);
+            let error = input_error(&sandbox, command);
             let key = to.split('"').nth(1).unwrap();
             assert!(error.contains(key) && error.contains("too large: at most"), "{error}");
         }
@@ -46,7 +46,7 @@ fn absurd_parameter_count_is_rejected() {
     sandbox.edit("model/config.json", "\"hidden_size\": 16", "\"hidden_size\": 1048576");
     sandbox.edit("model/config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4096");
     for command in ["train run.toml", "schedule run.toml", "verify run.toml --shrink"] {
-        let error = refused(&sandbox, command);
+        let error = input_error(&sandbox, command);
         assert!(error.contains("more than 281474976710656 (2^48) elements"), "{error}");
     }
 }
@@ -61,15 +61,15 @@ fn absurd_run_file_sizes_are_rejected() {
         ("--set run.timeout_s=1e-12", "a number from 0.1 to 1e9"),
     ] {
         for command in ["train", "schedule", "verify"] {
-            let error = refused(&sandbox, &format!("{command} run.toml {overrides}")).replace('\n', " ");
+            let error = input_error(&sandbox, &format!("{command} run.toml {overrides}")).replace('\n', " ");
             assert!(error.contains(fragment), "{command}: {error}");
         }
     }
-    let long = refused(&sandbox, "schedule run.toml --set train.global_batch_size=4294967292");
+    let long = input_error(&sandbox, "schedule run.toml --set train.global_batch_size=4294967292");
     assert!(long.replace('\n', " ").contains("a schedule that is too long"), "{long}");
     let many = "--set run.ranks=8192 --set train.global_batch_size=16384";
     sandbox.write("data.txt", "x".repeat(1 << 18));
-    insta::assert_snapshot!(refused(&sandbox, &format!("train run.toml {many}")), @r"
+    insta::assert_snapshot!(input_error(&sandbox, &format!("train run.toml {many}")), @r"
     error: run.ranks: 8192 are too many: a run has at most 4096 over all its processes; choose fewer
     (`fsdp schedule` shows the schedule and memory of larger worlds)
     ");
@@ -94,10 +94,10 @@ fn absurd_bench_options_are_rejected() {
         "threads",
     ] {
         for size in [1 << 40, 1 << 62, (1 << 63) - 1, largest] {
-            refused(&sandbox, &format!("bench train --steps 2 --warmup 0 --{option} {size}"));
+            input_error(&sandbox, &format!("bench train --steps 2 --warmup 0 --{option} {size}"));
         }
     }
-    let error = refused(&sandbox, "bench train --global-batch 4294967295 --micro-batch 1 --seq 4096");
+    let error = input_error(&sandbox, "bench train --global-batch 4294967295 --micro-batch 1 --seq 4096");
     assert!(error.contains("--global-batch: 4294967295 sequences of 4096 tokens are too many"), "{error}");
 }
 
@@ -106,7 +106,7 @@ fn model_larger_than_memory_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 4194304");
     for command in ["train run.toml", "verify run.toml --world-sizes 2"] {
-        let error = refused(&sandbox, command);
+        let error = input_error(&sandbox, command);
         for fragment in [
             "need ",
             "the limit on the address space",
@@ -119,7 +119,7 @@ fn model_larger_than_memory_is_rejected() {
             assert!(error.contains(fragment), "{fragment}: {error}");
         }
     }
-    let bench = refused(&sandbox, "bench train --vocab 4194304 --hidden 64 --ffn 64");
+    let bench = input_error(&sandbox, "bench train --vocab 4194304 --hidden 64 --ffn 64");
     assert!(bench.contains("leaves") && bench.contains("gradient"), "{bench}");
 }
 
@@ -137,13 +137,13 @@ fn pipes_devices_and_oversized_files_are_rejected() {
         ("train run.toml --set data.tokenizer=/dev/zero", "it is a device, not a regular file"),
         ("train run.toml --set fsdp.config=fifo", "it is a FIFO, not a regular file"),
     ] {
-        let error = refused(&sandbox, args).replace('\n', " ");
+        let error = input_error(&sandbox, args).replace('\n', " ");
         assert!(error.contains(fragment), "{args}: {error}");
     }
     for file in ["run.toml", "model/config.json"] {
         let sandbox = Sandbox::new();
         sandbox.write(file, " ".repeat((1 << 20) + 1));
-        let error = refused(&sandbox, "train run.toml");
+        let error = input_error(&sandbox, "train run.toml");
         assert!(error.contains("more than 1048576 bytes"), "{error}");
     }
 }
@@ -155,7 +155,7 @@ fn tokenizer_claiming_huge_table_is_rejected() {
     let tokenizer = r#"{"version": "1.0", "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////2FiY2Q="},
         "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}"#;
     sandbox.write("tokenizer.json", tokenizer);
-    insta::assert_snapshot!(refused(&sandbox, "train run.toml --set data.tokenizer=tokenizer.json"), @r#"
+    insta::assert_snapshot!(input_error(&sandbox, "train run.toml --set data.tokenizer=tokenizer.json"), @r#"
     error: cannot load tokenizer tokenizer.json: its precompiled_charsmap claims a table of 4294967295
     bytes, but has 8 in total; data.tokenizer must be "bytes" or a tokenizer.json
     "#);

@@ -55,14 +55,14 @@ fn init_infers_data_format_from_records() {
     assert!(text.contains("packing = \"packed\"") && text.contains("loss_on = \"answers\""), "{text}");
 
     sandbox.write("named.jsonl", "{\"body\": \"text of some length\"}\n".repeat(20));
-    let refused = sandbox.fsdp("init column.toml --model model --data named.jsonl");
-    assert_eq!(refused.code, Some(2));
-    assert!(refused.stdout.contains("data.column") && !sandbox.path("column.toml").exists());
+    let rejected = sandbox.fsdp("init column.toml --model model --data named.jsonl");
+    assert_eq!(rejected.code, Some(2));
+    assert!(rejected.stdout.contains("data.column") && !sandbox.path("column.toml").exists());
     sandbox.succeed("init column.toml --model model --data named.jsonl --column body --yes");
 
     sandbox.write("tokens.bin", [7, 0].repeat(200));
-    let refused = sandbox.fsdp("init tokens.toml --model model --data tokens.bin");
-    assert!(refused.stdout.contains("set data.format to"), "{}", refused.stdout);
+    let rejected = sandbox.fsdp("init tokens.toml --model model --data tokens.bin");
+    assert!(rejected.stdout.contains("set data.format to"), "{}", rejected.stdout);
     sandbox.succeed("init tokens.toml --model model --data tokens.bin --format tokens-u16 --steps 2");
     sandbox.succeed("train tokens.toml");
 }
@@ -108,7 +108,7 @@ fn weights_without_tokenizer_cause_warning() {
 fn init_overwrites_file_only_with_force() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
-    insta::assert_snapshot!(sandbox.refused("init --model model --data data.txt"), @"
+    insta::assert_snapshot!(sandbox.input_error("init --model model --data data.txt"), @"
     error: RUN.toml: run.toml exists already; give another name, or replace it with --force
     ");
     assert_eq!(sandbox.files("."), before);
@@ -124,20 +124,20 @@ fn init_overwrites_file_only_with_force() {
 fn invalid_init_arguments_leave_no_files() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
-    let refused = |args: &str| sandbox.refused(&format!("init made.toml {args}"));
-    insta::assert_snapshot!(refused(""), @"
+    let input_error = |args: &str| sandbox.input_error(&format!("init made.toml {args}"));
+    insta::assert_snapshot!(input_error(""), @"
     error: fsdp init: give --model and --data: there is no default, and no terminal to ask on
     ");
-    insta::assert_snapshot!(refused("--model model"), @"
+    insta::assert_snapshot!(input_error("--model model"), @"
     error: fsdp init: give --data: there is no default, and no terminal to ask on
     ");
-    insta::assert_snapshot!(refused("--model model --data data.txt --lora"), @"
+    insta::assert_snapshot!(input_error("--model model --data data.txt --lora"), @"
     error: --lora: model has no weights to add adapters to
     ");
-    insta::assert_snapshot!(sandbox.refused("init gone/made.toml --model model --data data.txt"), @"
+    insta::assert_snapshot!(sandbox.input_error("init gone/made.toml --model model --data data.txt"), @"
     error: RUN.toml: gone/made.toml is in gone, which is not a folder; create it first
     ");
-    assert!(refused("--model nowhere --data data.txt").contains("cannot read nowhere/config.json"));
+    assert!(input_error("--model nowhere --data data.txt").contains("cannot read nowhere/config.json"));
 
     let ran = sandbox.fsdp("init made.toml --model model --data nowhere.txt");
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -169,7 +169,7 @@ fn init_prompts_for_missing_arguments_at_terminal() {
     let lines = "nowhere\nout/model\nlora\nnothing.txt\ndata.txt\n2\n\n";
     let Some(ran) = at_terminal(&sandbox, "init made.toml", lines) else { return };
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    for told in [
+    for expected in [
         "Model (a Hugging Face directory): ",
         "cannot read nowhere/config.json",
         "or new weights from \"scratch\" [whole]: ",
@@ -178,7 +178,7 @@ fn init_prompts_for_missing_arguments_at_terminal() {
         "Optimizer steps [20]: ",
         "wrote made.toml",
     ] {
-        assert!(ran.stdout.contains(told), "{told} is not in {}", ran.stdout);
+        assert!(ran.stdout.contains(expected), "{expected} is not in {}", ran.stdout);
     }
     let text = sandbox.read("made.toml");
     assert!(

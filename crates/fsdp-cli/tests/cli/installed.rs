@@ -50,7 +50,7 @@ impl Machine {
     }
 
     /// Returns the error message of a run that must be refused.
-    fn refused(&self, args: &str) -> String {
+    fn input_error(&self, args: &str) -> String {
         let ran = self.fsdp(args);
         assert_eq!(ran.code, Some(2), "fsdp {args}: {}", ran.stderr);
         assert!(!self.sandbox.path("out").exists(), "nothing is written");
@@ -106,20 +106,20 @@ const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 #[test]
 fn more_ranks_than_gpus_is_rejected() {
     let machine = Machine::new();
-    let message = machine.refused("train run.toml --set run.device=cuda --set run.ranks=4");
+    let message = machine.input_error("train run.toml --set run.device=cuda --set run.ranks=4");
     assert!(message.contains("4 ranks need 4 GPUs, but this process sees 2"), "{message}");
     assert!(message.contains("use fewer ranks") && message.contains("CUDA_VISIBLE_DEVICES"), "{message}");
-    let message = machine.refused("verify run.toml --world-sizes 1,4 --set run.device=cuda");
+    let message = machine.input_error("verify run.toml --world-sizes 1,4 --set run.device=cuda");
     assert!(message.contains("4 ranks need 4 GPUs"), "the worlds count, not run.ranks: {message}");
-    let message = machine.refused("bench gpu --model llama-tiny --ranks 3 --steps 2 --warmup 0");
+    let message = machine.input_error("bench gpu --model llama-tiny --ranks 3 --steps 2 --warmup 0");
     assert!(message.contains("3 ranks need 3 GPUs"), "{message}");
-    let message = machine.refused("calibrate --device cuda --like h100-sxm --ranks 4 --out mine.toml");
+    let message = machine.input_error("calibrate --device cuda --like h100-sxm --ranks 4 --out mine.toml");
     assert!(message.contains("4 ranks need 4 GPUs, but this process sees 2"), "{message}");
-    let message = machine.refused("calibrate --device cuda --out mine.toml");
+    let message = machine.input_error("calibrate --device cuda --out mine.toml");
     assert!(message.contains("--like: name a cluster with such GPUs"), "{message}");
     let none = Machine { gpus: "0", ..machine };
     for set in ["", "--set run.share_gpu=true"] {
-        let message = none.refused(&format!("train run.toml --set run.device=cuda {set}"));
+        let message = none.input_error(&format!("train run.toml --set run.device=cuda {set}"));
         assert!(message.contains("the driver shows 0; check nvidia-smi"), "{message}");
     }
 }
@@ -149,7 +149,7 @@ fn unusable_nvrtc_is_rejected() {
     machine.spoil(&NVRTC);
     for share in ["false", "true"] {
         let set = format!("--set run.device=cuda --set run.share_gpu={share}");
-        let message = machine.refused(&format!("train run.toml {set}"));
+        let message = machine.input_error(&format!("train run.toml {set}"));
         assert!(message.contains("NVRTC was not found; install"), "{message}");
         assert!(message.contains("fsdp doctor"), "{message}");
     }
@@ -165,7 +165,7 @@ fn unusable_nccl_is_rejected() {
     machine.link_libtorch("2.11.0+cu130");
     machine.build("nvrtc.cpp", "libnvrtc.so.13");
     machine.spoil(&NCCL);
-    let message = machine.refused("train run.toml --set run.device=cuda");
+    let message = machine.input_error("train run.toml --set run.device=cuda");
     assert!(message.contains("NCCL was not found; install"), "{message}");
     assert!(message.contains("run.share_gpu"), "{message}");
 }
@@ -177,13 +177,13 @@ fn libtorch_version_mismatch_is_rejected() {
     let file = machine.torch().join("version.py").display().to_string();
     for command in ["train run.toml", "verify run.toml --world-sizes 1"] {
         for device in ["torch-cpu", "cuda"] {
-            let message = machine.refused(&format!("{command} --set run.device={device}"));
+            let message = machine.input_error(&format!("{command} --set run.device={device}"));
             for part in [&file, "2.4.1+cu121", "2.11.0", "LD_LIBRARY_PATH"] {
                 assert!(message.contains(part), "{part}: {message}");
             }
         }
     }
-    let message = machine.refused("bench train --steps 4 --device torch-cpu");
+    let message = machine.input_error("bench train --steps 4 --device torch-cpu");
     assert!(message.contains("2.4.1+cu121"), "{message}");
     let text = machine.fsdp("doctor").stdout;
     assert!(text.contains("libtorch (unusable)") && text.contains(&file), "{text}");

@@ -115,7 +115,7 @@ fn only_one_process_tokenizes_text() {
     sandbox.kept("shared");
     // If the run is refused, the cache that was made for the other processes is removed again.
     fs::remove_dir_all(sandbox.path("out/cache")).unwrap();
-    let refused = ran("");
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let rejected = ran("");
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
     assert!(!sandbox.path("out/cache").exists());
 }

@@ -51,8 +51,8 @@ pub(crate) fn programs(names: &[&str], variable: &str) -> Vec<PathBuf> {
 
 fn mpi() -> Vec<Launcher> {
     let of = |program: PathBuf| {
-        let said = Command::new(&program).arg("--version").output().ok()?;
-        let is_open_mpi = String::from_utf8_lossy(&said.stdout).contains("Open MPI");
+        let version = Command::new(&program).arg("--version").output().ok()?;
+        let is_open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
         Some(Launcher { program, arguments: if is_open_mpi { open_mpi } else { hydra } })
     };
     programs(&["mpirun", "mpirun.mpich", "mpirun.openmpi"], "FSDP_TEST_MPIRUN")
@@ -187,8 +187,8 @@ fn two_torchrun_agents_match_threads_bitwise() {
         }
         sandbox.succeed(&args("threads"));
         assert!(bits(&sandbox, "agents") == bits(&sandbox, "threads"));
-        let told: String = ran.into_iter().map(|ran| ran.stderr).collect();
-        assert_eq!(told.matches("4 processes (").count(), 1, "{told}");
+        let stderr: String = ran.into_iter().map(|ran| ran.stderr).collect();
+        assert_eq!(stderr.matches("4 processes (").count(), 1, "{stderr}");
     }
 }
 

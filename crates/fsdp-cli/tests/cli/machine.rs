@@ -42,8 +42,8 @@ fn gpu_benchmark_report_is_consistent() {
 
 #[test]
 fn missing_gpu_is_input_error() {
-    let refused = Sandbox::new().refused("bench gpu --model llama-tiny --steps 2 --warmup 0");
+    let message = Sandbox::new().input_error("bench gpu --model llama-tiny --steps 2 --warmup 0");
     let what = if cfg!(feature = "cuda") { "NVIDIA driver" } else { "--features cuda" };
-    assert!(refused.contains("device \"cuda\"") && refused.contains(what), "{refused}");
-    assert!(!refused.contains("run.device"), "there is no run file: {refused}");
+    assert!(message.contains("device \"cuda\"") && message.contains(what), "{message}");
+    assert!(!message.contains("run.device"), "there is no run file: {message}");
 }

@@ -87,8 +87,8 @@ fn two_nodes_match_threads_bitwise_and_resume_after_cut_link() {
     assert!(begin.elapsed() > Duration::from_secs(3), "{:?}", begin.elapsed());
     let ran = nodes.end();
     assert_eq!(ran.iter().map(|ran| ran.code).collect::<Vec<_>>(), [Some(75); 4], "{}", ran[0].stderr);
-    let told = &ran[0].stderr;
-    assert!(told.contains("process 2 (pid") || told.contains("process 3 (pid"), "{told}");
+    let stderr = &ran[0].stderr;
+    assert!(stderr.contains("process 2 (pid") || stderr.contains("process 3 (pid"), "{stderr}");
     // The other node cannot see which process is lost there, only that its leader is silent.
     let record = sandbox.read("out/flight-2.jsonl");
     assert!(record.lines().next().unwrap().contains("process 0 (pid"), "{record}");

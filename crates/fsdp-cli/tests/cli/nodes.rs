@@ -86,8 +86,8 @@ fn two_nodes_match_threads_bitwise() {
     let agents = [Agent::start(&sandbox, run), Agent::start(&sandbox, run)];
     let ran = agents.map(Agent::end);
     assert_eq!(ran.each_ref().map(|ran| ran.code), [Some(0), Some(0)], "{ran:?}");
-    let said: String = ran.iter().map(|ran| ran.stdout.as_str()).collect();
-    assert_eq!(said.matches("steps         3,").count(), 1, "{said}");
+    let stdout: String = ran.iter().map(|ran| ran.stdout.as_str()).collect();
+    assert_eq!(stdout.matches("steps         3,").count(), 1, "{stdout}");
     sandbox.succeed("train run.toml --set run.ranks=4 --set run.out_dir=threads");
     let model = |out: &str| std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap();
     assert!(model("out") == model("threads"));

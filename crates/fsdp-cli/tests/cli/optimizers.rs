@@ -80,7 +80,7 @@ fn adamw8bit_state_survives_conversion_and_rejects_mismatch() {
     assert_eq!(named(&format!("{embedding}.exp_avg_codes")), ("U8".into(), serde_json::json!([256, 16])));
     assert_eq!(named(&format!("{embedding}.exp_avg_sq_absmax")), ("F32".into(), serde_json::json!([256, 1])));
     assert_eq!(named("o_proj.weight.exp_avg"), ("F32".into(), serde_json::json!([16, 16])));
-    for (path, optimizer, said) in [
+    for (path, optimizer, expected) in [
         ("dcp", "adamw8bit", "exp_avg_codes"),
         ("dcp", "adamw", "`exp_avg of model.embed_tokens.weight`"),
         ("out/checkpoints/step-00000003", "adamw", "train.optimizer.name was \"adamw8bit\", now \"adamw\""),
@@ -90,7 +90,7 @@ fn adamw8bit_state_survives_conversion_and_rejects_mismatch() {
              --resume-from {path}"
         ));
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        assert!(ran.stderr.contains(said), "no `{said}` in: {}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "no `{expected}` in: {}", ran.stderr);
     }
     let on = "--set train.steps=4 --set run.ranks=1 --resume";
     sandbox.succeed(&format!("{run} {on}"));
@@ -142,7 +142,7 @@ fn muon_and_adamw_groups_are_reported_and_survive_conversion() {
 #[test]
 fn muon_rejects_unsupported_settings() {
     let sandbox = Sandbox::new();
-    for (more, said) in [
+    for (more, expected) in [
         ("--set run.device=cuda", "`run.device` is \"cuda\"; it must be \"cpu\" or \"torch-cpu\" with"),
         ("--set fsdp.offload=cpu", "`fsdp.offload` is \"cpu\"; it must be \"none\" with"),
         ("--set train.optimizer.adamw_params=[\"nothing\"]", "train.optimizer.adamw_params"),
@@ -151,7 +151,7 @@ fn muon_rejects_unsupported_settings() {
     ] {
         let ran = sandbox.fsdp(&format!("train run.toml --set train.optimizer.name=muon {more}"));
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        assert!(ran.stderr.contains(said), "no `{said}` in: {}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "no `{expected}` in: {}", ran.stderr);
     }
 }
 
@@ -173,9 +173,9 @@ fn exported_ema_is_independent_of_world_size_and_resume() {
     assert_eq!(run("one", &format!("{averaged} --set run.ranks=1")), average);
     run("halves", &format!("{averaged} --set train.steps=2 --set checkpoint.every=2"));
     assert_eq!(run("halves", &format!("{averaged} --resume")), average);
-    let refused = sandbox.fsdp(
+    let rejected = sandbox.fsdp(
         "train run.toml --set run.out_dir=halves --resume --set train.optimizer={name=\"lion\",lr=1e-2}",
     );
-    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(refused.stderr.contains("train.ema_decay was 0.9, now \"none\""), "{}", refused.stderr);
+    assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+    assert!(rejected.stderr.contains("train.ema_decay was 0.9, now \"none\""), "{}", rejected.stderr);
 }

@@ -116,8 +116,8 @@ fn loaded_state_is_reported_before_first_step() {
     let run = format!("{RUN} --set train.steps=10 --set run.out_dir=out --set train.optimizer.lr=0.02");
     let run = format!("{run} --set train.optimizer.no_decay=[] --resume-from fsdp2/dcp");
     let ran = sandbox.succeed(&run);
-    let told = ran.stderr.replace(&sandbox.path("").canonicalize().unwrap().display().to_string(), "");
-    insta::assert_snapshot!(folded(&told), @r#"
+    let stderr = ran.stderr.replace(&sandbox.path("").canonicalize().unwrap().display().to_string(), "");
+    insta::assert_snapshot!(folded(&stderr), @r#"
     resuming from /fsdp2/dcp after step 10
     train.optimizer.lr was 0.01, now 0.02: from here on, bits differ from an unchanged run's
     train.optimizer.weight_decay of model.layers.0.input_layernorm.weight and 2 more was 0, now 0.1:
@@ -134,7 +134,7 @@ fn loaded_state_is_reported_before_first_step() {
 #[test]
 fn resume_errors_explain_rejected_checkpoints() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
-    let refused = |options: &str| {
+    let input_error = |options: &str| {
         let ran = sandbox.fsdp(&format!("{RUN} --set run.out_dir=out {options}"));
         assert_eq!(ran.code, Some(2), "{options}: {}", ran.stderr);
         assert!(!sandbox.path("out").exists(), "{options}");
@@ -147,17 +147,17 @@ fn resume_errors_explain_rejected_checkpoints() {
     config["intermediate_size"] = 8.into();
     config["num_hidden_layers"] = 2.into();
     sandbox.write("other/config.json", config.to_string());
-    insta::assert_snapshot!(refused("--resume-from fsdp2/model.safetensors"), @r#"
+    insta::assert_snapshot!(input_error("--resume-from fsdp2/model.safetensors"), @r#"
     error: fsdp2/model.safetensors has no optimizer state to resume from; to train from its weights,
     set model.init = "pretrained" and model.path to it, or to the output of `fsdp ckpt convert --to
     safetensors`
     "#);
-    insta::assert_snapshot!(refused("--resume-from fsdp2/dcp --at-step 12"), @r#"
+    insta::assert_snapshot!(input_error("--resume-from fsdp2/dcp --at-step 12"), @r#"
     error: fsdp2/dcp: --at-step 12, but optim.state.model.embed_tokens.weight.step counts 10 steps,
     which the optimizer uses to correct its moments; omit --at-step
     "#);
     let other = "--set model.path=other --set model.init=random --resume-from fsdp2/dcp";
-    insta::assert_snapshot!(refused(other), @r#"
+    insta::assert_snapshot!(input_error(other), @r#"
     error: the tensors in fsdp2/dcp do not match the requested model: 27 missing:
     `model.model.layers.1.self_attn.q_proj.weight`, `model.model.layers.1.self_attn.k_proj.weight`,
     `model.model.layers.1.self_attn.v_proj.weight`, `model.model.layers.1.self_attn.o_proj.weight`,
@@ -177,11 +177,11 @@ fn resume_errors_explain_rejected_checkpoints() {
     `optim.state.model.layers.0.mlp.down_proj.weight.exp_avg_sq` (expected [9, 8], got [9, 12]); check
     that config and weights belong together
     "#);
-    insta::assert_snapshot!(refused("--resume-from fsdp2"), @r#"
+    insta::assert_snapshot!(input_error("--resume-from fsdp2"), @r#"
     error: fsdp2 has no optimizer state to resume from; to train from its weights, set model.init =
     "pretrained" and model.path to it, or to the output of `fsdp ckpt convert --to safetensors`
     "#);
-    insta::assert_snapshot!(refused("--resume-from nowhere"), @r#"
+    insta::assert_snapshot!(input_error("--resume-from nowhere"), @r#"
     error: nowhere is not the checkpoint of a run: No such file or directory (os error 2); give a
     directory such as runs/a/checkpoints/step-00000050 (`fsdp ckpt inspect` shows what a path holds)
     "#);
@@ -330,16 +330,16 @@ fn wrapper_names_are_reported_and_stripped() {
     assert_eq!(useless.code, Some(2), "{}", useless.stderr);
     sandbox.succeed("ckpt convert wrapped base-model --to safetensors --config fsdp2/config.json --no-sync");
     let base = r#"train fsdp2/run.toml --set model.path=base-model --set data.train=["fsdp2/tokens.bin"]"#;
-    let refused = sandbox.fsdp(&format!("{base} --set run.out_dir=base"));
-    assert_eq!(refused.code, Some(2));
+    let rejected = sandbox.fsdp(&format!("{base} --set run.out_dir=base"));
+    assert_eq!(rejected.code, Some(2));
     assert!(
-        refused.stderr.contains(note) && refused.stderr.contains("--strip-wrappers"),
+        rejected.stderr.contains(note) && rejected.stderr.contains("--strip-wrappers"),
         "{}",
-        refused.stderr
+        rejected.stderr
     );
     let run = format!("{RUN} --set train.steps=10 --set run.out_dir=out --resume-from wrapped");
-    let told = sandbox.succeed(&run).stderr;
-    assert!(told.contains("names without _checkpoint_wrapped_module., _orig_mod."), "{told}");
+    let stderr = sandbox.succeed(&run).stderr;
+    assert!(stderr.contains("names without _checkpoint_wrapped_module., _orig_mod."), "{stderr}");
 }
 
 #[test]

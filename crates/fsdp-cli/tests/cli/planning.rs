@@ -27,7 +27,7 @@ fn json(sandbox: &Sandbox, args: &str) -> Value {
     serde_json::from_str(&sandbox.succeed(args).stdout).unwrap()
 }
 
-fn refused(sandbox: &Sandbox, args: &str) -> String {
+fn input_error(sandbox: &Sandbox, args: &str) -> String {
     let ran = sandbox.fsdp(args);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     ran.stderr
@@ -90,9 +90,9 @@ fn search_finds_faster_settings_and_writes_best() {
     let again = json(&sandbox, "plan best.toml --on h100-sxm --json");
     assert_eq!(again["step"]["seconds"].as_f64().unwrap(), best);
     assert_eq!(again["memory"]["fits"], true);
-    let lost = refused(&sandbox, &format!("{ON_16} --search --write best.toml"));
+    let lost = input_error(&sandbox, &format!("{ON_16} --search --write best.toml"));
     assert!(lost.contains("--write"), "{lost}");
-    let small = refused(
+    let small = input_error(
         &sandbox,
         "plan 8b.toml --on tpu-v5e --nodes 1 --set fsdp.mesh.replicate=1 --search --write none.toml",
     );
@@ -120,7 +120,7 @@ fn printed_cluster_gives_same_plan_as_cluster_file() {
     let own = ON_16.replace("--on h100-sxm", "--cluster mine.toml");
     assert_eq!(json(&sandbox, &format!("{own} --json")), json(&sandbox, &format!("{ON_16} --json")));
     sandbox.write("mine.toml", copy.replace("[device.memory]\nvalue = ", "[device.memory]\nvalue = -"));
-    let wrong = refused(&sandbox, &own);
+    let wrong = input_error(&sandbox, &own);
     assert!(wrong.contains("mine.toml: `device.memory` is -"), "{wrong}");
 }
 
@@ -135,7 +135,7 @@ fn device_alias_and_cluster_file_match_known_clusters() {
     let own = json(&sandbox, "plan 8b.toml --cluster h100-8x8.toml --json");
     let known = json(&sandbox, "plan 8b.toml --on h100-sxm --nodes 8 --json");
     assert_eq!((&own["step"], &own["devices"]), (&known["step"], &64.into()));
-    let more = refused(&sandbox, "plan 8b.toml --cluster h100-8x8.toml --nodes 16");
+    let more = input_error(&sandbox, "plan 8b.toml --cluster h100-8x8.toml --nodes 16");
     assert!(more.contains("h100-8x8 has 8 nodes, not 16"), "{more}");
 }
 
@@ -143,9 +143,9 @@ fn device_alias_and_cluster_file_match_known_clusters() {
 fn unvalidated_predictions_show_wide_band_first() {
     let sandbox = sandbox();
     let time = |on: &str| {
-        let said =
+        let report =
             sandbox.succeed(&format!("plan 8b.toml --on {on} --set train.global_batch_size=1024")).stdout;
-        said.lines().find(|line| line.starts_with("time ")).unwrap().to_owned()
+        report.lines().find(|line| line.starts_with("time ")).unwrap().to_owned()
     };
     // More ranks than any plan was validated with; a GPU generation without fitted runs; and a validated case.
     for (on, is_wide) in
@@ -161,25 +161,28 @@ fn unvalidated_predictions_show_wide_band_first() {
 fn invalid_plans_are_rejected_with_reason() {
     let sandbox = sandbox();
     for (name, near) in [("h100sxm", "h100-sxm"), ("b100", "b200"), ("H1O0", "h100")] {
-        let said = refused(&sandbox, &format!("plan 8b.toml --on {name}"));
-        assert!(said.contains(&format!("did you mean `{near}`?")), "{said}");
+        let message = input_error(&sandbox, &format!("plan 8b.toml --on {name}"));
+        assert!(message.contains(&format!("did you mean `{near}`?")), "{message}");
     }
     for ignored in ["--report plan.html", "--trace plan.json"] {
-        assert!(refused(&sandbox, &format!("{ON_16} --search {ignored}")).contains("cannot be used with"));
+        assert!(
+            input_error(&sandbox, &format!("{ON_16} --search {ignored}")).contains("cannot be used with")
+        );
     }
-    assert!(refused(&sandbox, "plan 8b.toml").contains("--on <NAME>"));
-    let nothing = refused(&sandbox, &format!("{ON_16} --tokens -1"));
+    assert!(input_error(&sandbox, "plan 8b.toml").contains("--on <NAME>"));
+    let nothing = input_error(&sandbox, &format!("{ON_16} --tokens -1"));
     assert!(nothing.contains("expected a number above 0"), "{nothing}");
-    let world = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 3");
+    let world = input_error(&sandbox, "plan 8b.toml --on h100-sxm --nodes 3");
     assert!(world.contains("--nodes: ") && world.contains("micro-batches"), "{world}");
-    let replicas = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 1 --set fsdp.mesh.replicate=16");
+    let replicas = input_error(&sandbox, "plan 8b.toml --on h100-sxm --nodes 1 --set fsdp.mesh.replicate=16");
     assert!(replicas.contains("8 ranks cannot form fsdp.mesh.replicate = 16 replicas"), "{replicas}");
-    let partial = refused(
+    let partial = input_error(
         &sandbox,
         "plan 8b.toml --on h100-sxm --set run.ranks=12 --set train.global_batch_size=12 --set fsdp.mesh.replicate=1",
     );
     assert!(partial.contains("do not fill whole nodes of 8 devices"), "{partial}");
-    let peak = refused(&sandbox, &format!("{ON_16} --set fsdp.param_dtype=f64 --set fsdp.reduce_dtype=f64"));
+    let peak =
+        input_error(&sandbox, &format!("{ON_16} --set fsdp.param_dtype=f64 --set fsdp.reduce_dtype=f64"));
     assert!(peak.contains("`device.peak.f64`"), "{peak}");
 }
 
@@ -196,7 +199,7 @@ fn plan_check_predicts_each_row() {
     assert!(found["summary"]["all"]["mean"].as_f64().unwrap() < 10.0);
     assert!(rows.iter().filter(|row| row["assumed"].to_string().contains("not published")).count() == 5);
     sandbox.write("runs.csv", published.replacen(",18,", ",eighteen,", 1));
-    let wrong = refused(&sandbox, "plan check runs.csv");
+    let wrong = input_error(&sandbox, "plan check runs.csv");
     assert!(wrong.contains("runs.csv: line 2, column `layers`: \"eighteen\""), "{wrong}");
 }
 
@@ -206,7 +209,7 @@ fn plan_check_reports_invalid_and_ignored_input() {
     let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
     let (header, runs) = published.split_once('\n').unwrap();
     let with = |header: &str, runs: &str| sandbox.write("runs.csv", format!("{header}\n{runs}"));
-    let wrong = || refused(&sandbox, "plan check runs.csv");
+    let wrong = || input_error(&sandbox, "plan check runs.csv");
 
     with(header, "");
     assert!(wrong().contains("runs.csv: there are no runs below the header"));
@@ -234,11 +237,11 @@ fn plan_check_reports_invalid_and_ignored_input() {
     let found: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(found["summary"]["ignored_columns"], serde_json::json!(["notes"]));
     assert_eq!((&found["summary"]["rows"], &found["summary"]["all"]["runs"]), (&6.into(), &5.into()));
-    let said = sandbox.succeed("plan check runs.csv").stdout;
-    assert!(said.contains("no time was measured: row") && said.contains("GPT-2-2B"), "{said}");
+    let stdout = sandbox.succeed("plan check runs.csv").stdout;
+    assert!(stdout.contains("no time was measured: row") && stdout.contains("GPT-2-2B"), "{stdout}");
     with(header, &runs.lines().next().unwrap().replacen("4191.0", "", 1).replacen(",0.357,", ",,", 1));
-    let said = sandbox.succeed("plan check runs.csv").stdout;
-    assert!(said.starts_with("no run has both a predicted step and a measured one\n"), "{said}");
+    let stdout = sandbox.succeed("plan check runs.csv").stdout;
+    assert!(stdout.starts_with("no run has both a predicted step and a measured one\n"), "{stdout}");
 }
 
 #[test]
@@ -298,6 +301,6 @@ fn plan_report_is_self_contained() {
             && small.contains(">MiB</text>")
     );
     sandbox.write("mine.html", "my notes");
-    assert!(refused(&sandbox, &format!("{ON_16} --report mine.html")).contains("not a report"));
+    assert!(input_error(&sandbox, &format!("{ON_16} --report mine.html")).contains("not a report"));
     assert_eq!(sandbox.read("mine.html"), "my notes");
 }

@@ -66,9 +66,9 @@ fn all_launchers_match_threads_and_print_once() {
         assert_eq!(processes[1]["first_rank"], 1, "{name}");
         assert!(ran[0].stdout.contains("steps         3,"), "{}", ran[0].stdout);
         assert_eq!((&*ran[1].stdout, &*ran[1].stderr), ("", ""), "{name}: it is said once");
-        let told = "2 processes (2 on ";
+        let expected = "2 processes (2 on ";
         assert!(
-            ran[0].stderr.contains(told) && ran[0].stderr.contains("connected over TCP"),
+            ran[0].stderr.contains(expected) && ran[0].stderr.contains("connected over TCP"),
             "{}",
             ran[0].stderr
         );
@@ -88,8 +88,8 @@ fn indivisible_rank_count_error_names_both_counts() {
     let sandbox = Sandbox::new();
     let ran = World::start(&sandbox, TORCHRUN, 3, "train run.toml --set run.ranks=4").end();
     assert!(ran.iter().all(|ran| ran.code == Some(2)), "{}", ran[0].stderr);
-    let told = &ran[0].stderr;
-    assert!(told.contains("run.ranks = 4, but torchrun has started 3 processes"), "{told}");
+    let stderr = &ran[0].stderr;
+    assert!(stderr.contains("run.ranks = 4, but torchrun has started 3 processes"), "{stderr}");
     assert!(!sandbox.path("out").exists());
 }
 
@@ -120,10 +120,10 @@ fn error_in_one_process_is_reported_by_that_process() {
     let ran = World::start_each(&sandbox, TORCHRUN, 2, args).end();
     let host = fsdp_comm::process::cluster::host();
     assert_eq!(ran[1].code, Some(2), "{}", ran[1].stderr);
-    let told = &ran[1].stderr;
+    let stderr = &ran[1].stderr;
     assert!(
-        told.starts_with(&format!("error: process 1 on {host}: ")) && told.contains("none.toml"),
-        "{told}"
+        stderr.starts_with(&format!("error: process 1 on {host}: ")) && stderr.contains("none.toml"),
+        "{stderr}"
     );
 }
 
@@ -195,16 +195,16 @@ fn killed_process_is_named_and_others_end_before_heartbeat() {
             let has_spoken = ran[process].stderr.contains("error:");
             assert_eq!(has_spoken, process == speaker, "{victim}, {process}: {}", ran[process].stderr);
         }
-        let told = &ran[speaker].stderr;
-        let names_it = told.contains(&format!("process {victim} (pid")) && told.contains("--resume");
-        assert!(names_it, "{told}");
+        let stderr = &ran[speaker].stderr;
+        let names_it = stderr.contains(&format!("process {victim} (pid")) && stderr.contains("--resume");
+        assert!(names_it, "{stderr}");
         let (_, path) = RunDir::new(sandbox.path("out")).newest().unwrap().unwrap();
         NativeReader::open(path).unwrap().verify().unwrap();
         // The flight record shows the operations in progress.
         let record = sandbox.read(&format!("out/flight-{speaker}.jsonl"));
         let lines: Vec<serde_json::Value> =
             record.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert!(lines[0]["verdict"].as_str().is_some_and(|verdict| told.contains(verdict)), "{}", lines[0]);
+        assert!(lines[0]["verdict"].as_str().is_some_and(|verdict| stderr.contains(verdict)), "{}", lines[0]);
         assert!(lines.len() > 20 && lines[1..].iter().all(|line| line["issued"].is_f64()), "{}", lines.len());
     }
 }
@@ -228,10 +228,10 @@ fn silent_process_is_declared_dead_after_15_heartbeats() {
         world.signal(victim, "CONT");
         let ran = world.end();
         assert_eq!(ran[victim].code, Some(75), "it finds that the world has ended: {}", ran[victim].stderr);
-        let told = &ran[1 - victim].stderr;
+        let stderr = &ran[1 - victim].stderr;
         let names_it =
-            told.contains(&format!("process {victim} (pid")) && told.contains("it was silent for 6 s");
-        assert!(names_it, "{told}");
+            stderr.contains(&format!("process {victim} (pid")) && stderr.contains("it was silent for 6 s");
+        assert!(names_it, "{stderr}");
     }
 }
 
@@ -357,15 +357,15 @@ fn torchrun_error_files_contain_cause() {
     }
     for number in 0..2 {
         let text = sandbox.read(&format!("error{number}.json"));
-        let told: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let cause = told["message"]["extraInfo"]["py_callstack"].as_str().unwrap();
+        let error_file: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let cause = error_file["message"]["extraInfo"]["py_callstack"].as_str().unwrap();
         assert!(cause.contains("not finite"), "{cause}");
     }
 }
 
 #[test]
 fn torchrun_error_file_of_single_process_contains_cause() {
-    for (set, code, told) in
+    for (set, code, expected) in
         [("train.optimizer={name=\"sgd\",lr=1e39}", 3, "not finite"), ("run.ranks=3", 2, "global_batch_size")]
     {
         let sandbox = Sandbox::new();
@@ -376,7 +376,7 @@ fn torchrun_error_file_of_single_process_contains_cause() {
         assert_eq!(ran.code, Some(code), "{}", ran.stderr);
         let text: serde_json::Value = serde_json::from_str(&sandbox.read("error.json")).unwrap();
         for cause in [&text["message"]["message"], &text["message"]["extraInfo"]["py_callstack"]] {
-            assert!(cause.as_str().unwrap().contains(told), "{cause}");
+            assert!(cause.as_str().unwrap().contains(expected), "{cause}");
         }
         assert!(text["message"]["extraInfo"]["timestamp"].as_str().unwrap().parse::<u64>().is_ok());
     }
@@ -397,12 +397,12 @@ fn torchrun_error_files_report_requested_stop() {
     for ran in world.end() {
         assert_eq!(ran.code, Some(75), "{}", ran.stderr);
     }
-    let told = format!("asked to stop after step {}, whose state is saved", newest(&sandbox));
+    let expected = format!("asked to stop after step {}, whose state is saved", newest(&sandbox));
     for number in 0..2 {
         let text: serde_json::Value =
             serde_json::from_str(&sandbox.read(&format!("error{number}.json"))).unwrap();
         let message = text["message"]["message"].as_str().unwrap();
-        assert!(message.starts_with(&told), "{message}");
+        assert!(message.starts_with(&expected), "{message}");
     }
 }
 

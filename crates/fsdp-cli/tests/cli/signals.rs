@@ -68,8 +68,8 @@ fn stops_after_the_step(signal: &str, code: i32) {
     assert!(ran.stderr.contains("stopping after the current step"), "{}", ran.stderr);
     let steps = sandbox.metrics("out").len();
     assert!(steps < 1_000_000);
-    let told = format!("steps         {steps} of 1000000, stopped early");
-    assert!(ran.stdout.contains(&told), "{told}: {}", ran.stdout);
+    let expected = format!("steps         {steps} of 1000000, stopped early");
+    assert!(ran.stdout.contains(&expected), "{expected}: {}", ran.stdout);
     ModelReader::open(sandbox.path("out/model")).unwrap();
     sandbox.succeed(
         "train run.toml --set model.path=out/model --set model.init=pretrained --set run.out_dir=on",

@@ -48,13 +48,13 @@ impl<'a> Nodes<'a> {
     }
 
     /// Whether Slurm's description of a job contains `state`.
-    fn is_said(&self, job: &str, state: &str) -> bool {
+    fn has_state(&self, job: &str, state: &str) -> bool {
         self.shell.succeed("show", &format!("scontrol show job {job}")).stdout.contains(state)
     }
 
     /// Waits until Slurm's description of a job contains `state`.
     fn wait_for_job(&self, job: &str, state: &str) {
-        wait_until(state, || self.is_said(job, state));
+        wait_until(state, || self.has_state(job, state));
     }
 
     /// Sends a signal to a job whose run then returns to the queue, and holds it there. A job waits in the queue only
@@ -65,7 +65,7 @@ impl<'a> Nodes<'a> {
             self.wait_for_saves();
             self.shell.succeed("signal", &format!("scancel --signal={signal} {job}"));
             self.wait_for_job(job, &format!("Restarts={}", restarts + sent));
-            let is_now = |state: &str| self.is_said(job, &format!("JobState={state}"));
+            let is_now = |state: &str| self.has_state(job, &format!("JobState={state}"));
             wait_until("its place in the queue", || is_now("PENDING") || is_now("RUNNING"));
             let is_held = self.shell.run("hold", &format!("scontrol hold {job}")).code == Some(0);
             if is_held && is_now("PENDING") {

@@ -56,8 +56,8 @@ fn run_killed_before_first_checkpoint_restarts() {
     let lines = sandbox.read("out/metrics.jsonl");
     let first: String = lines.lines().take(2).map(|line| format!("{line}\n")).collect();
     sandbox.write("out/metrics.jsonl", first);
-    let refused = sandbox.fsdp("train run.toml --resume");
-    assert_eq!(refused.code, Some(2), "the model is newer than the run file: {}", refused.stderr);
+    let rejected = sandbox.fsdp("train run.toml --resume");
+    assert_eq!(rejected.code, Some(2), "the model is newer than the run file: {}", rejected.stderr);
     sandbox.write("out/resolved.toml", sandbox.read("out/resolved.toml"));
     sandbox.succeed("train run.toml --resume");
     assert_eq!(sandbox.metrics("out").len(), 3);
@@ -136,7 +136,7 @@ fn outputs_inside_data_folder_are_not_read_as_data() {
 #[test]
 fn data_inside_output_folder_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=data.txt"), @r"
+    insta::assert_snapshot!(sandbox.input_error_with("--set run.out_dir=data.txt"), @r"
     error: data.train: data.txt lies in run.out_dir data.txt, which the run writes to; move the data,
     or choose another run.out_dir
     ");
@@ -203,12 +203,12 @@ fn rejected_resume_creates_no_output_folder() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.out_dir=first --set checkpoint.every=1");
     let newest = "first/checkpoints/step-00000003";
-    sandbox.refused("train run.toml --resume-from model");
-    sandbox.refused("train run.toml --resume-from nowhere");
-    sandbox.refused(&format!("train run.toml --resume-from {newest} --set data.seed=1"));
-    sandbox.refused(&format!("train run.toml --resume-from {newest} --set train.steps=2"));
+    sandbox.input_error("train run.toml --resume-from model");
+    sandbox.input_error("train run.toml --resume-from nowhere");
+    sandbox.input_error(&format!("train run.toml --resume-from {newest} --set data.seed=1"));
+    sandbox.input_error(&format!("train run.toml --resume-from {newest} --set train.steps=2"));
     sandbox.write(&format!("{newest}/manifest.json"), "{}");
-    sandbox.refused(&format!("train run.toml --resume-from {newest}"));
+    sandbox.input_error(&format!("train run.toml --resume-from {newest}"));
 }
 
 #[test]

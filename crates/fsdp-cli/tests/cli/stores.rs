@@ -30,10 +30,10 @@ mod with_stores {
 
     /// Asserts that two checkpoints have equal tensors; their run states may differ.
     fn same_tensors(sandbox: &Sandbox, one: &str, other: &str) {
-        let said = sandbox.fsdp(&format!("ckpt diff {one} {other}")).stdout;
+        let report = sandbox.fsdp(&format!("ckpt diff {one} {other}")).stdout;
         assert!(
-            said.contains("no tensor differs") || said.contains("no difference"),
-            "{one} {other}: {said}"
+            report.contains("no tensor differs") || report.contains("no difference"),
+            "{one} {other}: {report}"
         );
     }
 
@@ -52,9 +52,9 @@ mod with_stores {
         sandbox.succeed(&format!("train run.toml {more} --set run.out_dir=there --resume-from {last}"));
         let end = "checkpoints/step-00000006";
         same_tensors(sandbox, &format!("there/{end}"), &format!("{root}/{end}"));
-        let refused = sandbox.fsdp(&format!("train run.toml {more} --set run.out_dir={root}"));
-        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-        assert!(refused.stderr.contains("is not empty"), "{}", refused.stderr);
+        let rejected = sandbox.fsdp(&format!("train run.toml {more} --set run.out_dir={root}"));
+        assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
+        assert!(rejected.stderr.contains("is not empty"), "{}", rejected.stderr);
 
         let sound = sandbox.succeed(&format!("ckpt verify {last}"));
         assert!(sound.stdout.contains("every byte is protected"), "{}", sound.stdout);

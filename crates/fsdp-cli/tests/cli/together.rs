@@ -179,5 +179,5 @@ fn doctor_runs_under_launch_and_alone() {
     assert!(ran.stdout.contains("no known launcher: this process is alone"), "{}", ran.stdout);
     assert!(ran.stdout.contains("output folder other\n"), "{}", ran.stdout);
     assert!(!sandbox.path("other").exists(), "nothing is left of it");
-    sandbox.refused("doctor none.toml");
+    sandbox.input_error("doctor none.toml");
 }

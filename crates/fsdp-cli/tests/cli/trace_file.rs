@@ -13,10 +13,10 @@ fn trace_overwrites_only_traces() {
         assert_eq!(ran.code, Some(2), "{file}: {}", ran.stderr);
         assert_eq!(sandbox.read(file), before);
     }
-    insta::assert_snapshot!(sandbox.refused("train run.toml --trace run.toml"), @r"
+    insta::assert_snapshot!(sandbox.input_error("train run.toml --trace run.toml"), @r"
     error: --trace: run.toml exists already and is not a trace: it would be lost; choose another file
     ");
-    insta::assert_snapshot!(sandbox.refused("train run.toml --trace data.txt"), @r"
+    insta::assert_snapshot!(sandbox.input_error("train run.toml --trace data.txt"), @r"
     error: --trace: data.txt is or would become data of the run ([data]); choose another file
     ");
     sandbox.succeed("train run.toml --trace trace.json");
@@ -34,7 +34,7 @@ fn trace_inside_output_or_data_is_rejected() {
     let files =
         ["model/t.json", "checkpoints/t.json", "metrics.jsonl", "resolved.toml", "./model/../model/t.json"];
     for file in files {
-        let text = sandbox.refused(&format!("train run.toml --trace out/{file}"));
+        let text = sandbox.input_error(&format!("train run.toml --trace out/{file}"));
         assert!(text.contains("is a file that the run writes (run.out_dir)"), "{file}: {text}");
     }
     fs::create_dir(sandbox.path("texts")).unwrap();

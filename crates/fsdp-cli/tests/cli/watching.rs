@@ -83,9 +83,9 @@ fn json_log_lines_are_objects_with_named_fields() {
     let loss = sandbox.evaluations("out")[0].2;
     assert_eq!(evaluation["fields"]["loss"].as_f64(), Some(loss), "{evaluation}");
     assert_eq!(line(&ran, "training")["fields"]["loss"].as_f64(), Some(sandbox.column("out", "loss")[0]));
-    let told = messages(&ran);
-    assert!(!told.iter().any(|message| message.starts_with("checkpoint after step")), "{told:?}");
-    assert!(told.contains(&"checkpoint committed".to_owned()), "{told:?}");
+    let logged = messages(&ran);
+    assert!(!logged.iter().any(|message| message.starts_with("checkpoint after step")), "{logged:?}");
+    assert!(logged.contains(&"checkpoint committed".to_owned()), "{logged:?}");
     // Errors and warnings are JSON lines too.
     let failed = sandbox.fsdp("train absent.toml --log-format json");
     assert_eq!(failed.code, Some(2));
@@ -103,8 +103,8 @@ fn quiet_run_prints_only_summary_and_warnings() {
     assert!(ran.stdout.contains("last evaluation"), "{}", ran.stdout);
     let warned = sandbox
         .succeed("train run.toml -q --overwrite --set train.lr_schedule.warmup_steps=9 --log-format json");
-    let told = objects(&warned);
-    assert!(told.iter().all(|line| line["level"] == "WARN"), "{}", warned.stderr);
+    let lines = objects(&warned);
+    assert!(lines.iter().all(|line| line["level"] == "WARN"), "{}", warned.stderr);
     assert!(messages(&warned)[0].contains("the run ends within its warm-up"), "{}", warned.stderr);
 }
 
@@ -204,8 +204,8 @@ fn report_compares_several_runs() {
     }
     sandbox.succeed("report out --output report.html");
     sandbox.write("notes.html", "mine");
-    let refused = sandbox.fsdp("report out --output notes.html");
-    assert_eq!((refused.code, &*sandbox.read("notes.html")), (Some(2), "mine"), "{}", refused.stderr);
+    let rejected = sandbox.fsdp("report out --output notes.html");
+    assert_eq!((rejected.code, &*sandbox.read("notes.html")), (Some(2), "mine"), "{}", rejected.stderr);
     let absent = sandbox.fsdp("report model");
     assert_eq!(absent.code, Some(2));
     assert!(

@@ -35,10 +35,11 @@ fn late_ranks_are_named_in_error() {
 fn first_announcement_is_heard_by_all_and_kept() {
     let assembly = InMemoryAssembly::new(2);
     thread::scope(|scope| {
-        let heard: Vec<_> = (0..2).map(|_| scope.spawn(|| assembly.hear("start", LIMIT).unwrap())).collect();
+        let threads: Vec<_> =
+            (0..2).map(|_| scope.spawn(|| assembly.hear("start", LIMIT).unwrap())).collect();
         assembly.announce("start", vec![7]).unwrap();
         assembly.announce("start", vec![8]).unwrap();
-        assert!(heard.into_iter().all(|thread| thread.join().unwrap() == [7]));
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap() == [7]));
     });
     assert_eq!(assembly.hear("start", SHORT).unwrap(), [7]);
 }

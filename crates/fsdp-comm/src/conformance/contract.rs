@@ -5,7 +5,7 @@ use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
 use fsdp_core::{DType, Error, FailureKind, Memory, Queue, Rank};
 
 use super::values::{empty, filled};
-use super::{Body, in_schedule, outcomes, run_well};
+use super::{Body, in_schedule, outcomes, run_ok};
 use crate::launch::{Launcher, Seat};
 
 fn comm_error<T>(result: Result<T, Error>) -> CommError {
@@ -22,7 +22,7 @@ fn comm_error<T>(result: Result<T, Error>) -> CommError {
 /// # Panics
 /// Panics if the check fails.
 pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let make = |dtype, lens: &[usize]| empty(memory, dtype, lens);
         let mut gather =
@@ -80,13 +80,13 @@ fn finish<M: Memory>(memory: &M, comm: &Comm<M>, pending: Pending<M>) -> Result<
 /// # Panics
 /// Panics if the check fails.
 pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let lens = [3, 10];
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
         let parts = filled(memory, Queue::Gather, DType::Bf16, comm.rank(), &lens, 1)?;
-        let whole = empty(memory, DType::Bf16, &full)?;
-        in_schedule(memory, || comm.all_gather(memory, Purpose::Forward, None, parts, whole))?;
+        let outputs = empty(memory, DType::Bf16, &full)?;
+        in_schedule(memory, || comm.all_gather(memory, Purpose::Forward, None, parts, outputs))?;
         let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &lens, ranks)?;
         let outputs = empty(memory, DType::F32, &lens)?;
         in_schedule(memory, || {
@@ -111,7 +111,7 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// Panics if the check fails.
 pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         let live = || memory.usage().live(Category::CommStaging);
         let rank = comm.rank();
@@ -123,9 +123,10 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
         assert_eq!(live(), 8 * (5 * ranks + 5), "a reduce-scatter keeps the buffers of this rank");
         drop(reduced.inputs);
         assert_eq!(live(), 8 * 5, "its inputs are this rank's");
-        let whole = empty(memory, DType::F64, &[2 * ranks, 3 * ranks])?;
+        let outputs = empty(memory, DType::F64, &[2 * ranks, 3 * ranks])?;
         let parts = reduced.outputs;
-        let gathered = in_schedule(memory, || comm.all_gather(memory, Purpose::Forward, None, parts, whole))?;
+        let gathered =
+            in_schedule(memory, || comm.all_gather(memory, Purpose::Forward, None, parts, outputs))?;
         assert_eq!(live(), 8 * 5 * ranks, "an all-gather lets go of its inputs");
         drop(gathered);
         assert_eq!(live(), 0, "its outputs are this rank's");
@@ -144,7 +145,7 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
 }
 
 /// Runs a world that must fail on every rank, and checks every error.
-fn run_badly<L: Launcher>(
+fn run_err<L: Launcher>(
     launcher: &L,
     ranks: usize,
     body: &Body<'_, L::Memory>,
@@ -170,7 +171,7 @@ pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
         }
         reduce(memory, &mut seat.reductions, Purpose::Setup, 3)
     };
-    run_badly(launcher, ranks, &body, |error| names(error, culprit));
+    run_err(launcher, ranks, &body, |error| names(error, culprit));
 }
 
 /// Checks that dropping a pending collective without waiting ends the world, and that the errors name the rank.
@@ -189,7 +190,7 @@ pub fn dropping_a_pending_aborts(launcher: &impl Launcher, ranks: usize) {
         }
         reduce(memory, comm, Purpose::Setup, 3)
     };
-    run_badly(launcher, ranks, &body, |error| names(error, 0));
+    run_err(launcher, ranks, &body, |error| names(error, 0));
 }
 
 fn names(error: &CommError, culprit: usize) -> bool {
@@ -216,7 +217,7 @@ pub fn divergent_roots_are_reported(launcher: &impl Launcher, ranks: usize) {
             finish(memory, comm, pending)?;
             reduce(memory, comm, Purpose::Setup, 3)
         };
-        run_badly(launcher, ranks, &body, |error| match error {
+        run_err(launcher, ranks, &body, |error| match error {
             CommError::Mismatch { rank, peer, got, expected } => {
                 let roots = [got.kind, expected.kind].map(|kind| match kind {
                     CollectiveKind::Broadcast { root } => Some(root),
@@ -248,8 +249,8 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
                 0 => reduce(memory, comm, Purpose::Scalars, 4 * ranks + 1),
                 1 => reduce(memory, comm, Purpose::UpdateRule, 4 * ranks),
                 2 => {
-                    let (whole, part) = ([4 * ranks], [4]);
-                    let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &whole, 1)?;
+                    let (full, part) = ([4 * ranks], [4]);
+                    let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &full, 1)?;
                     let outputs = empty(memory, DType::F32, &part)?;
                     let pending =
                         comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Scalars, None, inputs, outputs)?;
@@ -264,7 +265,7 @@ pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
                 _ => comm.split(memory, 0).map(drop),
             }
         };
-        run_badly(launcher, ranks, &body, |error| match error {
+        run_err(launcher, ranks, &body, |error| match error {
             CommError::Mismatch { rank, peer, got, expected } => {
                 (*rank == Rank(culprit) || *peer == Rank(culprit)) && got != expected
             }

@@ -4,7 +4,7 @@ use fsdp_core::comm::{Comm, Completed, Pending, Purpose, ReduceOp};
 use fsdp_core::{DType, Error, Memory, Mesh, Queue};
 
 use super::values::{assert_contents, empty, filled, reduced, values};
-use super::{in_schedule, run_well};
+use super::{in_schedule, run_ok};
 use crate::launch::Launcher;
 
 const LEN: usize = 5;
@@ -60,7 +60,7 @@ fn work_in_group<M: Memory>(
 /// Panics if the check fails.
 pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, shards: usize) {
     let mesh = Mesh::new(replicas, shards).expect("the suite makes meshes with positive axes");
-    run_well(launcher, mesh.world(), &|mut seat| {
+    run_ok(launcher, mesh.world(), &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.world_rank();
         let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
@@ -78,7 +78,7 @@ pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, sha
 /// # Panics
 /// Panics if the check fails.
 pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.rank();
         let mut parity = seat.gathers.split(memory, 17 - rank % 2)?;
@@ -98,7 +98,7 @@ pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// Panics if the check fails.
 pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.rank();
         for round in 0..8 {
@@ -145,7 +145,7 @@ pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
 /// # Panics
 /// Panics if the check fails.
 pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         memory.begin_schedule();
         let started: Vec<_> =

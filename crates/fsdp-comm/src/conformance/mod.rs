@@ -84,9 +84,9 @@ pub fn outcomes<L: Launcher>(
         let rank = seat.rank;
         let outcome = body(seat);
         // The launcher may report only the first error.
-        let ends = outcome.as_ref().map(drop).map_err(ToString::to_string);
+        let result = outcome.as_ref().map(drop).map_err(ToString::to_string);
         *kept[rank.0].lock().expect("one rank writes it") = Some(outcome);
-        ends
+        result
     });
     if let Err(LaunchFailure { rank, reason: FailureReason::Panic(message) }) = &ended {
         panic!("{rank} of {ranks}: {message}");
@@ -111,7 +111,7 @@ fn in_schedule<M: Memory>(
 }
 
 /// Runs a body on every rank and expects success.
-fn run_well<L: Launcher>(launcher: &L, ranks: usize, body: &Body<'_, L::Memory>) {
+fn run_ok<L: Launcher>(launcher: &L, ranks: usize, body: &Body<'_, L::Memory>) {
     for (rank, result) in outcomes(launcher, ranks, body).into_iter().enumerate() {
         result.unwrap_or_else(|error| panic!("rank {rank} of {ranks}: {error}"));
     }

@@ -6,7 +6,7 @@ use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Queue};
 
 use super::values::{assert_contents, empty, filled, reduced, values};
-use super::{in_schedule, run_well};
+use super::{in_schedule, run_ok};
 use crate::launch::Launcher;
 
 /// Checks that every rank receives all inputs in rank order, and that inputs are only read. `lens` are the elements per
@@ -15,7 +15,7 @@ use crate::launch::Launcher;
 /// # Panics
 /// Panics if the check fails, like all checks.
 pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         let inputs = filled(memory, Queue::Gather, dtype, seat.gathers.rank(), lens, 1)?;
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
@@ -30,8 +30,8 @@ pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
         for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
             let expected: Vec<f64> = (0..ranks).flat_map(|rank| values(dtype, rank, segment, len)).collect();
             assert_contents(memory, output, &expected, "all-gather")?;
-            let own = values(dtype, seat.gathers.rank(), segment, len);
-            assert_contents(memory, &inputs[segment], &own, "input of an all-gather")?;
+            let input = values(dtype, seat.gathers.rank(), segment, len);
+            assert_contents(memory, &inputs[segment], &input, "input of an all-gather")?;
         }
         Ok(())
     });
@@ -48,7 +48,7 @@ fn operations(dtype: DType) -> &'static [ReduceOp] {
 /// Panics if the check fails.
 pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     let all: Vec<usize> = (0..ranks).collect();
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.rank();
         for &op in operations(dtype) {
@@ -78,7 +78,7 @@ pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens
 /// Panics if the check fails.
 pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     let all: Vec<usize> = (0..ranks).collect();
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         for &op in operations(dtype) {
             let buffers = filled(memory, Queue::Reduce, dtype, seat.gathers.rank(), lens, 1)?;
@@ -99,7 +99,7 @@ pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
 /// # Panics
 /// Panics if the check fails.
 pub fn broadcast(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
-    run_well(launcher, ranks, &|mut seat| {
+    run_ok(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.rank();
         for root in 0..ranks {

@@ -29,8 +29,8 @@ pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> V
             DType::U8 => (bits >> 56) as f64,
             _ if dtype.is_float() => {
                 // Keeps sums in f16 below 2^16.
-                let least = if dtype == DType::F16 { 13 } else { 0 };
-                round(dtype, integer * 2f64.powi(-((bits % 23) as i32) - least))
+                let extra_shift = if dtype == DType::F16 { 13 } else { 0 };
+                round(dtype, integer * 2f64.powi(-((bits % 23) as i32) - extra_shift))
             }
             _ => integer,
         }

@@ -47,8 +47,9 @@ impl Ancestor {
 /// Whether a process was started with a variable; false if its environment cannot be read.
 fn has_variable(pid: u32, name: &str) -> bool {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let is_it = |entry: &[u8]| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"="));
-    environment.split(|&byte| byte == 0).any(is_it)
+    let is_match =
+        |entry: &[u8]| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"="));
+    environment.split(|&byte| byte == 0).any(is_match)
 }
 
 /// Fields of Linux's `/proc/<pid>/stat`.

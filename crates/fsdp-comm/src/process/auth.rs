@@ -94,23 +94,23 @@ pub fn authenticate<S: Read + Write>(
     side: Side,
     purpose: &[u8],
 ) -> Result<(), AuthError> {
-    let mut own = [0; NONCE_LEN];
-    getrandom::fill(&mut own)?;
+    let mut local_nonce = [0; NONCE_LEN];
+    getrandom::fill(&mut local_nonce)?;
     match side {
         Side::Caller => {
-            write(stream, &[&VERSION, &own])?;
-            let other = read_nonce(stream)?;
+            write(stream, &[&VERSION, &local_nonce])?;
+            let peer_nonce = read_nonce(stream)?;
             let proof = read::<MAC_LEN, S>(stream)?;
-            let nonces = [own, other];
+            let nonces = [local_nonce, peer_nonce];
             // Sent even if the other end's proof is wrong, so that it can report the mismatch as well; this MAC alone
             // gives nothing away.
             write(stream, &[&prove(token, side, purpose, &nonces)])?;
             verify(token, side.other(), purpose, &nonces, &proof)
         }
         Side::Answerer => {
-            let other = read_nonce(stream)?;
-            let nonces = [other, own];
-            write(stream, &[&VERSION, &own, &prove(token, side, purpose, &nonces)])?;
+            let peer_nonce = read_nonce(stream)?;
+            let nonces = [peer_nonce, local_nonce];
+            write(stream, &[&VERSION, &local_nonce, &prove(token, side, purpose, &nonces)])?;
             let proof = read::<MAC_LEN, S>(stream)?;
             verify(token, side.other(), purpose, &nonces, &proof)
         }

@@ -24,13 +24,13 @@ use crate::near::{MakeLink, local_links};
 use crate::tcp::{DIRECT_FROM, TcpAcceptor, TcpWorld};
 
 /// How often a process checks whether the leader has published its address.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long to wait for a connection to one address of the leader.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Number of missed heartbeats after which a process counts as dead.
-const BEATS_TO_DEATH: u32 = 15;
+const MISSED_HEARTBEATS_MAX: u32 = 15;
 
 /// Environment variable; `0` disables direct memory reads between processes of one machine.
 const DIRECT_READS: &str = "FSDP_DIRECT_READS";
@@ -106,7 +106,7 @@ pub struct Cluster {
     control: Arc<Control>,
     links: Arc<MakeLink>,
     recorder: Arc<FlightRecorder>,
-    met_by: String,
+    rendezvous_text: String,
     /// Dropping it removes the published address when the world has ended.
     _published: Option<Published>,
     _held: Option<Held>,
@@ -120,42 +120,42 @@ impl Cluster {
     pub fn join(joining: &Joining<'_>) -> Result<Self, ClusterError> {
         let Joining { place, variable, shared, timeout, .. } = *joining;
         let begin = Instant::now();
-        let meet = Rendezvous::of(&place, variable, shared, Ancestor::launcher(&place).pid())?;
-        let asked = interface::asked_for(variable)?;
-        let mut met_by = meet.to_string();
-        let held = if place.process == 0 { meet.take()? } else { None };
-        let (control, door, published) = if place.process == 0 {
-            let token = token(joining, &meet)?;
-            let address = asked.unwrap_or(if place.is_one_node() && !meet.is_at_port() {
+        let rendezvous = Rendezvous::of(&place, variable, shared, Ancestor::launcher(&place).pid())?;
+        let requested = interface::asked_for(variable)?;
+        let mut rendezvous_text = rendezvous.to_string();
+        let held = if place.process == 0 { rendezvous.take()? } else { None };
+        let (control, acceptor, published) = if place.process == 0 {
+            let token = token(joining, &rendezvous)?;
+            let address = requested.unwrap_or(if place.is_one_node() && !rendezvous.is_at_port() {
                 Ipv4Addr::LOCALHOST.into()
             } else {
                 Ipv4Addr::UNSPECIFIED.into()
             });
-            let listener = meet.bind(address)?;
-            let door = TcpAcceptor::bind(address)?;
-            let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
+            let listener = rendezvous.bind(address)?;
+            let acceptor = TcpAcceptor::bind(address)?;
+            let options = joining.control_options(token.clone(), interface::reachable(acceptor.address()?)?);
             let addresses = interface::reachable(listener.local_addr()?)?;
-            let published = meet.publish(&addresses)?;
-            if let Some(address) = addresses.first().filter(|_| !meet.is_at_port()) {
-                met_by += &format!(", which points to {address}");
+            let published = rendezvous.publish(&addresses)?;
+            if let Some(address) = addresses.first().filter(|_| !rendezvous.is_at_port()) {
+                rendezvous_text += &format!(", which points to {address}");
             }
-            (Control::lead(listener, options)?, (door, token), Some(published))
+            (Control::lead(listener, options)?, (acceptor, token), Some(published))
         } else {
-            let leader = first_address(&meet, timeout)?;
-            let token = token(joining, &meet)?;
-            let address = match asked {
+            let leader = first_address(&rendezvous, timeout)?;
+            let token = token(joining, &rendezvous)?;
+            let address = match requested {
                 Some(address) => address,
                 None => interface::towards(leader)?,
             };
             // The host name may resolve to loopback, which other nodes cannot reach.
-            let is_hidden = asked.is_none() && address.is_loopback() && !place.is_one_node();
+            let is_hidden = requested.is_none() && address.is_loopback() && !place.is_one_node();
             let address = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { address };
-            let door = TcpAcceptor::bind(address)?;
-            let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
+            let acceptor = TcpAcceptor::bind(address)?;
+            let options = joining.control_options(token.clone(), interface::reachable(acceptor.address()?)?);
             let options = ControlOptions { join_timeout: timeout.saturating_sub(begin.elapsed()), ..options };
-            (Control::follow(&|| meet.find(), options)?, (door, token), None)
+            (Control::follow(&|| rendezvous.find(), options)?, (acceptor, token), None)
         };
-        let (door, token) = door;
+        let (acceptor, token) = acceptor;
         let roster = control.roster();
         let addresses = roster
             .processes
@@ -165,13 +165,13 @@ impl Cluster {
         let is_direct = (joining.variable)(DIRECT_READS).is_none_or(|value| value != "0");
         let (alarm, direct_from) = (control.alarm(), is_direct.then_some(DIRECT_FROM));
         let world = TcpWorld { addresses, generation: roster.generation, alarm, timeout, direct_from };
-        let links = door.open(world, token)?;
+        let links = acceptor.open(world, token)?;
         let far: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
         let local = roster.processes[place.process].ranks.clone();
         let links = local_links(far, local, roster.world(), timeout, control.alarm());
         let recorder = Arc::new(FlightRecorder::new());
         control.record(Arc::clone(&recorder));
-        Ok(Self { place, control, links, recorder, met_by, _published: published, _held: held })
+        Ok(Self { place, control, links, recorder, rendezvous_text, _published: published, _held: held })
     }
 
     /// The place of this process.
@@ -186,7 +186,7 @@ impl Cluster {
 
     /// A description of the rendezvous; on the leader it may include its address.
     pub fn met_by(&self) -> &str {
-        &self.met_by
+        &self.rendezvous_text
     }
 
     /// The link of a rank that this process holds, to all ranks, on `channel`; the [worlds](Cluster::processes) of
@@ -259,7 +259,7 @@ impl Cluster {
 }
 
 impl Joining<'_> {
-    fn control(&self, token: Token, addresses: Vec<SocketAddr>) -> ControlOptions {
+    fn control_options(&self, token: Token, addresses: Vec<SocketAddr>) -> ControlOptions {
         ControlOptions {
             process: self.place.process,
             processes: self.place.processes,
@@ -273,7 +273,7 @@ impl Joining<'_> {
             },
             token,
             heartbeat: self.heartbeat,
-            dead_after: self.heartbeat * BEATS_TO_DEATH,
+            dead_after: self.heartbeat * MISSED_HEARTBEATS_MAX,
             join_timeout: self.timeout,
         }
     }
@@ -289,12 +289,12 @@ pub fn host() -> String {
 pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
-        let of = |line: &'_ str| {
+        let value_of = |line: &'_ str| {
             line.split_once(':')
                 .filter(|(key, _)| key.trim() == name)
                 .map(|(_, value)| value.trim().to_owned())
         };
-        text.lines().find_map(of)
+        text.lines().find_map(value_of)
     };
     let name = field("model name").unwrap_or_else(|| "unknown".to_owned());
     match (field("cpu family"), field("model"), field("stepping")) {
@@ -306,7 +306,7 @@ pub fn cpu_model() -> String {
 }
 
 /// Obtains the token; the leader may take a moment to create it.
-fn token(joining: &Joining<'_>, meet: &Rendezvous) -> Result<Token, ClusterError> {
+fn token(joining: &Joining<'_>, rendezvous: &Rendezvous) -> Result<Token, ClusterError> {
     let is_leader = joining.place.process == 0;
     let is_named =
         ["FSDP_TOKEN_FILE", "FSDP_TOKEN"].into_iter().any(|name| (joining.variable)(name).is_some());
@@ -315,23 +315,23 @@ fn token(joining: &Joining<'_>, meet: &Rendezvous) -> Result<Token, ClusterError
     }
     let begin = Instant::now();
     loop {
-        if let Some(token) = meet.token(joining.variable, is_leader)? {
+        if let Some(token) = rendezvous.token(joining.variable, is_leader)? {
             return Ok(token);
         }
-        let may_come = meet.has_folder() && begin.elapsed() < joining.timeout;
-        if !may_come {
+        let may_appear = rendezvous.has_folder() && begin.elapsed() < joining.timeout;
+        if !may_appear {
             return Err(ClusterError::NoToken);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// The first address of the leader that answers.
-fn first_address(meet: &Rendezvous, timeout: Duration) -> Result<SocketAddr, ClusterError> {
+fn first_address(rendezvous: &Rendezvous, timeout: Duration) -> Result<SocketAddr, ClusterError> {
     let begin = Instant::now();
     loop {
         // A rendezvous that is not available yet is retried too.
-        let found = meet.find();
+        let found = rendezvous.find();
         let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, ANSWER_WITHIN).is_ok();
         if let Some(address) = found.as_ref().ok().and_then(|addresses| addresses.iter().find(answers)) {
             return Ok(*address);
@@ -339,6 +339,6 @@ fn first_address(meet: &Rendezvous, timeout: Duration) -> Result<SocketAddr, Clu
         if begin.elapsed() >= timeout {
             return Err(found.err().map_or(ClusterError::NoLeader { waited: timeout }, Into::into));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }

@@ -192,7 +192,7 @@ impl Assembly for Control {
             return Ok(());
         }
         self.check_len(topic, &value)?;
-        self.shared.reach_leader()?;
+        self.shared.check_leader()?;
         self.shared.request(Request::Give { topic: topic.to_owned(), rank: rank.0, value });
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Assembly for Control {
 
     fn announce(&self, topic: &str, value: Vec<u8>) -> Result<(), CommError> {
         self.check_len(topic, &value)?;
-        self.shared.reach_leader()?;
+        self.shared.check_leader()?;
         self.shared.topics.announce(topic, value.clone());
         self.shared.request(Request::Announce { topic: topic.to_owned(), value });
         Ok(())

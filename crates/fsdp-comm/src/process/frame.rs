@@ -39,7 +39,7 @@ pub(super) enum FrameError {
     #[error("it sent {len} bytes with a message ({message:?}) that carries none")]
     Value { message: Message, len: usize },
     #[error("its connection was closed in the middle of a message")]
-    Torn,
+    Truncated,
 }
 
 impl Frame {
@@ -63,21 +63,21 @@ impl Frame {
 pub(super) struct Decoder {
     bytes: Vec<u8>,
     /// Start of the next frame in `bytes`.
-    at: usize,
+    start: usize,
     is_begun: bool,
 }
 
 impl Decoder {
     /// Appends received bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.bytes.drain(..self.at);
-        self.at = 0;
+        self.bytes.drain(..self.start);
+        self.start = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
     /// Returns the next frame, or `None` while it is incomplete.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
-        let rest = &self.bytes[self.at..];
+        let rest = &self.bytes[self.start..];
         let Some((header, rest)) = rest.split_first_chunk::<HEADER_LEN>() else {
             return Ok(None);
         };
@@ -99,14 +99,14 @@ impl Decoder {
             None if value > 0 => return Err(FrameError::Value { message, len: value }),
             None => {}
         }
-        self.at += HEADER_LEN + text + value;
+        self.start += HEADER_LEN + text + value;
         self.is_begun = true;
         Ok(Some(Frame { generation: u64::from(high) << 32 | u64::from(low), message }))
     }
 
     /// Checks, at the end of the stream, that no partial frame is left.
     pub(super) fn end(&self) -> Result<(), FrameError> {
-        if self.at == self.bytes.len() { Ok(()) } else { Err(FrameError::Torn) }
+        if self.start == self.bytes.len() { Ok(()) } else { Err(FrameError::Truncated) }
     }
 }
 

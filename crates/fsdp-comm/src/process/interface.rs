@@ -51,18 +51,18 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
 /// # Errors
 /// [`InterfaceError`].
 pub fn asked_for(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<IpAddr>, InterfaceError> {
-    asked_for_of(variable, &interfaces()?)
+    find_requested(variable, &interfaces()?)
 }
 
-fn asked_for_of(
+fn find_requested(
     variable: &dyn Fn(&str) -> Option<String>,
-    there: &[Interface],
+    available: &[Interface],
 ) -> Result<Option<IpAddr>, InterfaceError> {
-    let asked = VARIABLES.into_iter().find_map(|name| Some((name, variable(name)?)));
-    let Some((variable, value)) = asked.filter(|(_, value)| !value.is_empty()) else { return Ok(None) };
-    match there.iter().find(|interface| matches(&value, &interface.name)) {
+    let requested = VARIABLES.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let Some((variable, value)) = requested.filter(|(_, value)| !value.is_empty()) else { return Ok(None) };
+    match available.iter().find(|interface| matches(&value, &interface.name)) {
         Some(found) => Ok(Some(found.address)),
-        None => Err(InterfaceError::NoMatch { variable, value, there: there.to_vec() }),
+        None => Err(InterfaceError::NoMatch { variable, value, there: available.to_vec() }),
     }
 }
 
@@ -80,9 +80,9 @@ fn matches(list: &str, name: &str) -> bool {
 /// # Errors
 /// The error of the operating system, if there is no route.
 pub fn towards(leader: SocketAddr) -> io::Result<IpAddr> {
-    let any: IpAddr =
+    let unspecified: IpAddr =
         if leader.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0))?;
+    let socket = UdpSocket::bind((unspecified, 0))?;
     socket.connect(leader)?;
     Ok(socket.local_addr()?.ip())
 }
@@ -134,9 +134,9 @@ mod tests {
         };
         let there = [at("eth0", 1), at("ib0", 2)];
         let both = |name: &str| Some(if name.starts_with("FSDP") { "ib" } else { "eth" }.to_owned());
-        assert_eq!(asked_for_of(&both, &there).unwrap(), Some(there[1].address));
-        assert_eq!(asked_for_of(&|_| None, &there).unwrap(), None);
-        let error = asked_for_of(&|_| Some("en".to_owned()), &there).unwrap_err();
+        assert_eq!(find_requested(&both, &there).unwrap(), Some(there[1].address));
+        assert_eq!(find_requested(&|_| None, &there).unwrap(), None);
+        let error = find_requested(&|_| Some("en".to_owned()), &there).unwrap_err();
         assert_eq!(
             error.to_string(),
             "FSDP_SOCKET_IFNAME is `en`, which matches none of the network interfaces eth0, ib0"

@@ -100,39 +100,39 @@ impl<M: Memory> Launcher for Processes<M> {
         world: usize,
         body: &(dyn Fn(Seat<M>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
-        let (here, there) = (self.assembly.local(), self.assembly.world());
+        let (local, world_size) = (self.assembly.local(), self.assembly.world());
         let failed = |rank, reason| LaunchFailure { rank: Rank(rank), reason };
-        if world != there {
-            let error = OtherWorld { asked: world, there };
-            return Err(failed(here.start, FailureReason::Setup(error.into())));
+        if world != world_size {
+            let error = OtherWorld { asked: world, there: world_size };
+            return Err(failed(local.start, FailureReason::Setup(error.into())));
         }
         let number = self.launched.fetch_add(1, Ordering::Relaxed);
         let run = |rank| body(self.seat(rank, number)?).map_err(FailureReason::Error);
-        let ended = |rank, reason: Option<&FailureReason<E>>| {
+        let on_end = |rank, reason: Option<&FailureReason<E>>| {
             if let Some(reason) = reason {
                 self.alarm.raise(CommError::PeerFailed { rank, reason: reason.to_string() });
             }
         };
-        let outcomes = run_ranks(here.clone(), STACK_BYTES, run, ended);
-        let failed_here = outcomes.iter().any(Result::is_err);
-        let failure = self.alarm.raised().filter(|_| failed_here).and_then(|error| match error {
+        let outcomes = run_ranks(local.clone(), STACK_BYTES, run, on_end);
+        let has_local_failure = outcomes.iter().any(Result::is_err);
+        let failure = self.alarm.raised().filter(|_| has_local_failure).and_then(|error| match error {
             CommError::PeerFailed { rank, .. } => Some(Failure { culprit: rank, error }),
             _ => None,
         });
-        first_failure(here, outcomes, failure)
+        first_failure(local, outcomes, failure)
     }
 }
 
 /// The assembly of one of several worlds of the same processes: it prefixes all topics with a name.
 pub struct Scoped {
-    all: Arc<dyn Assembly>,
+    inner: Arc<dyn Assembly>,
     prefix: String,
 }
 
 impl Scoped {
-    /// Restricts `all` to the topics that begin with `name`.
-    pub fn new(all: &Arc<dyn Assembly>, name: &str) -> Self {
-        Self { all: Arc::clone(all), prefix: format!("{name}: ") }
+    /// Restricts `inner` to the topics that begin with `name`.
+    pub fn new(inner: &Arc<dyn Assembly>, name: &str) -> Self {
+        Self { inner: Arc::clone(inner), prefix: format!("{name}: ") }
     }
 
     fn topic(&self, topic: &str) -> String {
@@ -142,38 +142,38 @@ impl Scoped {
 
 impl Assembly for Scoped {
     fn world(&self) -> usize {
-        self.all.world()
+        self.inner.world()
     }
 
     fn local(&self) -> Range<usize> {
-        self.all.local()
+        self.inner.local()
     }
 
     fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) -> Result<(), CommError> {
-        self.all.give(&self.topic(topic), rank, value)
+        self.inner.give(&self.topic(topic), rank, value)
     }
 
     fn given(&self, topic: &str) -> usize {
-        self.all.given(&self.topic(topic))
+        self.inner.given(&self.topic(topic))
     }
 
     fn collect(&self, topic: &str, ranks: usize, limit: Duration) -> Result<Vec<Vec<u8>>, AssemblyError> {
-        self.all.collect(&self.topic(topic), ranks, limit)
+        self.inner.collect(&self.topic(topic), ranks, limit)
     }
 
     fn announce(&self, topic: &str, value: Vec<u8>) -> Result<(), CommError> {
-        self.all.announce(&self.topic(topic), value)
+        self.inner.announce(&self.topic(topic), value)
     }
 
     fn hear(&self, topic: &str, limit: Duration) -> Result<Vec<u8>, AssemblyError> {
-        self.all.hear(&self.topic(topic), limit)
+        self.inner.hear(&self.topic(topic), limit)
     }
 
     fn fail(&self, rank: Rank, kind: FailureKind, cause: String) {
-        self.all.fail(rank, kind, cause);
+        self.inner.fail(rank, kind, cause);
     }
 
     fn give_up(&self, topic: &str) {
-        self.all.give_up(&self.topic(topic));
+        self.inner.give_up(&self.topic(topic));
     }
 }

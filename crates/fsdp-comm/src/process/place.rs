@@ -34,8 +34,8 @@ pub enum LaunchedBy {
 impl LaunchedBy {
     /// The variables that identify it: process index, number of processes, and both again within the node.
     pub fn variables(self) -> [&'static str; 4] {
-        let of = LAUNCHERS.into_iter().find(|(launcher, _)| *launcher == self);
-        of.expect("every launcher has variables").1
+        let entry = LAUNCHERS.into_iter().find(|(launcher, _)| *launcher == self);
+        entry.expect("every launcher has variables").1
     }
 
     /// Whether its processes can initialize MPI.
@@ -180,15 +180,15 @@ fn place(
         };
         parsed.ok_or(PlaceError::NoNumber { launched_by, present: names[0], variable: name, value })
     };
-    let within = |name: &'static str, process: usize, processes: usize| {
+    let check_range = |name: &'static str, process: usize, processes: usize| {
         let error = PlaceError::Range { launched_by, variable: name, process, processes };
         if process < processes { Ok(()) } else { Err(error) }
     };
     let (process, processes) = (number(names[0])?, number(names[1])?);
     let (local_process, local_processes) = (number(names[2])?, number(names[3])?);
-    within(names[0], process, processes)?;
-    within(names[2], local_process, local_processes)?;
-    within(names[3], local_processes - 1, processes)?;
+    check_range(names[0], process, processes)?;
+    check_range(names[2], local_process, local_processes)?;
+    check_range(names[3], local_processes - 1, processes)?;
     Ok(ProcessPlace { launched_by, process, processes, local_process, local_processes })
 }
 

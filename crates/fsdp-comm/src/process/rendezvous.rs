@@ -44,7 +44,7 @@ pub const LAUNCH_FOLDER: &str = ".launch";
 /// The way in which processes find the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendezvous {
-    way: Method,
+    method: Method,
     /// Where the token is, unless a variable names one; empty if there is no folder.
     folder: PathBuf,
     /// Whether the folder exists only for this purpose and must not be readable by others.
@@ -143,14 +143,14 @@ impl Rendezvous {
         launcher: u32,
     ) -> Result<Self, RendezvousError> {
         if let Some(folder) = variable("FSDP_RENDEZVOUS_DIR") {
-            return Ok(Self { way: Method::File, folder: folder.into(), is_private: true });
+            return Ok(Self { method: Method::File, folder: folder.into(), is_private: true });
         }
         let named = variable("FSDP_RENDEZVOUS").map(|value| endpoint(&value)).transpose()?;
         if place.is_one_node() && named.is_none() {
             let folder = std::env::temp_dir().join(common_name(place.launched_by, variable, launcher));
-            return Ok(Self { way: Method::File, folder, is_private: true });
+            return Ok(Self { method: Method::File, folder, is_private: true });
         }
-        let way = match (named, place.launched_by) {
+        let method = match (named, place.launched_by) {
             (Some((host, port)), _) => Some(Method::Port { host, port }),
             (None, LaunchedBy::Torchrun) => torchrun(variable)?,
             (None, LaunchedBy::Srun) => {
@@ -160,9 +160,11 @@ impl Rendezvous {
         };
         let nowhere = || RendezvousError::Nowhere { launched_by: place.launched_by };
         let folder = shared.map(Path::to_owned);
-        match (way, folder) {
-            (Some(way), folder) => Ok(Self { way, folder: folder.unwrap_or_default(), is_private: false }),
-            (None, Some(folder)) => Ok(Self { way: Method::File, folder, is_private: false }),
+        match (method, folder) {
+            (Some(method), folder) => {
+                Ok(Self { method, folder: folder.unwrap_or_default(), is_private: false })
+            }
+            (None, Some(folder)) => Ok(Self { method: Method::File, folder, is_private: false }),
             (None, None) => Err(nowhere()),
         }
     }
@@ -210,7 +212,7 @@ impl Rendezvous {
 
     /// Whether the leader listens on a port agreed in advance; then any of its addresses may be used.
     pub fn is_at_port(&self) -> bool {
-        matches!(self.way, Method::Port { .. })
+        matches!(self.method, Method::Port { .. })
     }
 
     /// Binds the leader's listener: to the agreed port, or to a port of `address` that the system chooses.
@@ -218,7 +220,7 @@ impl Rendezvous {
     /// # Errors
     /// [`RendezvousError::Network`].
     pub fn bind(&self, address: IpAddr) -> Result<TcpListener, RendezvousError> {
-        let (host, port) = match &self.way {
+        let (host, port) = match &self.method {
             Method::Port { host, port } => (host.clone(), *port),
             Method::Store { .. } | Method::File => (address.to_string(), 0),
         };
@@ -233,7 +235,7 @@ impl Rendezvous {
     pub fn publish(&self, addresses: &[SocketAddr]) -> Result<Published, RendezvousError> {
         let text: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
         let text = text.join("\n");
-        match &self.way {
+        match &self.method {
             Method::Port { .. } => Ok(Published { file: None, is_private: false }),
             Method::Store { host, port } => {
                 let set = || TcpStore::connect(host, *port)?.set(STORE_KEY, text.as_bytes());
@@ -254,7 +256,7 @@ impl Rendezvous {
     /// # Errors
     /// [`RendezvousError::Network`], [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
     pub fn find(&self) -> Result<Vec<SocketAddr>, RendezvousError> {
-        let text = match &self.way {
+        let text = match &self.method {
             Method::Port { host, port } => {
                 let failed = |source| RendezvousError::Network {
                     what: "the leader",
@@ -273,7 +275,7 @@ impl Rendezvous {
                 let path = self.folder.join(LEADER_FILE);
                 match fs::read_to_string(&path) {
                     Ok(text) => {
-                        self.expect_private()?;
+                        self.check_private()?;
                         text
                     }
                     Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -292,12 +294,12 @@ impl Rendezvous {
             builder.mode(0o700);
         }
         builder.recursive(true).create(&self.folder).map_err(io_failed("create", &self.folder))?;
-        self.expect_private()
+        self.check_private()
     }
 
     /// Fails if a folder that must be private belongs to another user or is accessible to others: anyone could have
     /// created that name among the temporary files.
-    fn expect_private(&self) -> Result<(), RendezvousError> {
+    fn check_private(&self) -> Result<(), RendezvousError> {
         if !self.is_private {
             return Ok(());
         }
@@ -323,14 +325,14 @@ pub fn named_token(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<T
     }
 }
 
-/// Reads the token in a folder that is visible to all processes that need it and to no one else; with `makes`, creates
-/// it if it is missing. If several create it at once, one wins and all read the same token.
+/// Reads the token in a folder that is visible to all processes that need it and to no one else; creates a missing one
+/// if `create_if_missing` is set. If several create it at once, one wins and all read the same token.
 ///
 /// # Errors
 /// [`RendezvousError::Token`], [`RendezvousError::Io`].
-pub fn shared_token(folder: &Path, makes: bool) -> Result<Option<Token>, RendezvousError> {
+pub fn shared_token(folder: &Path, create_if_missing: bool) -> Result<Option<Token>, RendezvousError> {
     let path = folder.join(TOKEN_FILE);
-    if makes && !path.exists() {
+    if create_if_missing && !path.exists() {
         create_once(&path, Token::generate()?.to_hex().as_bytes()).map_err(io_failed("write", &path))?;
     }
     if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
@@ -338,7 +340,7 @@ pub fn shared_token(folder: &Path, makes: bool) -> Result<Option<Token>, Rendezv
 
 impl fmt::Display for Rendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.way {
+        match &self.method {
             Method::Port { host, port } => write!(f, "{host}:{port}"),
             Method::Store { host, port } => write!(f, "torchrun's store at {host}:{port}"),
             Method::File => write!(f, "a file in {}", self.folder.display()),
@@ -369,15 +371,15 @@ impl Drop for Published {
 
 /// Parses `host:port`; an IPv6 address is in brackets.
 fn endpoint(value: &str) -> Result<(String, u16), RendezvousError> {
-    let wrong = || RendezvousError::Variable {
+    let invalid = || RendezvousError::Variable {
         variable: "FSDP_RENDEZVOUS",
         value: value.to_owned(),
         expected: "host:port of the node of process 0",
     };
-    let (host, port) = value.rsplit_once(':').ok_or_else(wrong)?;
-    let port = port.parse().map_err(|_| wrong())?;
+    let (host, port) = value.rsplit_once(':').ok_or_else(invalid)?;
+    let port = port.parse().map_err(|_| invalid())?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    if host.is_empty() { Err(wrong()) } else { Ok((host.to_owned(), port)) }
+    if host.is_empty() { Err(invalid()) } else { Ok((host.to_owned(), port)) }
 }
 
 /// Torchrun's agents run a store at the master's port, or leave the port to the processes.
@@ -385,12 +387,12 @@ fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Method>,
     let (Some(host), Some(port)) = (variable("MASTER_ADDR"), variable("MASTER_PORT")) else {
         return Ok(None);
     };
-    let wrong = |_| RendezvousError::Variable {
+    let invalid = |_| RendezvousError::Variable {
         variable: "MASTER_PORT",
         value: port.clone(),
         expected: "a port number",
     };
-    let port = port.trim().parse().map_err(wrong)?;
+    let port = port.trim().parse().map_err(invalid)?;
     let has_store = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     Ok(Some(if has_store { Method::Store { host, port } } else { Method::Port { host, port } }))
 }
@@ -418,10 +420,10 @@ fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String
 /// wins.
 fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mut made = tempfile::NamedTempFile::new_in(folder)?;
-    made.write_all(content)?;
-    made.as_file().sync_all()?;
-    let created = fs::hard_link(made.path(), path).or_else(|error| match error.kind() {
+    let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
+    temporary.write_all(content)?;
+    temporary.as_file().sync_all()?;
+    let created = fs::hard_link(temporary.path(), path).or_else(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => Err(error),
         // Some file systems have no hard links. There the file is briefly visible before it has its content.
         _ => {

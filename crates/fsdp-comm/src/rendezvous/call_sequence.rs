@@ -42,7 +42,7 @@ pub(super) struct Different {
 #[derive(Debug)]
 pub(super) struct CallSequence {
     /// Indices of the members that this process holds.
-    here: Vec<usize>,
+    local: Vec<usize>,
     members: Arc<[Rank]>,
     /// Number of calls entered, by member; maintained only for members of this process.
     entered: Vec<Position>,
@@ -53,10 +53,10 @@ pub(super) struct CallSequence {
 }
 
 impl CallSequence {
-    /// Creates a line of `members`; those at the indices `here` belong to this process.
-    pub(super) fn new(members: Arc<[Rank]>, here: Vec<usize>) -> Self {
+    /// Creates a line of `members`; those at the indices `local` belong to this process.
+    pub(super) fn new(members: Arc<[Rank]>, local: Vec<usize>) -> Self {
         let (entered, digest) = (vec![0; members.len()], Digest::of(&""));
-        Self { here, members, entered, first: 0, kept: VecDeque::new(), digest }
+        Self { local, members, entered, first: 0, kept: VecDeque::new(), digest }
     }
 
     /// Enters the member at `index` into its next call, a call of `group`, whose path is `path`.
@@ -68,12 +68,12 @@ impl CallSequence {
         call: Fingerprint,
     ) -> Result<Position, Different> {
         let (position, first) = (self.entered[index], self.members[index]);
-        let has_others = self.here.len() < self.members.len();
+        let has_others = self.local.len() < self.members.len();
         match self.kept.get_mut((position - self.first) as usize) {
-            Some(there) if (there.group, there.call) != (group, call) => {
-                return Err(Different { peer: there.first, group: there.group, call: there.call });
+            Some(entry) if (entry.group, entry.call) != (group, call) => {
+                return Err(Different { peer: entry.first, group: entry.group, call: entry.call });
             }
-            Some(there) => there.entered += 1,
+            Some(entry) => entry.entered += 1,
             None => {
                 if has_others {
                     self.digest = self.digest.and(&(path, call));
@@ -84,7 +84,7 @@ impl CallSequence {
         self.entered[index] += 1;
         let kept_max = if has_others { KEPT_MAX } else { 0 };
         // The last call that a rank has entered is kept for its digest.
-        let is_entered_by_all = |call: &Call| call.entered == self.here.len();
+        let is_entered_by_all = |call: &Call| call.entered == self.local.len();
         while self.kept.len() > kept_max && self.kept.get(1).is_some_and(is_entered_by_all) {
             self.kept.pop_front();
             self.first += 1;
@@ -93,8 +93,8 @@ impl CallSequence {
     }
 
     /// The indices of the members of this process.
-    pub(super) fn here(&self) -> &[usize] {
-        &self.here
+    pub(super) fn local(&self) -> &[usize] {
+        &self.local
     }
 
     /// All ranks.
@@ -105,7 +105,7 @@ impl CallSequence {
     /// How many calls the member at `index`, which must be of this process, has entered, and their digest.
     pub(super) fn entered(&self, index: usize) -> (Position, Digest) {
         let entered = self.entered[index];
-        let last = entered.checked_sub(self.first + 1).map(|place| self.kept[place as usize].digest);
+        let last = entered.checked_sub(self.first + 1).map(|offset| self.kept[offset as usize].digest);
         (entered, last.unwrap_or_else(|| Digest::of(&"")))
     }
 
@@ -116,14 +116,14 @@ impl CallSequence {
 
     /// Ranks of this process that have not entered the call at `position`.
     pub(super) fn missing(&self, position: Position) -> Vec<Rank> {
-        let ranks = self.here.iter().filter(|&&index| self.entered[index] <= position);
+        let ranks = self.local.iter().filter(|&&index| self.entered[index] <= position);
         ranks.map(|&index| self.members[index]).collect()
     }
 
     /// Whether every call has been entered by all ranks of this process.
     #[cfg(test)]
     pub(super) fn is_settled(&self) -> bool {
-        self.here.iter().all(|&index| self.entered[index] == self.first + self.kept.len() as u64)
+        self.local.iter().all(|&index| self.entered[index] == self.first + self.kept.len() as u64)
     }
 
     /// Number of kept calls.

@@ -39,7 +39,9 @@ pub fn judge(reports: &[Report], world: usize, limit: Duration) -> Ruling {
     if let Some(failure) = lines.values().find_map(|line| divergence(line)) {
         return Ruling::Failed(failure);
     }
-    if let Some((path, ranks, reference)) = lines.iter().find_map(|(path, line)| unequal(path, line)) {
+    if let Some((path, ranks, reference)) =
+        lines.iter().find_map(|(path, line)| find_digest_mismatch(path, line))
+    {
         if !reports.iter().all(|report| report.is_full) {
             return Ruling::Ask(path);
         }
@@ -67,16 +69,16 @@ fn divergence(line: &[&LineReport]) -> Option<Failure> {
         by_position.entry(call.position).or_default().push(call);
     }
     by_position.into_values().find_map(|calls| {
-        let is_same = |one: &CallReport, other: &CallReport| one.call == other.call && one.path == other.path;
+        let is_same = |a: &CallReport, b: &CallReport| a.call == b.call && a.path == b.path;
         let votes = |call: &CallReport| calls.iter().filter(|other| is_same(call, other)).count();
         // `max_by_key` returns the last of equal maxima, so the order is reversed to get the first.
-        let most = calls.iter().rev().max_by_key(|call| votes(call))?;
-        let other = calls.iter().find(|call| !is_same(call, most))?;
-        let (rank, peer) = (Rank(other.rank), Rank(most.rank));
-        let error = if other.path == most.path {
-            CommError::Mismatch { rank, got: other.call, peer, expected: most.call }
+        let majority = calls.iter().rev().max_by_key(|call| votes(call))?;
+        let other = calls.iter().find(|call| !is_same(call, majority))?;
+        let (rank, peer) = (Rank(other.rank), Rank(majority.rank));
+        let error = if other.path == majority.path {
+            CommError::Mismatch { rank, got: other.call, peer, expected: majority.call }
         } else {
-            let (group, peer_group) = (other.group.clone(), most.group.clone());
+            let (group, peer_group) = (other.group.clone(), majority.group.clone());
             CommError::Order { rank, call: other.call, group, peer, peer_group }
         };
         Some(Failure { culprit: rank, error })
@@ -85,7 +87,7 @@ fn divergence(line: &[&LineReport]) -> Option<Failure> {
 
 /// Finds ranks that have entered as many calls of a line as another rank, but different ones; returns the path, these
 /// ranks, and that other rank.
-fn unequal(path: &[u64], line: &[&LineReport]) -> Option<(Vec<u64>, Vec<Rank>, Rank)> {
+fn find_digest_mismatch(path: &[u64], line: &[&LineReport]) -> Option<(Vec<u64>, Vec<Rank>, Rank)> {
     let mut by_entered: BTreeMap<Position, Vec<&RowReport>> = BTreeMap::new();
     for row in line.iter().flat_map(|line| &line.rows) {
         by_entered.entry(row.entered).or_default().push(row);
@@ -103,10 +105,10 @@ fn waits_of(line: &[&LineReport], world: usize) -> Vec<Wait> {
         line.iter().flat_map(|line| &line.rows).map(|row| (row.rank, row.entered)).collect();
     let wait = |(line, row): (&LineReport, &RowReport)| {
         let wait = row.wait.as_ref()?;
-        let has_come = |rank: &usize| entered.get(rank).is_some_and(|&entered| entered > wait.position);
+        let has_entered = |rank: &usize| entered.get(rank).is_some_and(|&entered| entered > wait.position);
         let all: Vec<usize> =
             if line.members.is_empty() { (0..world).collect() } else { line.members.clone() };
-        let missing = all.into_iter().filter(|rank| !has_come(rank)).map(Rank).collect();
+        let missing = all.into_iter().filter(|rank| !has_entered(rank)).map(Rank).collect();
         let waited = Duration::from_millis(wait.waited_ms);
         Some(Wait { rank: Rank(row.rank), call: wait.call, missing, waited })
     };

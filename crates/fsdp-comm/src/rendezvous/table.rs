@@ -5,7 +5,7 @@
 //! issued, and a timeout can name the missing ranks. A group is a rank's view and has its own calls; a *line*
 //! ([`CallSequence`]) is the underlying connection, which groups of the same ranks may share.
 
-mod tell;
+mod report;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -69,15 +69,15 @@ pub struct Table<E> {
     lines: Vec<CallSequence>,
     by_path: BTreeMap<Vec<u64>, usize>,
     /// The ranks of this process, and those of them that have returned.
-    here: Range<usize>,
+    local: Range<usize>,
     ended: BTreeSet<Rank>,
 }
 
 impl<E> Table<E> {
-    /// Creates a table of the ranks `here`.
-    pub fn new(here: Range<usize>) -> Self {
+    /// Creates a table of the ranks `local`.
+    pub fn new(local: Range<usize>) -> Self {
         let (groups, lines, by_path) = Default::default();
-        Self { groups, lines, by_path, here, ended: BTreeSet::new() }
+        Self { groups, lines, by_path, local, ended: BTreeSet::new() }
     }
 
     /// Returns the seat of `rank` in a group. The first member that asks adds the group to the table, with its own
@@ -91,9 +91,9 @@ impl<E> Table<E> {
         if number == self.groups.len() {
             let line = shares.map_or(self.lines.len(), |other| self.groups[other.group].line);
             if line == self.lines.len() {
-                let is_here = |&index: &usize| self.here.contains(&members[index].0);
+                let is_local = |&index: &usize| self.local.contains(&members[index].0);
                 self.lines
-                    .push(CallSequence::new(members.clone(), (0..members.len()).filter(is_here).collect()));
+                    .push(CallSequence::new(members.clone(), (0..members.len()).filter(is_local).collect()));
             }
             let row =
                 |_| RankProgress { latest: None, ended: None, outstanding: VecDeque::new(), since: now };
@@ -158,7 +158,7 @@ impl<E> Table<E> {
     pub fn end_call(&mut self, seat: Seat, position: Position, now: Instant) {
         let row = &mut self.groups[seat.group].rows[seat.index];
         let found = row.outstanding.iter().position(|outstanding| outstanding.position == position);
-        let ended = found.and_then(|at| row.outstanding.remove(at));
+        let ended = found.and_then(|index| row.outstanding.remove(index));
         row.ended = Some((position, ended.expect("a call ends once").call));
         row.since = now;
     }
@@ -265,7 +265,7 @@ impl<E> Table<E> {
             }
             RankStatus { rank, doing: parts.join("; ") }
         };
-        self.here.clone().map(Rank).map(line).collect()
+        self.local.clone().map(Rank).map(line).collect()
     }
 }
 

@@ -31,14 +31,14 @@ pub(super) fn deserted(
         // The others may still enter.
         let missing: Vec<Rank> = wait.missing.iter().copied().filter(|&rank| has_returned(rank)).collect();
         let culprit = *missing.first()?;
-        Some(missed(culprit, wait.call, missing, status))
+        Some(missing_failure(culprit, wait.call, missing, status))
     })
 }
 
 /// The failure to report when no rank can make progress; `None` if no rank is missing anywhere.
 pub(crate) fn stuck(waits: &[Wait], status: &dyn Fn() -> Arc<[RankStatus]>) -> Option<Failure> {
     let (wait, missing) = blame(waits)?;
-    Some(missed(missing[0], wait.call, missing, status))
+    Some(missing_failure(missing[0], wait.call, missing, status))
 }
 
 /// The failure to report when a rank has waited for a collective for at least `limit`.
@@ -55,7 +55,7 @@ pub(crate) fn overdue(
     Some(Failure { culprit, error })
 }
 
-fn missed(
+fn missing_failure(
     culprit: Rank,
     call: Fingerprint,
     missing: Vec<Rank>,

@@ -8,7 +8,7 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{Rank, RunClock};
 
 use super::Shared;
-use super::direct::greet;
+use super::direct::negotiate;
 use super::memory::Memory;
 use crate::link::Alarm;
 use crate::process::auth::{Side, authenticate_within};
@@ -20,7 +20,7 @@ pub(super) const PROOF_LIMIT: Duration = Duration::from_secs(10);
 const BLAME_AFTER: Duration = Duration::from_secs(2);
 
 /// Pause between two polls.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// An authenticated connection.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Connection {
     /// Performs the last step of both ends before messages are exchanged.
     pub(super) fn open(stream: TcpStream, direct_from: Option<u64>) -> io::Result<Self> {
         stream.set_read_timeout(Some(PROOF_LIMIT))?;
-        let memory = greet(&stream, direct_from.is_some())?;
+        let memory = negotiate(&stream, direct_from.is_some())?;
         stream.set_nonblocking(true)?;
         Ok(Self { stream, memory, direct_from: direct_from.unwrap_or(u64::MAX) })
     }
@@ -79,30 +79,30 @@ impl Connection {
 
 impl Shared {
     /// Stores an authenticated incoming connection.
-    pub(super) fn arrive(&self, name: Name, connection: Connection) {
+    pub(super) fn add_arrived(&self, name: Name, connection: Connection) {
         self.arrived.lock().insert(name, connection);
         self.arrived.notify();
     }
 
     /// Returns the connection of a channel between two ranks; `None` after the time limit of the world.
-    pub(super) fn connect(&self, channel: u64, own: Rank, peer: Rank) -> io::Result<Option<Connection>> {
-        if own < peer {
-            return self.wait_for(Name { channel, caller: peer.0 as u64, answerer: own.0 as u64 });
+    pub(super) fn connect(&self, channel: u64, rank: Rank, peer: Rank) -> io::Result<Option<Connection>> {
+        if rank < peer {
+            return self.wait_for(Name { channel, caller: peer.0 as u64, answerer: rank.0 as u64 });
         }
         let world = &self.world;
-        let name = Name { channel, caller: own.0 as u64, answerer: peer.0 as u64 };
+        let name = Name { channel, caller: rank.0 as u64, answerer: peer.0 as u64 };
         let begin = Instant::now();
         let mut clock = RunClock::new(world.timeout);
         loop {
             // Retried: an address may lead elsewhere, and the other end may be busy with other connections.
-            let failed = match self.call(&world.addresses[peer.0], name) {
+            let error = match self.call(&world.addresses[peer.0], name) {
                 Ok(connection) => return Ok(Some(connection)),
                 Err(error) => error,
             };
             if world.alarm.raised().is_some() || clock.at(begin.elapsed()) >= world.timeout {
-                return Err(failed);
+                return Err(error);
             }
-            std::thread::sleep(clock.interval().min(LOOK));
+            std::thread::sleep(clock.interval().min(POLL_INTERVAL));
         }
     }
 
@@ -117,14 +117,14 @@ impl Shared {
             stream.write_all(&name.to_bytes())?;
             Connection::open(stream, world.direct_from)
         };
-        let mut failed = io::Error::other("it has published no address");
+        let mut last_error = io::Error::other("it has published no address");
         for address in addresses {
             match call(address) {
                 Ok(connection) => return Ok(connection),
-                Err(error) => failed = io::Error::new(error.kind(), format!("{address}: {error}")),
+                Err(error) => last_error = io::Error::new(error.kind(), format!("{address}: {error}")),
             }
         }
-        Err(failed)
+        Err(last_error)
     }
 
     fn wait_for(&self, name: Name) -> io::Result<Option<Connection>> {
@@ -141,7 +141,7 @@ impl Shared {
             if clock.at(begin.elapsed()) >= world.timeout {
                 return Ok(None);
             }
-            arrived = self.arrived.wait(arrived, clock.interval().min(LOOK));
+            arrived = self.arrived.wait(arrived, clock.interval().min(POLL_INTERVAL));
         }
     }
 }
@@ -154,6 +154,6 @@ pub(super) fn first_failure(alarm: &dyn Alarm) -> Option<CommError> {
         if raised.is_some() || begin.elapsed() >= BLAME_AFTER {
             return raised;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }

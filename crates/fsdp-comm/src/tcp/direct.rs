@@ -17,7 +17,7 @@ use super::memory::{Memory, MemoryRange};
 ///
 /// # Errors
 /// The errors of the stream.
-pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<Memory>> {
+pub(super) fn negotiate(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<Memory>> {
     let mut secret = Box::new([0u8; 16]);
     getrandom::fill(&mut *secret).map_err(io::Error::other)?;
     let place = MemoryRange::of(&*secret);
@@ -27,21 +27,21 @@ pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<
         place.len,
     ]))?;
     stream.write_all(&*secret)?;
-    let (mut told, mut told_secret) = ([0; 24], [0; 16]);
-    stream.read_exact(&mut told)?;
-    stream.read_exact(&mut told_secret)?;
-    let [process, address, len]: [u64; 3] = bytemuck::cast(told);
+    let (mut peer_location, mut peer_secret) = ([0; 24], [0; 16]);
+    stream.read_exact(&mut peer_location)?;
+    stream.read_exact(&mut peer_secret)?;
+    let [process, address, len]: [u64; 3] = bytemuck::cast(peer_location);
     let memory = Memory::of(process).filter(|memory| {
         let mut found = [0; 16];
         let place = MemoryRange { address, len: len.min(found.len() as u64) };
-        allowed && memory.read(&[place], &mut [IoSliceMut::new(&mut found)]).is_ok() && found == told_secret
+        allowed && memory.read(&[place], &mut [IoSliceMut::new(&mut found)]).is_ok() && found == peer_secret
     });
     stream.write_all(&[u8::from(memory.is_some())])?;
-    let mut is_seen = [0];
-    stream.read_exact(&mut is_seen)?;
+    let mut peer_can_read = [0];
+    stream.read_exact(&mut peer_can_read)?;
     // The other end may read the secret until here.
     drop(secret);
-    Ok(memory.filter(|_| is_seen == [1]))
+    Ok(memory.filter(|_| peer_can_read == [1]))
 }
 
 /// Encodes the locations of a message's non-empty parts: their number, then address and length of each.
@@ -55,19 +55,19 @@ pub(super) fn places(parts: &[&[u8]]) -> Vec<u8> {
 /// Locations being received.
 pub(super) struct Places {
     bytes: Vec<u8>,
-    come: usize,
+    received: usize,
 }
 
 const NUMBER_BYTES: usize = size_of::<u64>();
 
 impl Places {
     pub(super) fn new() -> Self {
-        Self { bytes: vec![0; NUMBER_BYTES], come: 0 }
+        Self { bytes: vec![0; NUMBER_BYTES], received: 0 }
     }
 
     /// Buffer for the next bytes; empty once everything has arrived.
     pub(super) fn missing(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.come..]
+        &mut self.bytes[self.received..]
     }
 
     /// Records that `read` more bytes have arrived, for a message of `len_bytes`.
@@ -75,8 +75,8 @@ impl Places {
     /// # Errors
     /// There are more locations than bytes in the message.
     pub(super) fn advance(&mut self, read: usize, len_bytes: u64) -> io::Result<()> {
-        self.come += read;
-        if self.come == NUMBER_BYTES && self.bytes.len() == NUMBER_BYTES {
+        self.received += read;
+        if self.received == NUMBER_BYTES && self.bytes.len() == NUMBER_BYTES {
             let number = self.numbers().next().unwrap_or(0);
             if number > len_bytes {
                 return Err(io::Error::new(

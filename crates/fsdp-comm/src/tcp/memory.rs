@@ -17,10 +17,10 @@ impl MemoryRange {
 }
 
 #[cfg(target_os = "linux")]
-pub(super) use linux::{Memory, allow};
+pub(super) use linux::{Memory, allow_reads};
 
 #[cfg(not(target_os = "linux"))]
-pub(super) use other::{Memory, allow};
+pub(super) use other::{Memory, allow_reads};
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -81,7 +81,7 @@ mod linux {
 
     /// Lets processes of the same user read this process's memory where a security module (Yama) restricts that to its
     /// ancestors.
-    pub(in crate::tcp) fn allow() {
+    pub(in crate::tcp) fn allow_reads() {
         // Without that module the call fails, and is not needed.
         let _ = rustix::process::set_ptracer(rustix::process::PTracer::Any);
     }
@@ -109,5 +109,5 @@ mod other {
         }
     }
 
-    pub(in crate::tcp) fn allow() {}
+    pub(in crate::tcp) fn allow_reads() {}
 }

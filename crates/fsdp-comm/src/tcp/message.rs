@@ -28,20 +28,20 @@ fn preamble(header: &Header, len_bytes: u64) -> Preamble {
 }
 
 /// The bytes that precede a message's data or, if its receiver reads it directly, replace them.
-pub(super) struct Front {
+pub(super) struct Prefix {
     preamble: Preamble,
     places: Option<Vec<u8>>,
 }
 
-impl Front {
+impl Prefix {
     pub(super) fn of(message: &Outgoing<'_>, connection: &Connection) -> Self {
         let len_bytes = message.len_bytes();
         let places = connection.is_direct(len_bytes).then(|| places(message.parts));
         Self { preamble: preamble(message.header, len_bytes), places }
     }
 
-    /// The front of the acknowledgment that a message was read.
-    pub(super) fn of_word(header: &Header) -> Self {
+    /// The prefix of the acknowledgment that a message was read.
+    pub(super) fn of_ack(header: &Header) -> Self {
         Self { preamble: preamble(header, READ), places: None }
     }
 
@@ -61,10 +61,11 @@ pub(super) struct Sending<'a> {
 }
 
 impl<'a> Sending<'a> {
-    pub(super) fn new(stream: &'a TcpStream, peer: usize, front: &'a Front, parts: &[&'a [u8]]) -> Self {
-        let parts = if front.is_direct() { &[] } else { parts };
-        let slices =
-            std::iter::once(&front.preamble[..]).chain(front.places.as_deref()).chain(parts.iter().copied());
+    pub(super) fn new(stream: &'a TcpStream, peer: usize, prefix: &'a Prefix, parts: &[&'a [u8]]) -> Self {
+        let parts = if prefix.is_direct() { &[] } else { parts };
+        let slices = std::iter::once(&prefix.preamble[..])
+            .chain(prefix.places.as_deref())
+            .chain(parts.iter().copied());
         Self { stream, peer, slices: slices.map(IoSlice::new).collect(), first: 0 }
     }
 
@@ -93,7 +94,7 @@ pub(super) struct Receiving<'a> {
     expected: Preamble,
     preamble: Preamble,
     /// Number of preamble bytes received.
-    begun: usize,
+    preamble_received: usize,
     /// Slices for the data; those before `first` are filled.
     slices: Vec<IoSliceMut<'a>>,
     first: usize,
@@ -108,18 +109,28 @@ impl<'a> Receiving<'a> {
         let slices = message.parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
         let places = connection.is_direct(len_bytes).then(Places::new);
         let expected = preamble(message.header, len_bytes);
-        Self { connection, peer, expected, preamble: [0; _], begun: 0, slices, first: 0, places, len_bytes }
+        Self {
+            connection,
+            peer,
+            expected,
+            preamble: [0; _],
+            preamble_received: 0,
+            slices,
+            first: 0,
+            places,
+            len_bytes,
+        }
     }
 
     /// Expects the acknowledgment that a message with this header was read.
-    pub(super) fn word(connection: &'a Connection, peer: usize, header: &Header) -> Self {
+    pub(super) fn ack(connection: &'a Connection, peer: usize, header: &Header) -> Self {
         let (expected, slices) = (preamble(header, READ), Vec::new());
         Self {
             connection,
             peer,
             expected,
             preamble: [0; _],
-            begun: 0,
+            preamble_received: 0,
             slices,
             first: 0,
             places: None,
@@ -133,10 +144,10 @@ impl<'a> Receiving<'a> {
     }
 
     /// Returns the message if it was not the expected one; nothing is read after an unexpected preamble.
-    pub(super) fn differs(&self) -> Option<Exchanged> {
+    pub(super) fn unexpected(&self) -> Option<Exchanged> {
         let (len, header) = self.preamble.split_at(size_of::<u64>());
-        let is_other = self.begun == self.preamble.len() && self.preamble != self.expected;
-        is_other.then(|| Exchanged::Differs {
+        let is_unexpected = self.preamble_received == self.preamble.len() && self.preamble != self.expected;
+        is_unexpected.then(|| Exchanged::Differs {
             header: header.try_into().expect("the rest of a preamble is a header"),
             len_bytes: u64::from_le_bytes(len.try_into().expect("a preamble begins with a length")),
         })
@@ -145,14 +156,14 @@ impl<'a> Receiving<'a> {
     /// Receives what the stream has; returns whether everything has arrived.
     pub(super) fn step(&mut self) -> io::Result<bool> {
         let mut stream = &self.connection.stream;
-        while self.begun < self.preamble.len() {
-            let read = stream.read(&mut self.preamble[self.begun..]);
-            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
-            self.begun += read;
+        while self.preamble_received < self.preamble.len() {
+            let read = stream.read(&mut self.preamble[self.preamble_received..]);
+            let Some(read) = moved(read.and_then(check_not_end))? else { return Ok(false) };
+            self.preamble_received += read;
         }
         // A read into an empty slice would look like the end of the stream.
         self.advance(0);
-        if self.differs().is_some() {
+        if self.unexpected().is_some() {
             return Ok(true);
         }
         if self.places.is_some() {
@@ -162,7 +173,7 @@ impl<'a> Receiving<'a> {
             let rest = &mut self.slices[self.first..];
             let slices = rest.len().min(SLICES_MAX);
             let read = stream.read_vectored(&mut rest[..slices]);
-            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
+            let Some(read) = moved(read.and_then(check_not_end))? else { return Ok(false) };
             self.advance(read);
         }
         Ok(true)
@@ -174,7 +185,7 @@ impl<'a> Receiving<'a> {
         let (Some(places), Some(memory)) = (&mut self.places, memory) else { return Ok(true) };
         while !places.missing().is_empty() {
             let read = stream.read(places.missing());
-            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
+            let Some(read) = moved(read.and_then(check_not_end))? else { return Ok(false) };
             places.advance(read, self.len_bytes)?;
         }
         memory.read(&places.all(self.len_bytes)?, &mut self.slices)?;
@@ -202,6 +213,6 @@ fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-fn not_the_end(read: usize) -> io::Result<usize> {
+fn check_not_end(read: usize) -> io::Result<usize> {
     if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
 }

@@ -155,25 +155,25 @@ fn direct_reads_require_both_ends_and_matching_memory() {
     for (near_allows, far_allows) in [(true, true), (true, false), (false, true), (false, false)] {
         let (near, far) = connect();
         thread::scope(|scope| {
-            let other = scope.spawn(move || direct::greet(&far, far_allows).unwrap().is_some());
+            let other = scope.spawn(move || direct::negotiate(&far, far_allows).unwrap().is_some());
             let is_direct = cfg!(target_os = "linux") && near_allows && far_allows;
-            assert_eq!(direct::greet(&near, near_allows).unwrap().is_some(), is_direct);
+            assert_eq!(direct::negotiate(&near, near_allows).unwrap().is_some(), is_direct);
             assert_eq!(other.join().unwrap(), is_direct);
         });
     }
     // A peer that names a wrong location (as on another machine), no process, or no location.
     let elsewhere = [0u8; 16];
     let address = elsewhere.as_ptr().expose_provenance() as u64;
-    for told in [
+    for location in [
         [u64::from(std::process::id()), address, 16],
         [0, address, 16],
         [u64::from(std::process::id()), 8, 16],
     ] {
         let (near, mut far) = connect();
-        far.write_all(&bytemuck::cast::<_, [u8; 24]>(told)).unwrap();
+        far.write_all(&bytemuck::cast::<_, [u8; 24]>(location)).unwrap();
         far.write_all(&[7; 16]).unwrap();
         far.write_all(&[1]).unwrap();
-        assert!(direct::greet(&near, true).unwrap().is_none(), "{told:?}");
+        assert!(direct::negotiate(&near, true).unwrap().is_none(), "{location:?}");
     }
 }
 
@@ -199,10 +199,10 @@ fn direct_send_returns_only_after_peer_has_read() {
 #[test]
 fn places_with_wrong_total_length_are_rejected() {
     let parts: [&[u8]; 2] = [&[1, 2], &[3]];
-    let told = direct::places(&parts);
+    let encoded = direct::places(&parts);
     for (len_bytes, is_right) in [(3, true), (2, false), (4, false)] {
         let mut places = direct::Places::new();
-        let mut rest = &told[..];
+        let mut rest = &encoded[..];
         while !places.missing().is_empty() {
             let missing = places.missing().len();
             places.missing().copy_from_slice(rest.split_off(..missing).unwrap());

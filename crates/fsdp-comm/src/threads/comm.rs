@@ -18,7 +18,7 @@ use crate::monitor::lock;
 use crate::rendezvous::{Failure, Group, Position, Seat};
 
 /// Identifies a collective: the number of its group, and its position there.
-type Place = (usize, Position);
+type CollectiveKey = (usize, Position);
 
 /// State shared by the ranks of a world.
 pub(super) struct World<M: Memory> {
@@ -26,7 +26,7 @@ pub(super) struct World<M: Memory> {
     share_unsharded: bool,
     intercept: Option<Arc<dyn Intercept>>,
     /// Collectives that not all ranks have entered.
-    open: Mutex<BTreeMap<Place, Arc<Exchange<M>>>>,
+    open: Mutex<BTreeMap<CollectiveKey, Arc<Exchange<M>>>>,
 }
 
 impl<M: Memory> World<M> {
@@ -73,13 +73,13 @@ impl<M: Memory> ThreadComm<M> {
             Some(Entry::Stall) => return Err(world.cores.stall(rank, call).into()),
         };
         let position = world.cores.enter(seat, entered)?;
-        let place = (seat.group, position);
+        let key = (seat.group, position);
         let members = &*self.group.members;
         let exchange = || Arc::new(Exchange::new(members.len(), world.share_unsharded));
-        let exchange = lock(&world.open).entry(place).or_insert_with(exchange).clone();
+        let exchange = lock(&world.open).entry(key).or_insert_with(exchange).clone();
         let arrived = exchange.arrive(memory, exchange::GroupCall { members, call }, seat.index, slot);
         if arrived.inspect_err(|error| self.fail(error))? {
-            lock(&world.open).remove(&place);
+            lock(&world.open).remove(&key);
             world.cores.complete(seat, position, &exchange.is_done);
         }
         Ok(Flight { world: world.clone(), exchange, seat, position, rank })

@@ -78,7 +78,7 @@ impl<M: Memory> Exchange<M> {
             _ if !is_last => {}
             CollectiveKind::AllGather => self.gather(memory, group)?,
             CollectiveKind::Broadcast { root } => self.broadcast(memory, group, root as usize)?,
-            CollectiveKind::Split => self.tell_colors(),
+            CollectiveKind::Split => self.distribute_colors(),
             CollectiveKind::Connect => unreachable!("threads are connected from the start"),
         }
         Ok(is_last)
@@ -97,7 +97,7 @@ impl<M: Memory> Exchange<M> {
     }
 
     /// After all ranks have arrived: gives every rank the colors of all.
-    fn tell_colors(&self) {
+    fn distribute_colors(&self) {
         let mut slots = self.slots();
         let colors: Arc<[usize]> =
             slots.iter().flatten().flat_map(|slot| slot.colors.iter().copied()).collect();
@@ -114,7 +114,7 @@ impl<M: Memory> Exchange<M> {
             concatenate(memory, &inputs, &mut first.outputs)?;
             for slot in others {
                 if self.share {
-                    hand_on(memory, Queue::Gather, &first.outputs, &mut slot.outputs, true)?;
+                    copy_or_share(memory, Queue::Gather, &first.outputs, &mut slot.outputs, true)?;
                 } else {
                     concatenate(memory, &inputs, &mut slot.outputs)?;
                 }
@@ -130,7 +130,7 @@ impl<M: Memory> Exchange<M> {
             let copied = slots.iter_mut().enumerate().filter(|&(index, _)| index != root).try_for_each(
                 |(index, slot)| {
                     group.check_pair(&sent, index, &slot.outputs)?;
-                    hand_on(memory, Queue::Reduce, &sent, &mut slot.outputs, false)
+                    copy_or_share(memory, Queue::Reduce, &sent, &mut slot.outputs, false)
                 },
             );
             slots[root].outputs = sent;
@@ -153,7 +153,7 @@ impl<M: Memory> Exchange<M> {
             match arrival {
                 Arrival::Kept => return Ok(false),
                 Arrival::Done(sum) => {
-                    self.hand_out(memory, group, sum)?;
+                    self.distribute_sum(memory, group, sum)?;
                     return Ok(true);
                 }
                 Arrival::Add { left, right, node: parent } => {
@@ -200,13 +200,13 @@ impl<M: Memory> Exchange<M> {
 
     /// Distributes the sum to all ranks: a part each, or the whole. (It is ready on the queue of the calling rank,
     /// which added its last two parts.)
-    fn hand_out(&self, memory: &M, group: GroupCall<'_>, mut sum: Partial<M>) -> Result<(), Error> {
+    fn distribute_sum(&self, memory: &M, group: GroupCall<'_>, mut sum: Partial<M>) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             for (index, slot) in slots.iter_mut().enumerate() {
                 if group.scatters() {
                     scatter(memory, &sum.buffers, index, &mut slot.outputs)?;
                 } else if index != sum.owner {
-                    hand_on(memory, Queue::Reduce, &sum.buffers, &mut slot.outputs, false)?;
+                    copy_or_share(memory, Queue::Reduce, &sum.buffers, &mut slot.outputs, false)?;
                 }
             }
             Ok(())
@@ -236,8 +236,8 @@ impl<M: Memory> Exchange<M> {
         slots.iter().for_each(|slot| memory.wait(queue, &slot.ready));
         let result = work(&mut slots);
         let done = memory.record(queue);
-        for (place, slot) in self.slots().iter_mut().zip(slots) {
-            *place = Some(Contribution { ready: done.clone(), ..slot });
+        for (target, slot) in self.slots().iter_mut().zip(slots) {
+            *target = Some(Contribution { ready: done.clone(), ..slot });
         }
         result
     }
@@ -301,7 +301,7 @@ fn concatenate<M: Memory>(
 
 /// Transfers the contents of `from` to `to`: shares the storage if `share` is set and the memory supports it, copies
 /// otherwise.
-fn hand_on<M: Memory>(
+fn copy_or_share<M: Memory>(
     memory: &M,
     queue: Queue,
     from: &[M::Buffer],

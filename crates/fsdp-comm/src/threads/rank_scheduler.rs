@@ -20,7 +20,7 @@ use crate::rendezvous::{Failure, Group, Position, Rendezvous, Seat, Wait, overdu
 
 /// The state of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
+enum Phase {
     /// It could run, but has no core.
     Ready,
     /// It runs.
@@ -35,7 +35,7 @@ enum Doing {
 
 #[derive(Debug)]
 struct State {
-    ranks: Vec<Doing>,
+    ranks: Vec<Phase>,
     free_cores: usize,
     rendezvous: Rendezvous<()>,
     last_progress: Instant,
@@ -48,10 +48,10 @@ impl State {
 
     /// The waits of all ranks that lack another rank; each is reported with the duration `waited`.
     fn waits(&self, waited: Duration) -> Vec<Wait> {
-        let wait = |(rank, doing): (usize, &Doing)| match *doing {
-            Doing::Waiting(seat, position) => Some(self.rendezvous.table.wait(seat, position, waited)),
-            Doing::Stalled(call) => Some(Wait { rank: Rank(rank), call, missing: vec![Rank(rank)], waited }),
-            Doing::Ready | Doing::Running | Doing::Ended => None,
+        let wait = |(rank, doing): (usize, &Phase)| match *doing {
+            Phase::Waiting(seat, position) => Some(self.rendezvous.table.wait(seat, position, waited)),
+            Phase::Stalled(call) => Some(Wait { rank: Rank(rank), call, missing: vec![Rank(rank)], waited }),
+            Phase::Ready | Phase::Running | Phase::Ended => None,
         };
         let waits = self.ranks.iter().enumerate().filter_map(wait);
         waits.filter(|wait| !wait.missing.is_empty()).collect()
@@ -59,12 +59,12 @@ impl State {
 
     fn status(&self) -> Arc<[RankStatus]> {
         let table = &self.rendezvous.table;
-        let describe = |doing: &Doing| match *doing {
-            Doing::Ready => "waits for a core".to_owned(),
-            Doing::Running => "runs outside of collectives".to_owned(),
-            Doing::Ended => "has returned".to_owned(),
-            Doing::Stalled(call) => format!("is kept from {call} by an injected fault"),
-            Doing::Waiting(seat, position) => {
+        let describe = |doing: &Phase| match *doing {
+            Phase::Ready => "waits for a core".to_owned(),
+            Phase::Running => "runs outside of collectives".to_owned(),
+            Phase::Ended => "has returned".to_owned(),
+            Phase::Stalled(call) => format!("is kept from {call} by an injected fault"),
+            Phase::Waiting(seat, position) => {
                 let Wait { call, .. } = table.wait(seat, position, Duration::ZERO);
                 format!("waits in {call} of {} ranks", table.members(seat).len())
             }
@@ -88,7 +88,7 @@ impl RankScheduler {
         let mut rendezvous = Rendezvous::new(0..ranks, timeout);
         let last_progress = rendezvous.now();
         let state =
-            State { ranks: vec![Doing::Ready; ranks], free_cores: cores.max(1), rendezvous, last_progress };
+            State { ranks: vec![Phase::Ready; ranks], free_cores: cores.max(1), rendezvous, last_progress };
         Self { state: Mutex::new(state), wake: (0..ranks).map(|_| Condvar::new()).collect() }
     }
 
@@ -100,21 +100,21 @@ impl RankScheduler {
     /// Blocks until `rank` may run.
     pub(super) fn start(&self, rank: Rank) {
         let mut state = self.lock();
-        self.grant(&mut state);
-        while state.ranks[rank.0] == Doing::Ready && state.rendezvous.failure().is_none() {
+        self.assign_cores(&mut state);
+        while state.ranks[rank.0] == Phase::Ready && state.rendezvous.failure().is_none() {
             state = self.wake[rank.0].wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Records that `rank` has ended, and its failure, if any.
-    pub(super) fn end(&self, rank: Rank, failed: Option<&dyn Display>) {
+    pub(super) fn end(&self, rank: Rank, failure: Option<&dyn Display>) {
         let mut state = self.lock();
         state.note_progress();
         // Only the first reason counts, and formatting those of thousands of ranks may take long.
-        if let Some(reason) = failed.filter(|_| state.rendezvous.failure().is_none()) {
+        if let Some(reason) = failure.filter(|_| state.rendezvous.failure().is_none()) {
             self.fail_locked(&mut state, Failure::of_rank(rank, reason.to_string()));
         }
-        self.block(&mut state, rank, Doing::Ended);
+        self.block(&mut state, rank, Phase::Ended);
     }
 
     /// Enters a rank into its next collective.
@@ -133,9 +133,9 @@ impl RankScheduler {
         let mut state = self.lock();
         state.note_progress();
         is_done.store(true, Ordering::Release);
-        let waits = |doing: &&mut Doing| matches!(doing, Doing::Waiting(seat, at) if (seat.group, *at) == (group, position));
-        state.ranks.iter_mut().filter(waits).for_each(|doing| *doing = Doing::Ready);
-        self.grant(&mut state);
+        let waits = |doing: &&mut Phase| matches!(doing, Phase::Waiting(seat, at) if (seat.group, *at) == (group, position));
+        state.ranks.iter_mut().filter(waits).for_each(|doing| *doing = Phase::Ready);
+        self.assign_cores(&mut state);
     }
 
     /// Waits for a collective, without holding a core, and ends the call.
@@ -143,7 +143,7 @@ impl RankScheduler {
         let mut state = self.lock();
         if state.rendezvous.failure().is_none() && !is_done.load(Ordering::Acquire) {
             let rank = state.rendezvous.table.rank(seat);
-            self.block(&mut state, rank, Doing::Waiting(seat, position));
+            self.block(&mut state, rank, Phase::Waiting(seat, position));
             state = self.sleep(state, rank);
         }
         state.rendezvous.check()?;
@@ -154,7 +154,7 @@ impl RankScheduler {
     /// Keeps `rank` from `call` until the world has failed; returns the failure.
     pub(super) fn stall(&self, rank: Rank, call: Fingerprint) -> CommError {
         let mut state = self.lock();
-        self.block(&mut state, rank, Doing::Stalled(call));
+        self.block(&mut state, rank, Phase::Stalled(call));
         let state = self.sleep(state, rank);
         state.rendezvous.check().expect_err("only a failure wakes this rank")
     }
@@ -174,12 +174,12 @@ impl RankScheduler {
     }
 
     /// Gives up the core of `rank` and fails the world if no rank can make progress.
-    fn block(&self, state: &mut State, rank: Rank, doing: Doing) {
-        if std::mem::replace(&mut state.ranks[rank.0], doing) == Doing::Running {
+    fn block(&self, state: &mut State, rank: Rank, doing: Phase) {
+        if std::mem::replace(&mut state.ranks[rank.0], doing) == Phase::Running {
             state.free_cores += 1;
         }
-        self.grant(state);
-        if !state.ranks.iter().any(|doing| matches!(doing, Doing::Ready | Doing::Running))
+        self.assign_cores(state);
+        if !state.ranks.iter().any(|doing| matches!(doing, Phase::Ready | Phase::Running))
             && let Some(failure) = stuck(&state.waits(Duration::ZERO), &|| state.status())
         {
             self.fail_locked(state, failure);
@@ -189,7 +189,7 @@ impl RankScheduler {
     /// Sleeps until `rank` runs again or the world has failed; fails the world if there is no progress for the time
     /// limit.
     fn sleep<'a>(&self, mut state: MutexGuard<'a, State>, rank: Rank) -> MutexGuard<'a, State> {
-        while state.ranks[rank.0] != Doing::Running && state.rendezvous.failure().is_none() {
+        while state.ranks[rank.0] != Phase::Running && state.rendezvous.failure().is_none() {
             let (now, limit) = (state.rendezvous.now(), state.rendezvous.limit());
             let waited = now - state.last_progress;
             if waited >= limit {
@@ -212,10 +212,10 @@ impl RankScheduler {
     }
 
     /// Gives free cores to the lowest ranks that are ready.
-    fn grant(&self, state: &mut State) {
+    fn assign_cores(&self, state: &mut State) {
         while state.free_cores > 0 && state.rendezvous.failure().is_none() {
-            let Some(rank) = state.ranks.iter().position(|doing| *doing == Doing::Ready) else { return };
-            state.ranks[rank] = Doing::Running;
+            let Some(rank) = state.ranks.iter().position(|doing| *doing == Phase::Ready) else { return };
+            state.ranks[rank] = Phase::Running;
             state.free_cores -= 1;
             self.wake[rank].notify_all();
         }

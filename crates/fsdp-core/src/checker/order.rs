@@ -1,10 +1,15 @@
 //! Happens-before checks: conflicting accesses are ordered, and collectives hand their buffers over before use.
 
 use super::{Names, Violation};
-use crate::schedule::{Before, Op, OpId};
+use crate::schedule::{HappensBefore, Op, OpId};
 
 /// Checks the next operation, and adds it to the order.
-pub(super) fn check(names: Names<'_>, before: &mut Before, index: usize, op: &Op) -> Result<(), Violation> {
+pub(super) fn check(
+    names: Names<'_>,
+    before: &mut HappensBefore,
+    index: usize,
+    op: &Op,
+) -> Result<(), Violation> {
     let ops = &names.schedule.ops;
     let mut clock = before.clock(op.kind.queue());
     for &OpId(target) in &op.waits {
@@ -25,8 +30,8 @@ pub(super) fn check(names: Names<'_>, before: &mut Before, index: usize, op: &Op
                 let (earlier, later) = (names.op(earlier), names.op(index));
                 return Err(Violation::Race { earlier, later, buffer: names.buffer(access.buffer) });
             }
-            let is_taken = op.waits.iter().chain(&op.joins).any(|target| target.0 == earlier);
-            if !is_taken && before.is_kept(earlier, &clock) {
+            let is_joined = op.waits.iter().chain(&op.joins).any(|target| target.0 == earlier);
+            if !is_joined && before.holds_buffers(earlier, &clock) {
                 let (collective, later) = (names.op(earlier), names.op(index));
                 return Err(Violation::NotHandedOver { collective, later });
             }

@@ -38,10 +38,10 @@ type Call = (OpKind, Vec<(Option<usize>, DType)>);
 
 /// The collectives of a queue.
 fn collectives(schedule: &Schedule, queue: Queue) -> Vec<Call> {
-    let meets = |kind: &OpKind| {
+    let communicates = |kind: &OpKind| {
         kind.is_collective() || matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_))
     };
     let shape = |&id: &BufferId| (schedule.buffer(id).len, schedule.buffer(id).dtype);
-    let of_queue = schedule.ops.iter().filter(|op| op.kind.queue() == queue && meets(&op.kind));
+    let of_queue = schedule.ops.iter().filter(|op| op.kind.queue() == queue && communicates(&op.kind));
     of_queue.map(|op| (op.kind, op.writes.iter().map(shape).collect())).collect()
 }

@@ -86,7 +86,7 @@ enum Value {
 pub(crate) struct Values<'a> {
     names: Names<'a>,
     spec: &'a ModelSpec,
-    held: Vec<Value>,
+    contents: Vec<Value>,
     round: usize,
     /// Number of reads of trained parameters by blocks, per segment.
     uses: BTreeMap<Owner, usize>,
@@ -102,13 +102,19 @@ impl<'a> Values<'a> {
         for &id in used.filter(|&&id| spec.param(id).trainable) {
             *uses.entry(owner_of(layout, id)).or_default() += 1;
         }
-        let mut values =
-            Self { names, spec, held: Vec::new(), round: 0, trained: uses.keys().copied().collect(), uses };
-        let kept = |index: usize| match schedule.buffers[index].role {
-            Role::ShardedGradient => Value::GradientOfLastStep,
-            _ => values.kept(index, false),
+        let mut values = Self {
+            names,
+            spec,
+            contents: Vec::new(),
+            round: 0,
+            trained: uses.keys().copied().collect(),
+            uses,
         };
-        values.held = (0..schedule.buffers.len()).map(kept).collect();
+        let initial = |index: usize| match schedule.buffers[index].role {
+            Role::ShardedGradient => Value::GradientOfLastStep,
+            _ => values.value_between_steps(index, false),
+        };
+        values.contents = (0..schedule.buffers.len()).map(initial).collect();
         values
     }
 
@@ -118,7 +124,7 @@ impl<'a> Values<'a> {
     }
 
     /// The contents of a buffer between steps, after a step that updates or before it.
-    fn kept(&self, index: usize, updated: bool) -> Value {
+    fn value_between_steps(&self, index: usize, updated: bool) -> Value {
         let decl = &self.names.schedule.buffers[index];
         match (decl.role, decl.unit.zip(decl.segment)) {
             (Role::Master | Role::Low, Some(owner)) => {
@@ -139,9 +145,9 @@ impl<'a> Values<'a> {
                 (Role::ShardedGradient, Some(owner)) if trains => self.total(owner),
                 (Role::Scalars, _) => self.scalars(true),
                 (Role::Statistics(phase), _) if trains => self.statistics(phase, true),
-                _ => self.kept(index, trains),
+                _ => self.value_between_steps(index, trains),
             };
-            self.keep(self.names.schedule.ops.len(), BufferId::of(index), expected)?;
+            self.expect(self.names.schedule.ops.len(), BufferId::of(index), expected)?;
         }
         Ok(())
     }
@@ -152,33 +158,33 @@ impl<'a> Values<'a> {
             OpKind::BeginStep => self.begin_step(at, op),
             OpKind::BeginMicroBatch(round) => {
                 self.round = round.0;
-                self.count(at, op, [0, 0])
+                self.check_operands(at, op, [0, 0])
             }
-            OpKind::Upload(unit) => self.pass_on(at, op, unit, [Part::Shard, Part::Shard]),
+            OpKind::Upload(unit) => self.move_params(at, op, unit, [Part::Shard, Part::Shard]),
             OpKind::AllGather { unit, source: Source::SubShard, .. } => {
-                self.pass_on(at, op, unit, [Part::SubShard, Part::Whole])
+                self.move_params(at, op, unit, [Part::SubShard, Part::Whole])
             }
-            OpKind::AllGather { unit, .. } => self.pass_on(at, op, unit, [Part::Shard, Part::Whole]),
-            OpKind::KeepSubShard(unit) => self.pass_on(at, op, unit, [Part::Whole, Part::SubShard]),
+            OpKind::AllGather { unit, .. } => self.move_params(at, op, unit, [Part::Shard, Part::Whole]),
+            OpKind::KeepSubShard(unit) => self.move_params(at, op, unit, [Part::Whole, Part::SubShard]),
             OpKind::Reshard(unit) => {
-                self.count(at, op, [0, self.names.layout.unit(unit).segments.len()])?;
+                self.check_operands(at, op, [0, self.names.layout.unit(unit).segments.len()])?;
                 let mut buffers = op.writes.iter().zip(owners(unit));
                 buffers.try_for_each(|(&id, owner)| {
-                    self.turn(at, id, params(owner, Part::Whole), Value::Nothing)
+                    self.replace(at, id, params(owner, Part::Whole), Value::Nothing)
                 })
             }
             OpKind::Forward { block, .. } => self.compute(at, op, block, false),
             OpKind::Backward(block) => self.compute(at, op, block, true),
             OpKind::LastBlock { block, backward } => {
                 self.compute(at, op, block, backward)?;
-                self.note(at, op.writes[op.writes.len() - 1], [self.round, self.round + 1], [])
+                self.add_scalars(at, op.writes[op.writes.len() - 1], [self.round, self.round + 1], [])
             }
             OpKind::OpenGradient(unit) => {
-                self.count(at, op, [0, self.trained_segments(unit)])?;
+                self.check_operands(at, op, [0, self.trained_segments(unit)])?;
                 let (rounds, stage) = ([self.round, self.round + 1], Stage::Open(0));
                 op.writes.iter().zip(owners(unit)).try_for_each(|(&id, owner)| {
                     let open = Value::Gradient { owner, rounds, stage };
-                    self.turn(at, id, Value::Nothing, open)
+                    self.replace(at, id, Value::Nothing, open)
                 })
             }
             OpKind::CloseGradient(unit) => self.advance(at, op, unit, [None, Some(Stage::Whole)]),
@@ -190,25 +196,23 @@ impl<'a> Values<'a> {
             }
             OpKind::Download(unit) => self.advance(at, op, unit, [Some(self.last_stage()); 2]),
             OpKind::Add { unit, queue } => self.add(at, op, unit, queue),
-            OpKind::SquareNorm(unit) => {
-                let segments = self.trained_segments(unit);
-                self.count(at, op, [segments, 1])?;
-                let mut gradients = op.reads.iter().zip(owners(unit));
-                gradients.try_for_each(|(&id, owner)| self.keep(at, id, self.total(owner)))?;
-                let losses = self.names.schedule.rounds;
-                self.note(at, op.writes[0], [losses; 2], owners(unit).take(segments))
-            }
+            OpKind::SquareNorm(unit) => self.add_square_norm(at, op, unit),
             OpKind::ReduceScalars => {
                 let trains = self.names.schedule.trains();
-                self.count(at, op, [0, 1 + usize::from(trains)])?;
-                self.turn(at, op.writes[0], self.scalars(false), self.scalars(true))?;
-                let [before, behind] = [false, true].map(|of_this_step| Value::Factors { of_this_step });
-                op.writes[1..].iter().try_for_each(|&id| self.turn(at, id, before.clone(), behind.clone()))
+                self.check_operands(at, op, [0, 1 + usize::from(trains)])?;
+                self.replace(at, op.writes[0], self.scalars(false), self.scalars(true))?;
+                let [before, after] = [false, true].map(|of_this_step| Value::Factors { of_this_step });
+                op.writes[1..].iter().try_for_each(|&id| self.replace(at, id, before.clone(), after.clone()))
             }
-            OpKind::Statistics { unit, phase } => self.part_of_statistics(at, op, unit, phase),
+            OpKind::Statistics { unit, phase } => self.add_statistics(at, op, unit, phase),
             OpKind::ReduceStatistics(phase) => {
-                self.count(at, op, [0, 1])?;
-                self.turn(at, op.writes[0], self.statistics(phase.0, false), self.statistics(phase.0, true))
+                self.check_operands(at, op, [0, 1])?;
+                self.replace(
+                    at,
+                    op.writes[0],
+                    self.statistics(phase.0, false),
+                    self.statistics(phase.0, true),
+                )
             }
             OpKind::Direct(unit) => self.direct(at, op, unit),
             OpKind::GatherDirections(unit) => self.gather_directions(at, op, unit),
@@ -217,13 +221,19 @@ impl<'a> Values<'a> {
     }
 
     /// Moves or copies the parameters of a unit from one set of buffers to another.
-    fn pass_on(&mut self, at: usize, op: &Op, unit: UnitId, [from, to]: [Part; 2]) -> Result<(), Violation> {
-        self.count(at, op, [self.names.layout.unit(unit).segments.len(); 2])?;
+    fn move_params(
+        &mut self,
+        at: usize,
+        op: &Op,
+        unit: UnitId,
+        [from, to]: [Part; 2],
+    ) -> Result<(), Violation> {
+        self.check_operands(at, op, [self.names.layout.unit(unit).segments.len(); 2])?;
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
             let before = params(owner, from);
-            let behind = if op.kind.gives_up_inputs() { Value::Nothing } else { before.clone() };
-            self.turn(at, read, before, behind)?;
-            self.turn(at, write, Value::Nothing, params(owner, to))?;
+            let after = if op.kind.gives_up_inputs() { Value::Nothing } else { before.clone() };
+            self.replace(at, read, before, after)?;
+            self.replace(at, write, Value::Nothing, params(owner, to))?;
         }
         Ok(())
     }
@@ -233,19 +243,19 @@ impl<'a> Values<'a> {
         let read = &self.spec.block(block).params;
         let trained = read.iter().filter(|&&id| backward && self.spec.param(id).trainable);
         let scalars = usize::from(matches!(op.kind, OpKind::LastBlock { .. }));
-        self.count(at, op, [read.len(), trained.clone().count() + scalars])?;
+        self.check_operands(at, op, [read.len(), trained.clone().count() + scalars])?;
         for (&id, &buffer) in read.iter().zip(&op.reads) {
-            self.keep(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
+            self.expect(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
         }
         for (&id, &buffer) in trained.zip(&op.writes) {
             let (owner, rounds) = (owner_of(self.names.layout, id), [self.round, self.round + 1]);
-            let uses = match self.held[buffer.index()] {
+            let uses = match self.contents[buffer.index()] {
                 Value::Gradient { stage: Stage::Open(uses), .. } => uses,
                 _ => 0,
             };
-            let [before, behind] =
+            let [before, after] =
                 [uses, uses + 1].map(|uses| Value::Gradient { owner, rounds, stage: Stage::Open(uses) });
-            self.turn(at, buffer, before, behind)?;
+            self.replace(at, buffer, before, after)?;
         }
         Ok(())
     }
@@ -261,7 +271,7 @@ impl<'a> Values<'a> {
 
     /// The range of micro-batches in a gradient.
     fn rounds_in(&self, buffer: BufferId) -> [usize; 2] {
-        match self.held[buffer.index()] {
+        match self.contents[buffer.index()] {
             Value::Gradient { rounds, .. } => rounds,
             _ => [0, 0],
         }
@@ -278,28 +288,28 @@ impl<'a> Values<'a> {
     ) -> Result<(), Violation> {
         let segments = self.trained_segments(unit);
         let in_place = matches!(op.kind, OpKind::CloseGradient(_) | OpKind::AllReduceReplicas { .. });
-        self.count(at, op, [if in_place { 0 } else { segments }, segments])?;
+        self.check_operands(at, op, [if in_place { 0 } else { segments }, segments])?;
         let sources = if in_place { &op.writes } else { &op.reads };
         for ((&read, &write), owner) in sources.iter().zip(&op.writes).zip(owners(unit)) {
             let (rounds, open) = (self.rounds_in(read), Stage::Open(self.uses[&owner]));
-            let [before, behind] =
+            let [before, after] =
                 stages.map(|stage| Value::Gradient { owner, rounds, stage: stage.unwrap_or(open) });
-            self.turn(at, read, before, Value::Nothing)?;
-            self.turn(at, write, Value::Nothing, behind)?;
+            self.replace(at, read, before, Value::Nothing)?;
+            self.replace(at, write, Value::Nothing, after)?;
         }
         Ok(())
     }
 
     /// Adds the sum of later micro-batches to the sum of the micro-batches just before them.
     fn add(&mut self, at: usize, op: &Op, unit: UnitId, queue: Queue) -> Result<(), Violation> {
-        self.count(at, op, [self.trained_segments(unit); 2])?;
+        self.check_operands(at, op, [self.trained_segments(unit); 2])?;
         let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded };
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
             let ([_, end], [start, middle]) = (self.rounds_in(read), self.rounds_in(write));
             let [from, into, sum] = [[middle, end], [start, middle], [start, end]]
                 .map(|rounds| Value::Gradient { owner, rounds, stage });
-            self.turn(at, read, from, Value::Nothing)?;
-            self.turn(at, write, into, sum)?;
+            self.replace(at, read, from, Value::Nothing)?;
+            self.replace(at, write, into, sum)?;
         }
         Ok(())
     }
@@ -309,7 +319,7 @@ impl<'a> Values<'a> {
     }
 
     /// Checks the numbers of operands.
-    fn count(&self, at: usize, op: &Op, expected: [usize; 2]) -> Result<(), Violation> {
+    fn check_operands(&self, at: usize, op: &Op, expected: [usize; 2]) -> Result<(), Violation> {
         let (reads, writes) = (op.reads.len(), op.writes.len());
         if [reads, writes] == expected {
             return Ok(());
@@ -318,15 +328,15 @@ impl<'a> Values<'a> {
     }
 
     /// Checks that the buffer holds a value, and leaves it.
-    fn keep(&mut self, at: usize, buffer: BufferId, value: Value) -> Result<(), Violation> {
-        self.turn(at, buffer, value.clone(), value)
+    fn expect(&mut self, at: usize, buffer: BufferId, value: Value) -> Result<(), Violation> {
+        self.replace(at, buffer, value.clone(), value)
     }
 
-    /// Checks that the buffer holds `before`, and replaces it by `behind`.
-    fn turn(&mut self, at: usize, buffer: BufferId, before: Value, behind: Value) -> Result<(), Violation> {
-        let held = &mut self.held[buffer.index()];
-        if *held == before {
-            *held = behind;
+    /// Checks that the buffer holds `before`, and replaces it by `after`.
+    fn replace(&mut self, at: usize, buffer: BufferId, before: Value, after: Value) -> Result<(), Violation> {
+        let current = &mut self.contents[buffer.index()];
+        if *current == before {
+            *current = after;
             return Ok(());
         }
         Err(Violation::Contents {
@@ -336,7 +346,7 @@ impl<'a> Values<'a> {
             },
             buffer: self.names.buffer(buffer),
             expected: format!("{before:?}"),
-            got: format!("{held:?}"),
+            got: format!("{current:?}"),
         })
     }
 }

@@ -16,10 +16,10 @@ impl<M: Memory> Comm<M> {
     /// [`CommError::Differs`], the same on every rank; errors of the communicator and of the memory.
     pub fn agree(&mut self, memory: &M, digest: Digest) -> Result<(), Error> {
         let size = self.size();
-        let mut own = memory.allocate(Category::CommStaging, DType::I64, 2)?;
-        memory.write(Queue::Gather, HostSlice::I64(&digest.words()), SliceMut::whole(&mut own))?;
+        let mut local = memory.allocate(Category::CommStaging, DType::I64, 2)?;
+        memory.write(Queue::Gather, HostSlice::I64(&digest.words()), SliceMut::whole(&mut local))?;
         let all = memory.allocate(Category::CommStaging, DType::I64, 2 * size)?;
-        let pending = self.all_gather(memory, Purpose::Setup, None, vec![own], vec![all])?;
+        let pending = self.all_gather(memory, Purpose::Setup, None, vec![local], vec![all])?;
         let all = pending.wait_on(memory, Queue::Gather)?.outputs.pop().expect("one buffer came back");
         let mut words = vec![0; 2 * size];
         memory.read(Queue::Gather, Slice::whole(&all), HostSliceMut::I64(&mut words))?;
@@ -33,13 +33,17 @@ impl<M: Memory> Comm<M> {
 
 /// Returns the ranks whose words differ from the most frequent value (if tied, the one that occurs first), and the
 /// first rank that has that value. `None` if all are equal.
-fn differing(words: &[[i64; 2]]) -> Option<(Vec<Rank>, Rank)> {
-    let mut votes: BTreeMap<&[i64; 2], usize> = BTreeMap::new();
-    words.iter().for_each(|word| *votes.entry(word).or_default() += 1);
+fn differing(digests: &[[i64; 2]]) -> Option<(Vec<Rank>, Rank)> {
+    let mut counts: BTreeMap<&[i64; 2], usize> = BTreeMap::new();
+    digests.iter().for_each(|digest| *counts.entry(digest).or_default() += 1);
     // `max_by_key` returns the last of equal maxima; reversed, that is the first rank.
-    let (reference, most) = words.iter().enumerate().rev().max_by_key(|(_, word)| votes[word])?;
-    let ranks: Vec<Rank> =
-        words.iter().enumerate().filter(|&(_, word)| word != most).map(|(rank, _)| Rank(rank)).collect();
+    let (reference, majority) = digests.iter().enumerate().rev().max_by_key(|(_, digest)| counts[digest])?;
+    let ranks: Vec<Rank> = digests
+        .iter()
+        .enumerate()
+        .filter(|&(_, digest)| digest != majority)
+        .map(|(rank, _)| Rank(rank))
+        .collect();
     (!ranks.is_empty()).then_some((ranks, Rank(reference)))
 }
 

@@ -295,8 +295,8 @@ fn integer_averages_are_rejected() {
     let scattered = comm.reduce_scatter(&NoMemory, ReduceOp::Average, Purpose::Gradient, None, whole, part);
     assert!(matches!(failure(scattered), CommError::IntegerAverage { rank: Rank(5), .. }));
     assert!(log.lock().unwrap().is_empty(), "no backend is called");
-    let nothing = comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Gradient, None, Vec::new());
-    nothing.unwrap().wait_on(&NoMemory, Queue::Reduce).unwrap();
+    let empty_reduce = comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Gradient, None, Vec::new());
+    empty_reduce.unwrap().wait_on(&NoMemory, Queue::Reduce).unwrap();
 }
 
 #[test]

@@ -171,8 +171,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     fn keep_sub_shard(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
         let part = self.comms.sub_gather.as_ref().map_or(0, |comm| comm.rank());
         for (&from, &to) in op.reads.iter().zip(&op.writes) {
-            let (whole, kept) = self.table.pair(from, to)?;
-            memory.copy_part(Queue::Compute, whole, part, kept)?;
+            let (unsharded, sub_shard) = self.table.pair(from, to)?;
+            memory.copy_part(Queue::Compute, unsharded, part, sub_shard)?;
         }
         Ok(())
     }

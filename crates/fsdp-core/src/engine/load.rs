@@ -42,23 +42,23 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         origin: Origin,
         mut fill: impl FnMut(&Piece, &mut Vec<f64>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let fills = origin == Origin::Computed || self.reads();
+        let fills_here = origin == Origin::Computed || self.reads();
         let plan = Arc::clone(&self.plan);
         let memory = &*self.memory;
-        for (unit, own) in plan.layout.unit_ids().zip(&plan.step.lasting.units) {
-            for (&id, pieces) in own.master.iter().zip(&self.tables.unit(unit).pieces) {
-                for piece in pieces.iter().filter(|_| fills) {
-                    let values = filled(piece.len, |values| fill(piece, values))?;
+        for (unit, buffers) in plan.layout.unit_ids().zip(&plan.step.lasting.units) {
+            for (&id, pieces) in buffers.master.iter().zip(&self.tables.unit(unit).pieces) {
+                for piece in pieces.iter().filter(|_| fills_here) {
+                    let values = fill_values(piece.len, |values| fill(piece, values))?;
                     write(memory, self.table.get_mut(id)?, piece.offset, &values)?;
                 }
             }
             if origin == Origin::Read {
                 let dtype = |id: BufferId| plan.step.buffer(id).dtype;
-                for ids in own.master.chunk_by(|&a, &b| dtype(a) == dtype(b)) {
-                    self.comms.receive(memory, &mut self.table, unit, ids)?;
+                for ids in buffers.master.chunk_by(|&a, &b| dtype(a) == dtype(b)) {
+                    self.comms.broadcast_shards(memory, &mut self.table, unit, ids)?;
                 }
             }
-            for (&master, &low) in own.master.iter().zip(&own.low) {
+            for (&master, &low) in buffers.master.iter().zip(&buffers.low) {
                 let (master, low) = self.table.pair(master, low)?;
                 memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
             }
@@ -76,19 +76,19 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         origin: Origin,
         mut fill: impl FnMut(&StateTensor, &StatePiece, &mut Vec<f64>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let fills = origin == Origin::Computed || self.reads();
+        let fills_here = origin == Origin::Computed || self.reads();
         let plan = Arc::clone(&self.plan);
         let memory = &*self.memory;
-        for (unit, own) in plan.layout.unit_ids().zip(&plan.step.lasting.units) {
+        for (unit, buffers) in plan.layout.unit_ids().zip(&plan.step.lasting.units) {
             let tensors = self.tables.unit(unit).state.iter().flatten();
-            for (&id, tensor) in own.state.iter().flatten().zip(tensors) {
-                for piece in tensor.pieces.iter().filter(|_| fills) {
-                    let values = filled(piece.len, |values| fill(tensor, piece, values))?;
+            for (&id, tensor) in buffers.state.iter().flatten().zip(tensors) {
+                for piece in tensor.pieces.iter().filter(|_| fills_here) {
+                    let values = fill_values(piece.len, |values| fill(tensor, piece, values))?;
                     write(memory, self.table.get_mut(id)?, piece.offset, &values)?;
                 }
                 if origin == Origin::Read {
                     // One call per tensor, because dtypes may differ between tensors.
-                    self.comms.receive(memory, &mut self.table, unit, &[id])?;
+                    self.comms.broadcast_shards(memory, &mut self.table, unit, &[id])?;
                 }
             }
         }
@@ -98,7 +98,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
 impl<M: Memory> Comms<M> {
     /// Broadcasts the contents of these buffers from the first replica to all others, for use by the compute queue.
-    fn receive(
+    fn broadcast_shards(
         &mut self,
         memory: &M,
         table: &mut Table<M::Buffer>,
@@ -114,7 +114,7 @@ impl<M: Memory> Comms<M> {
 }
 
 /// Returns `len` values set by `fill`.
-fn filled<E>(len: usize, fill: impl FnOnce(&mut Vec<f64>) -> Result<(), E>) -> Result<Vec<f64>, E> {
+fn fill_values<E>(len: usize, fill: impl FnOnce(&mut Vec<f64>) -> Result<(), E>) -> Result<Vec<f64>, E> {
     let mut values = vec![0.0; len];
     fill(&mut values)?;
     Ok(values)

@@ -111,7 +111,7 @@ pub struct Engine<M: Memory, P: Program<M>> {
     events: BTreeMap<OpId, M::Event>,
     scalars: scalars::Scalars<M>,
     /// Reusable room for state tensors and statistics while they are lent to the update rule.
-    lent: [Vec<M::Buffer>; 2],
+    buffer_lists: [Vec<M::Buffer>; 2],
     /// Whether the gradients of the last step are still available.
     has_gradients: bool,
 }
@@ -145,7 +145,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             in_flight: BTreeMap::new(),
             events: BTreeMap::new(),
             scalars,
-            lent: [Vec::new(), Vec::new()],
+            buffer_lists: [Vec::new(), Vec::new()],
             has_gradients: false,
         })
     }
@@ -244,10 +244,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     ///
     /// # Errors
     /// [`Error::Comm`].
-    pub fn any(&mut self, yes: bool) -> Result<bool, Error> {
-        let answers = self.scalars.ask(&*self.memory, &mut self.table, &mut self.comms.world, yes)?;
+    pub fn any(&mut self, flag: bool) -> Result<bool, Error> {
+        let flags = self.scalars.reduce_flag(&*self.memory, &mut self.table, &mut self.comms.world, flag)?;
         self.comms.world.check()?;
-        Ok(answers.any)
+        Ok(flags.any)
     }
 
     /// Returns whether all parameters and all optimizer state written by the steps so far are finite on all ranks. The
@@ -256,9 +256,9 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn state_is_finite(&mut self) -> Result<bool, Error> {
-        let answers = self.scalars.ask(&*self.memory, &mut self.table, &mut self.comms.world, false)?;
+        let flags = self.scalars.reduce_flag(&*self.memory, &mut self.table, &mut self.comms.world, false)?;
         self.comms.world.check()?;
-        Ok(answers.state_finite)
+        Ok(flags.state_finite)
     }
 
     /// Runs a schedule; if it fails, reports the reason to the other ranks before the collectives in flight are

@@ -33,7 +33,7 @@ pub struct StepInput {
 }
 
 /// The combined answer of all ranks between two steps.
-pub(super) struct Answers {
+pub(super) struct ReducedFlags {
     /// Whether any rank answered yes.
     pub(super) any: bool,
     /// Whether everything that the updates so far wrote, on any rank, is finite.
@@ -41,7 +41,7 @@ pub(super) struct Answers {
 }
 
 /// A step that was issued and whose report has not been read.
-struct Unread<E> {
+struct UnreadReport<E> {
     /// Whether its scalars are in the spare buffer, because a later step uses the main one.
     in_spare: bool,
     /// The divisor of its gradient.
@@ -56,7 +56,7 @@ pub(super) struct Scalars<M: Memory> {
     factors: BufferId,
     not_finite: BufferId,
     tallies: Tallies,
-    unread: VecDeque<Unread<M::Event>>,
+    unread: VecDeque<UnreadReport<M::Event>>,
     /// Number of ranks that the gradient is averaged over.
     averaged_ranks: usize,
     stop: bool,
@@ -72,8 +72,8 @@ impl<M: Memory> Scalars<M> {
     pub(super) fn new(memory: &M, plan: &Plan, table: &mut Table<M::Buffer>) -> Result<Self, Error> {
         let (step, tallies) = (&plan.step, plan.spec.tallies);
         let Lasting { scalars, spare_scalars: spare, factors, not_finite, .. } = step.lasting;
-        let start = HostSlice::F64(&GradientFactors::START);
-        memory.write(Queue::Compute, start, SliceMut::whole(table.get_mut(factors)?))?;
+        let initial = HostSlice::F64(&GradientFactors::START);
+        memory.write(Queue::Compute, initial, SliceMut::whole(table.get_mut(factors)?))?;
         let (unread, averaged_ranks) = (VecDeque::new(), step.averaged_ranks);
         let (stop, input) = (false, None);
         Ok(Self { scalars, spare, factors, not_finite, tallies, unread, averaged_ranks, stop, input })
@@ -89,13 +89,13 @@ impl<M: Memory> Scalars<M> {
             !scales || self.is_read(),
             "the scale of a loss follows from the reports of all steps before"
         );
-        self.take_turn(table);
+        self.free_scalars(table);
         self.stop = stop;
         self.input = input;
     }
 
     /// Frees the main buffer for new scalars: those of an unread step move to the spare buffer.
-    fn take_turn(&mut self, table: &mut Table<M::Buffer>) {
+    fn free_scalars(&mut self, table: &mut Table<M::Buffer>) {
         assert!(
             self.unread.len() < 2,
             "the report of a step is read before the step after the next one begins"
@@ -129,7 +129,9 @@ impl<M: Memory> Scalars<M> {
         memory: &M,
         table: &Table<M::Buffer>,
     ) -> Result<Option<StepReport>, Error> {
-        let Some(Unread { in_spare, divisor, ready }) = self.unread.pop_front() else { return Ok(None) };
+        let Some(UnreadReport { in_spare, divisor, ready }) = self.unread.pop_front() else {
+            return Ok(None);
+        };
         let mut words = vec![0; self.tallies.scalar_words()];
         memory.wait(Queue::Download, &ready);
         let buffer = table.get(if in_spare { self.spare } else { self.scalars })?;
@@ -156,12 +158,12 @@ impl<M: Memory> Scalars<M> {
             let (words, factors) = table.pair(self.scalars, self.factors)?;
             let (words, mut factors) = (Slice::new(words, 0, SCALAR_WORDS), SliceMut::whole(factors));
             if loss_scale.is_some() {
-                let start = HostSlice::F64(&GradientFactors::START);
-                memory.write(Queue::Reduce, start, factors.reborrow())?;
+                let initial = HostSlice::F64(&GradientFactors::START);
+                memory.write(Queue::Reduce, initial, factors.reborrow())?;
             }
             memory.gradient_factors(Queue::Reduce, words, divisor, grad_clip, factors)?;
         }
-        self.unread.push_back(Unread { in_spare: false, divisor, ready: memory.record(Queue::Reduce) });
+        self.unread.push_back(UnreadReport { in_spare: false, divisor, ready: memory.record(Queue::Reduce) });
         Ok(())
     }
 
@@ -178,22 +180,22 @@ impl<M: Memory> Scalars<M> {
     }
 
     /// Combines the answers of all ranks. Returns when every rank has called it and its updates are done.
-    pub(super) fn ask(
+    pub(super) fn reduce_flag(
         &mut self,
         memory: &M,
         table: &mut Table<M::Buffer>,
         world: &mut Comm<M>,
-        yes: bool,
-    ) -> Result<Answers, Error> {
-        self.take_turn(table);
+        flag: bool,
+    ) -> Result<ReducedFlags, Error> {
+        self.free_scalars(table);
         memory.wait(Queue::Reduce, &memory.record(Queue::Compute));
         self.clear(memory, table, Queue::Reduce)?;
-        let votes = SliceMut::new(table.get_mut(self.scalars)?, COUNT, 1);
-        memory.write(Queue::Reduce, HostSlice::I64(&[i64::from(yes)]), votes)?;
+        let target = SliceMut::new(table.get_mut(self.scalars)?, COUNT, 1);
+        memory.write(Queue::Reduce, HostSlice::I64(&[i64::from(flag)]), target)?;
         self.all_reduce(memory, table, world)?;
-        let mut ranks = [0; SCALAR_WORDS];
-        let words = Slice::new(table.get(self.scalars)?, 0, SCALAR_WORDS);
-        memory.read(Queue::Reduce, words, HostSliceMut::I64(&mut ranks))?;
-        Ok(Answers { any: ranks[COUNT] > 0, state_finite: ranks[NOT_FINITE] == 0 })
+        let mut words = [0; SCALAR_WORDS];
+        let source = Slice::new(table.get(self.scalars)?, 0, SCALAR_WORDS);
+        memory.read(Queue::Reduce, source, HostSliceMut::I64(&mut words))?;
+        Ok(ReducedFlags { any: words[COUNT] > 0, state_finite: words[NOT_FINITE] == 0 })
     }
 }

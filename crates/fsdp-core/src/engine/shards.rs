@@ -30,12 +30,12 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Panics
     /// When a step has failed and left a buffer in use.
     pub fn shards(&self, unit: UnitId) -> UnitShards<'_, M::Buffer> {
-        let (own, tables) = (&self.plan.step.lasting.units[unit.0], self.tables.unit(unit));
+        let (buffers, tables) = (&self.plan.step.lasting.units[unit.0], self.tables.unit(unit));
         UnitShards {
-            params: self.present(&own.master),
+            params: self.present(&buffers.master),
             pieces: &tables.pieces,
-            gradients: if self.has_gradients { self.present(&own.gradient) } else { Vec::new() },
-            state: own.state.iter().map(|tensors| self.present(tensors)).collect(),
+            gradients: if self.has_gradients { self.present(&buffers.gradient) } else { Vec::new() },
+            state: buffers.state.iter().map(|tensors| self.present(tensors)).collect(),
             state_tensors: &tables.state,
         }
     }

@@ -40,7 +40,7 @@ impl<B: Buffer> Table<B> {
     /// # Errors
     /// [`Error::BufferInUse`] when the buffer was taken out, which the checker rules out.
     pub(super) fn get(&self, id: BufferId) -> Result<&B, Error> {
-        self.buffers[id.index()].as_ref().ok_or_else(|| absent(&self.decls, id))
+        self.buffers[id.index()].as_ref().ok_or_else(|| in_use(&self.decls, id))
     }
 
     /// Returns a buffer for writing.
@@ -48,7 +48,7 @@ impl<B: Buffer> Table<B> {
     /// # Errors
     /// As [`Table::get`].
     pub(super) fn get_mut(&mut self, id: BufferId) -> Result<&mut B, Error> {
-        self.buffers[id.index()].as_mut().ok_or_else(|| absent(&self.decls, id))
+        self.buffers[id.index()].as_mut().ok_or_else(|| in_use(&self.decls, id))
     }
 
     /// Returns two different buffers, one for reading and one for writing.
@@ -58,8 +58,8 @@ impl<B: Buffer> Table<B> {
     pub(super) fn pair(&mut self, read: BufferId, write: BufferId) -> Result<(&B, &mut B), Error> {
         match self.buffers.get_disjoint_mut([read.index(), write.index()]) {
             Ok([Some(from), Some(to)]) => Ok((from, to)),
-            Ok([Some(_), None]) => Err(absent(&self.decls, write)),
-            Ok(_) | Err(_) => Err(absent(&self.decls, read)),
+            Ok([Some(_), None]) => Err(in_use(&self.decls, write)),
+            Ok(_) | Err(_) => Err(in_use(&self.decls, read)),
         }
     }
 
@@ -68,7 +68,7 @@ impl<B: Buffer> Table<B> {
     /// # Errors
     /// As [`Table::get`].
     pub(super) fn take(&mut self, id: BufferId) -> Result<B, Error> {
-        self.buffers[id.index()].take().ok_or_else(|| absent(&self.decls, id))
+        self.buffers[id.index()].take().ok_or_else(|| in_use(&self.decls, id))
     }
 
     /// Takes buffers out, in the given order.
@@ -79,13 +79,13 @@ impl<B: Buffer> Table<B> {
         ids.iter().map(|&id| self.take(id)).collect()
     }
 
-    /// Takes buffers out and appends them to `room`, which avoids an allocation.
+    /// Takes buffers out and appends them to `buffers`, which avoids an allocation.
     ///
     /// # Errors
     /// As [`Table::get`].
-    pub(super) fn lend(&mut self, ids: &[BufferId], room: &mut Vec<B>) -> Result<(), Error> {
+    pub(super) fn take_into(&mut self, ids: &[BufferId], buffers: &mut Vec<B>) -> Result<(), Error> {
         for &id in ids {
-            room.push(self.take(id)?);
+            buffers.push(self.take(id)?);
         }
         Ok(())
     }
@@ -126,6 +126,6 @@ impl<B: Buffer> Table<B> {
     }
 }
 
-fn absent(decls: &[BufferDecl], id: BufferId) -> Error {
+fn in_use(decls: &[BufferDecl], id: BufferId) -> Error {
     Error::BufferInUse { buffer: id.index(), name: decls[id.index()].name() }
 }

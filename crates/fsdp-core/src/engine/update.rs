@@ -21,12 +21,12 @@ struct Gathered<B> {
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
     pub(super) fn statistics(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        let own = *op.writes.last().expect("the checker proved that statistics are written");
-        let mut sums = self.table.take(own)?;
-        self.each_shard(op, unit, None, |rule, _, shard, scalars, earlier| {
+        let id = *op.writes.last().expect("the checker proved that statistics are written");
+        let mut sums = self.table.take(id)?;
+        self.for_each_shard(op, unit, None, |rule, _, shard, scalars, earlier| {
             rule.statistics(memory, shard, scalars, earlier, &mut sums)
         })?;
-        self.table.put(own, sums);
+        self.table.put(id, sums);
         Ok(())
     }
 
@@ -40,15 +40,15 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
     pub(super) fn direct(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
-        let own = &plan.step.lasting.units[unit.0];
-        let ids = &op.writes[update_prefix_len(own)..];
+        let buffers = &plan.step.lasting.units[unit.0];
+        let ids = &op.writes[update_prefix_len(buffers)..];
         let mut rows = self.table.take_all(ids)?;
         for rows in &mut rows {
             // A rank may hold no rows with a direction, and padding is gathered too.
             memory.zero(Queue::Compute, SliceMut::whole(rows))?;
         }
-        self.each_shard(op, unit, None, |rule, segment, shard, scalars, _| {
-            let Some(index) = own.whole_index(segment) else { return Ok(()) };
+        self.for_each_shard(op, unit, None, |rule, segment, shard, scalars, _| {
+            let Some(index) = buffers.whole_index(segment) else { return Ok(()) };
             rule.direct(memory, shard, scalars, &mut rows[index])
         })?;
         self.table.put_all(ids, rows);
@@ -79,18 +79,18 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }),
             None => None,
         };
-        self.each_shard(op, unit, gathered.as_mut(), |rule, _, shard, scalars, statistics| {
+        self.for_each_shard(op, unit, gathered.as_mut(), |rule, _, shard, scalars, statistics| {
             rule.update(memory, shard, scalars, statistics)
         })?;
         let Some(Gathered { directions, scratch }) = gathered else { return Ok(()) };
         self.table.put_all(ids, directions.into_iter().chain([scratch]));
-        let given_up = &ids[..ids.len() - 1];
-        given_up.iter().try_for_each(|&id| self.table.release(memory, Queue::Compute, id))
+        let gathered_ids = &ids[..ids.len() - 1];
+        gathered_ids.iter().try_for_each(|&id| self.table.release(memory, Queue::Compute, id))
     }
 
     /// Calls `visit` for every trainable shard of a unit, with the statistics that the operation reads and, if they are
     /// gathered, the directions. Operands are in the order of [`OpKind::Update`](crate::schedule::OpKind::Update).
-    fn each_shard(
+    fn for_each_shard(
         &mut self,
         op: &Op,
         unit: UnitId,
@@ -104,25 +104,25 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         ) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
-        let own = &plan.step.lasting.units[unit.0];
+        let buffers = &plan.step.lasting.units[unit.0];
         let (segments, stride, tensors) =
-            (own.gradient.len(), own.stride(), own.state.first().map_or(0, Vec::len));
+            (buffers.gradient.len(), buffers.stride(), buffers.state.first().map_or(0, Vec::len));
         let (gradients, rest) = op.reads.split_at(segments);
         let (factors, statistics) = (self.table.get(rest[0])?.clone(), &rest[1..]);
         let input = self.scalars.input();
         let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
-        let [mut state, mut sums] = std::mem::take(&mut self.lent);
-        self.table.lend(statistics, &mut sums)?;
-        let noted = op.writes[update_prefix_len(own) - 1];
-        let mut not_finite = self.table.take(noted)?;
+        let [mut state, mut sums] = std::mem::take(&mut self.buffer_lists);
+        self.table.take_into(statistics, &mut sums)?;
+        let flag_id = op.writes[update_prefix_len(buffers) - 1];
+        let mut not_finite = self.table.take(flag_id)?;
         for (index, ids) in op.writes[..segments * stride].chunks(stride).enumerate() {
             let (shard, state_ids) = ids.split_at(stride - tensors);
             let mut params = self.table.take(shard[0])?;
             let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
-            self.table.lend(state_ids, &mut state)?;
+            self.table.take_into(state_ids, &mut state)?;
             let segment = &plan.layout.unit(unit).segments[index];
             let start = plan.mesh.shard_of(self.rank) * segment.shard_len();
-            let whole = own.whole_index(SegmentId(index)).zip(gathered.as_deref_mut());
+            let whole = buffers.whole_index(SegmentId(index)).zip(gathered.as_deref_mut());
             let whole = whole.map(|(at, Gathered { directions, scratch })| WholeDirections {
                 directions: &directions[at],
                 start,
@@ -142,14 +142,14 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             self.table.put_all(shard, [Some(params), low].into_iter().flatten());
             self.table.put_all(state_ids, state.drain(..));
         }
-        self.table.put(noted, not_finite);
+        self.table.put(flag_id, not_finite);
         self.table.put_all(statistics, sums.drain(..));
-        self.lent = [state, sums];
+        self.buffer_lists = [state, sums];
         Ok(())
     }
 }
 
 /// The number of buffers that an update writes, up to and including the non-finite flag.
-fn update_prefix_len(own: &UnitBuffers) -> usize {
-    own.gradient.len() * own.stride() + 1
+fn update_prefix_len(buffers: &UnitBuffers) -> usize {
+    buffers.gradient.len() * buffers.stride() + 1
 }

@@ -20,24 +20,24 @@ struct History {
 
 /// A growing list of operations and the order between them.
 #[derive(Default)]
-pub(crate) struct Before {
+pub(crate) struct HappensBefore {
     /// For each operation its queue, whether it is a collective, and the clock after it.
     ops: Vec<(Queue, bool, Clock)>,
     queues: Clocks,
     history: Vec<History>,
     /// For each collective, the operations that wait for it or join it.
-    handed_over: BTreeMap<usize, Vec<usize>>,
+    joined_by: BTreeMap<usize, Vec<usize>>,
 }
 
 /// For each queue, the clock after its last operation.
 type Clocks = [Clock; Queue::ALL.len()];
 
-impl Before {
+impl HappensBefore {
     /// The earlier operations that must complete before the next one makes this access.
     pub(crate) fn conflicts(&self, access: Access) -> impl Iterator<Item = usize> + '_ {
-        let past = self.history.get(access.buffer.index());
-        let readers = past.filter(|_| access.write).map_or(&[][..], |past| past.readers.as_slice());
-        let writer = past.map_or(0, |past| past.writer);
+        let history = self.history.get(access.buffer.index());
+        let readers = history.filter(|_| access.write).map_or(&[][..], |history| history.readers.as_slice());
+        let writer = history.map_or(0, |history| history.writer);
         let all = std::iter::once(writer).chain(readers.iter().copied());
         all.filter(|&earlier| earlier < self.ops.len())
     }
@@ -49,7 +49,7 @@ impl Before {
 
     /// Advances a clock past an operation and everything that is complete before it.
     pub(crate) fn wait(&self, clock: &mut Clock, op: usize) {
-        clock.iter_mut().zip(&self.ops[op].2).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
+        clock.iter_mut().zip(&self.ops[op].2).for_each(|(time, other)| *time = (*time).max(*other));
     }
 
     /// Whether an operation is certainly complete at `clock`.
@@ -58,27 +58,28 @@ impl Before {
     }
 
     /// Whether an operation is a collective whose buffers no operation complete at `clock` has taken over.
-    pub(crate) fn is_kept(&self, op: usize, clock: &Clock) -> bool {
-        let by = self.handed_over.get(&op);
-        self.ops[op].1 && !by.is_some_and(|by| by.iter().any(|&other| self.is_complete(other, clock)))
+    pub(crate) fn holds_buffers(&self, op: usize, clock: &Clock) -> bool {
+        let joiners = self.joined_by.get(&op);
+        self.ops[op].1
+            && !joiners.is_some_and(|joiners| joiners.iter().any(|&other| self.is_complete(other, clock)))
     }
 
     /// Appends an operation with the clock before it.
     pub(crate) fn push(&mut self, op: &Op, mut clock: Clock) {
         let (id, queue) = (self.ops.len(), op.kind.queue());
         for target in op.waits.iter().chain(&op.joins).filter(|target| self.ops[target.0].1) {
-            self.handed_over.entry(target.0).or_default().push(id);
+            self.joined_by.entry(target.0).or_default().push(id);
         }
         for access in op.accesses() {
             let index = access.buffer.index();
             if index >= self.history.len() {
                 self.history.resize(index + 1, History::default());
             }
-            let past = &mut self.history[index];
+            let history = &mut self.history[index];
             if access.write {
-                *past = History { writer: id, readers: Vec::new() };
-            } else if past.readers.last() != Some(&id) {
-                past.readers.push(id);
+                *history = History { writer: id, readers: Vec::new() };
+            } else if history.readers.last() != Some(&id) {
+                history.readers.push(id);
             }
         }
         clock[queue as usize] = id + 1;

@@ -30,7 +30,7 @@ use crate::update::RuleDecl;
 use crate::wrap::UnitId;
 
 use declare::{Declared, Slots};
-use gradients::{Held, Reduction, Sums};
+use gradients::{GradientBuffers, Reduction, Sums};
 
 /// The inputs of schedule compilation.
 #[derive(Clone, Copy, Debug)]
@@ -112,13 +112,13 @@ struct Build<'a> {
     /// Staging slots of units that were uploaded and not yet used.
     staged: BTreeMap<UnitId, usize>,
     /// Gradients that are open for writing.
-    open: BTreeMap<UnitId, Held>,
+    open: BTreeMap<UnitId, GradientBuffers>,
     sums: Vec<Sums>,
     whole_sums: Vec<Sums>,
     /// The last reduction, whose result is not used yet.
     pending_reduction: Option<Reduction>,
     /// The unit whose all-reduce over replicas was issued last; its norm is computed after that.
-    pending_norm: Option<(UnitId, Held)>,
+    pending_norm: Option<(UnitId, GradientBuffers)>,
 }
 
 impl<'a> Build<'a> {

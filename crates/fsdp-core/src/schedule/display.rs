@@ -17,17 +17,17 @@ impl Schedule {
         let mut at = 0;
         while at < self.sections.len() {
             let section = &self.sections[at];
-            let alike = |but_sums| {
-                let first = self.normalized(section, but_sums);
+            let repeats = |ignore_sums| {
+                let first = self.normalized(section, ignore_sums);
                 let rest = self.sections[at + 1..].iter();
-                rest.take_while(|other| self.normalized(other, but_sums) == first).count()
+                rest.take_while(|other| self.normalized(other, ignore_sums) == first).count()
             };
-            let (same, alike) = (alike(false), alike(true));
+            let (identical, repeats) = (repeats(false), repeats(true));
             let _ = match section.kind {
                 SectionKind::Prologue => writeln!(text, "prologue"),
-                SectionKind::MicroBatch(Round(round)) if alike > 0 => {
-                    let note = if same == alike { "" } else { " except for the sums they add" };
-                    writeln!(text, "micro-batches {round} to {} (alike{note})", round + alike)
+                SectionKind::MicroBatch(Round(round)) if repeats > 0 => {
+                    let exception = if identical == repeats { "" } else { " except for the sums they add" };
+                    writeln!(text, "micro-batches {round} to {} (alike{exception})", round + repeats)
                 }
                 SectionKind::MicroBatch(Round(round)) => writeln!(text, "micro-batch {round}"),
                 SectionKind::Epilogue => writeln!(text, "epilogue"),
@@ -36,10 +36,12 @@ impl Schedule {
                 let line = self.line(index, spec, layout);
                 let _ = writeln!(text, "{line}");
             }
-            if same < alike {
-                self.sections[at..=at + alike].iter().for_each(|section| self.write_sums(&mut text, section));
+            if identical < repeats {
+                self.sections[at..=at + repeats]
+                    .iter()
+                    .for_each(|section| self.write_sums(&mut text, section));
             }
-            at += 1 + alike;
+            at += 1 + repeats;
         }
         text
     }
@@ -62,11 +64,13 @@ impl Schedule {
     fn line(&self, index: usize, spec: &ModelSpec, layout: &Layout) -> String {
         let op = &self.ops[index];
         let queue_width = self.ops.iter().map(|op| op.kind.queue().name().len()).fold(8, usize::max);
-        let what = match op.kind.block() {
-            Some(block) => format!("{} {}{}", op.kind.name(), spec.block(block).name, note(&op.kind)),
+        let description = match op.kind.block() {
+            Some(block) => {
+                format!("{} {}{}", op.kind.name(), spec.block(block).name, checkpoint_suffix(&op.kind))
+            }
             None => describe(op, self, layout),
         };
-        let mut line = format!("{index:>5}  {:<queue_width$} {what}", op.kind.queue().name());
+        let mut line = format!("{index:>5}  {:<queue_width$} {description}", op.kind.queue().name());
         if !op.waits.is_empty() {
             let waits: Vec<String> = op.waits.iter().map(|wait| wait.0.to_string()).collect();
             let _ = write!(line, "  (after {})", waits.join(", "));
@@ -75,10 +79,11 @@ impl Schedule {
     }
 
     /// The operations of a section without what differs between equal micro-batches: the round, and the absolute
-    /// positions of waits. With `but_sums`, also without additions, the buffers of sums and gradients, and all waits.
-    fn normalized(&self, section: &Section, but_sums: bool) -> Vec<Op> {
+    /// positions of waits. With `ignore_sums`, also without additions, the buffers of sums and gradients, and all
+    /// waits.
+    fn normalized(&self, section: &Section, ignore_sums: bool) -> Vec<Op> {
         let relative = |ids: &[OpId]| {
-            let ids = ids.iter().filter(|_| !but_sums);
+            let ids = ids.iter().filter(|_| !ignore_sums);
             ids.map(|id| OpId(id.0.wrapping_sub(section.start))).collect()
         };
         let is_sum = |id: BufferId| {
@@ -88,9 +93,9 @@ impl Schedule {
             )
         };
         let operands =
-            |ids: &[BufferId]| ids.iter().copied().filter(|&id| !(but_sums && is_sum(id))).collect();
+            |ids: &[BufferId]| ids.iter().copied().filter(|&id| !(ignore_sums && is_sum(id))).collect();
         let ops = self.ops[section.start..section.end].iter();
-        ops.filter(|op| !(but_sums && matches!(op.kind, OpKind::Add { .. })))
+        ops.filter(|op| !(ignore_sums && matches!(op.kind, OpKind::Add { .. })))
             .map(|op| Op {
                 kind: match op.kind {
                     OpKind::BeginMicroBatch(_) => OpKind::BeginMicroBatch(Round(0)),
@@ -106,7 +111,7 @@ impl Schedule {
 }
 
 /// A remark on how a block is run.
-fn note(kind: &OpKind) -> &'static str {
+fn checkpoint_suffix(kind: &OpKind) -> &'static str {
     match kind {
         OpKind::Forward { mode: ForwardMode::Checkpoint, .. } => " (checkpointed)",
         OpKind::Forward { mode: ForwardMode::CheckpointProducts, .. } => " (checkpointed, products kept)",

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use super::before::Before;
+use super::before::HappensBefore;
 use super::{BufferId, Op, OpId, OpKind, Section, SectionKind};
 
 /// Builds the list of operations.
@@ -16,7 +16,7 @@ use super::{BufferId, Op, OpId, OpKind, Section, SectionKind};
 pub(super) struct Emitter {
     pub(super) ops: Vec<Op>,
     pub(super) sections: Vec<Section>,
-    before: Before,
+    before: HappensBefore,
 }
 
 impl Emitter {
@@ -40,7 +40,8 @@ impl Emitter {
             }
         }
         op.waits.reverse();
-        let joins = earlier.into_iter().filter(|&earlier| self.before.is_kept(earlier, &clock)).map(OpId);
+        let joins =
+            earlier.into_iter().filter(|&earlier| self.before.holds_buffers(earlier, &clock)).map(OpId);
         op.joins = joins.filter(|join| !op.waits.contains(join)).collect();
         self.before.push(&op, clock);
         self.ops.push(op);

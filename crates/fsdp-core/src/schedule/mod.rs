@@ -18,7 +18,7 @@ mod op;
 mod order;
 mod policy;
 
-pub(crate) use before::Before;
+pub(crate) use before::HappensBefore;
 pub use buffers::{BufferDecl, BufferId, Lasting, Place, Role, UnitBuffers};
 pub use compile::{Compiler, compile_evaluation, compile_evaluation_alone, compile_step};
 pub(crate) use display::describe;

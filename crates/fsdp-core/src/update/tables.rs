@@ -30,9 +30,9 @@ impl RankTables {
     /// Computes the tables of a rank.
     pub fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, rank: Rank) -> Self {
         let (shard, replica) = (plan.mesh.shard_of(rank), plan.mesh.replica_of(rank));
-        let own = &plan.step.lasting.units;
-        let units = plan.layout.units.iter().zip(own).map(|(unit, own)| {
-            let dtype = |segment: usize| plan.step.buffer(own.master[segment]).dtype;
+        let buffers = &plan.step.lasting.units;
+        let units = plan.layout.units.iter().zip(buffers).map(|(unit, buffers)| {
+            let dtype = |segment: usize| plan.step.buffer(buffers.master[segment]).dtype;
             let pieces: Vec<Vec<Piece>> = unit.segments.iter().map(|segment| segment.pieces(shard)).collect();
             let trained = || unit.trainable_segments().zip(&pieces).enumerate();
             let state = trained()

@@ -36,24 +36,24 @@ fn model(tree: &Tree) -> ModelSpec {
 /// is wrapped if enough is left and it is neither a container nor the root. Returns the number of elements in wrapped
 /// modules.
 fn wrap_by_size(spec: &ModelSpec, module: usize, min: i64, wrapped: &mut Vec<usize>) -> i64 {
-    let (whole, class) = (numel(spec, module), spec.modules[module].class.as_str());
-    if whole < min || class == "MultiheadAttention" {
+    let (total, class) = (numel(spec, module), spec.modules[module].class.as_str());
+    if total < min || class == "MultiheadAttention" {
         return 0;
     }
     let children = (0..spec.modules.len()).filter(|&child| spec.modules[child].parent == Some(module));
     let inside: i64 = children.map(|child| wrap_by_size(spec, child, min, wrapped)).sum();
     let is_container = ["ModuleList", "ModuleDict"].contains(&class);
-    if module == 0 || is_container || whole - inside < min {
+    if module == 0 || is_container || total - inside < min {
         return inside;
     }
     wrapped.push(module);
-    whole
+    total
 }
 
 fn numel(spec: &ModelSpec, module: usize) -> i64 {
-    let own: usize = spec.modules[module].params.iter().map(|&id| spec.param(id).len()).sum();
+    let direct: usize = spec.modules[module].params.iter().map(|&id| spec.param(id).len()).sum();
     let children = (0..spec.modules.len()).filter(|&child| spec.modules[child].parent == Some(module));
-    own as i64 + children.map(|child| numel(spec, child)).sum::<i64>()
+    direct as i64 + children.map(|child| numel(spec, child)).sum::<i64>()
 }
 
 /// The parameters of each wrapped module and of the root, without those of wrapped modules inside.
@@ -228,11 +228,11 @@ fn inconsistent_models_are_rejected() {
         "no block reads parameter scale, so it cannot be trained",
     );
     let rest = Sketch::plain(1).spec().elements() - Sketch::plain(1).spec().params[0].len();
-    let most = ELEMENTS_MAX - rest;
+    let max = ELEMENTS_MAX - rest;
     let mut largest = Sketch::plain(1).spec();
-    largest.params[0].shape = vec![most];
+    largest.params[0].shape = vec![max];
     assert!(largest.validate().is_ok());
-    for shape in [vec![most + 1], vec![usize::MAX], vec![1 << 40, 1 << 40]] {
+    for shape in [vec![max + 1], vec![usize::MAX], vec![1 << 40, 1 << 40]] {
         let mut spec = Sketch::plain(1).spec();
         spec.params[0].shape = shape;
         let error = spec.validate().unwrap_err().to_string();

@@ -59,20 +59,21 @@ impl DeviceBuffer {
     ) -> Result<Self, Error> {
         let (account, pool) = (Arc::clone(account), Arc::clone(pool));
         let mut buffer = Self { lease, account, pool, storage: None, spare: None, dtype, len };
-        if !buffer.comes_and_goes() && len > 0 {
+        if !buffer.is_transient() && len > 0 {
             buffer.spare = Some(buffer.take_storage()?);
         }
         Ok(buffer)
     }
 
-    fn comes_and_goes(&self) -> bool {
+    fn is_transient(&self) -> bool {
         matches!(self.lease.category(), Category::Activation | Category::Workspace)
     }
 
     fn take_storage(&self) -> Result<Arc<Block>, Error> {
         let taken = self.pool.take(self.dtype, self.len);
-        let (block, is_new) = taken
-            .map_err(|error| full::explain(error, self.lease.category(), Some(&self.account.usage())))?;
+        let (block, is_new) = taken.map_err(|error| {
+            full::allocation_error(error, self.lease.category(), Some(&self.account.usage()))
+        })?;
         if is_new {
             self.lease.count_allocation();
         }
@@ -106,8 +107,8 @@ impl DeviceBuffer {
         if len == 0 {
             return Ok(Range::empty());
         }
-        let of_storage = self.storage.as_ref().map_or(1, Arc::strong_count);
-        let readers = Arc::strong_count(&self.lease).max(of_storage) - 1;
+        let storage_handles = self.storage.as_ref().map_or(1, Arc::strong_count);
+        let readers = Arc::strong_count(&self.lease).max(storage_handles) - 1;
         if readers > 0 {
             return Err(Error::Shared { len: self.len, dtype: self.dtype, readers });
         }
@@ -124,10 +125,10 @@ impl DeviceBuffer {
     /// other readers.
     pub(super) fn release(&mut self, queues: &Queues, queue: Queue) {
         let Some(mut block) = self.storage.take() else { return };
-        if self.comes_and_goes() || Arc::get_mut(&mut block).is_none() {
+        if self.is_transient() || Arc::get_mut(&mut block).is_none() {
             return;
         }
-        queues.kept(block.poison(queues, queue));
+        queues.keep_error(block.poison(queues, queue));
         self.spare = Some(block);
     }
 
@@ -147,7 +148,7 @@ impl CudaBuffer {
     }
 
     /// The underlying host buffer; `None` if the buffer is on the device.
-    pub(crate) fn on_host(&self) -> Option<&HostBuffer> {
+    pub(crate) fn as_host(&self) -> Option<&HostBuffer> {
         match &self.0 {
             Location::Host(buffer) => Some(buffer),
             Location::Device(_) => None,
@@ -157,7 +158,7 @@ impl CudaBuffer {
 
 /// The same range of the host buffer; `None` if the buffer is on the device.
 pub(crate) fn host_slice<'a>(slice: &In<'a>) -> Option<Slice<'a, HostBuffer>> {
-    slice.buffer.on_host().map(|buffer| Slice::new(buffer, slice.offset, slice.len))
+    slice.buffer.as_host().map(|buffer| Slice::new(buffer, slice.offset, slice.len))
 }
 
 /// The same writable range of the host buffer.

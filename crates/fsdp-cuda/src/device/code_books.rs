@@ -11,14 +11,14 @@ use super::memory::CudaMemory;
 impl CudaMemory {
     /// Values and bounds, 256 numbers each, for first and then for second moments.
     pub(crate) fn code_books(&self) -> Result<CudaBuffer, Error> {
-        let mut known = lock(&self.code_books);
-        if let Some(books) = &*known {
+        let mut cached = lock(&self.code_books);
+        if let Some(books) = &*cached {
             return Ok(books.clone());
         }
         let numbers = |book: &CodeBook| [book.values, book.bounds].concat();
         let values = [CodeBook::signed(), CodeBook::unsigned()].map(numbers).concat();
         let mut books = self.scratch(DType::F32, values.len())?;
         self.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut books))?;
-        Ok(known.insert(books).clone())
+        Ok(cached.insert(books).clone())
     }
 }

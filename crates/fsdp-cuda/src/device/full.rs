@@ -7,8 +7,8 @@ use fsdp_core::{Error, MemoryKind, OutOfMemory};
 use crate::error::DeviceError;
 
 /// The error of an allocation for `category`; `usage` is what the rank has in use, if known.
-pub(crate) fn explain(error: DeviceError, category: Category, usage: Option<&Usage>) -> Error {
-    let (kind, bytes, mut said, used) = match error {
+pub(crate) fn allocation_error(error: DeviceError, category: Category, usage: Option<&Usage>) -> Error {
+    let (kind, bytes, mut details, used) = match error {
         DeviceError::OutOfMemory { bytes, free, total } => {
             let free = format!("{} of the GPU's {} are free", Size(free), Size(total));
             (MemoryKind::Device, bytes, vec![free], usage.map(|usage| in_use(&usage.device)))
@@ -19,6 +19,6 @@ pub(crate) fn explain(error: DeviceError, category: Category, usage: Option<&Usa
         }
         other => return Error::Device(Box::new(other)),
     };
-    said.extend(used);
-    OutOfMemory { kind, category, bytes: Some(bytes), in_use: said.join("; ") }.into()
+    details.extend(used);
+    OutOfMemory { kind, category, bytes: Some(bytes), in_use: details.join("; ") }.into()
 }

@@ -42,7 +42,7 @@ pub struct TooManyRanks {
 /// `local_process` of `local_processes` on its node, which hold `ranks` ranks each.
 ///
 /// If the process sees enough GPUs for its whole node, it takes those that match its place. If it sees fewer, and
-/// visibility was set explicitly (`is_chosen`: `CUDA_VISIBLE_DEVICES` is set), they are all its own.
+/// visibility was set explicitly (`is_visibility_set`: `CUDA_VISIBLE_DEVICES` is set), they are all its own.
 ///
 /// # Errors
 /// [`TooManyRanks`].
@@ -50,12 +50,12 @@ pub fn gpus_of_process(
     devices: usize,
     ranks: usize,
     (local_process, local_processes): (usize, usize),
-    is_chosen: bool,
+    is_visibility_set: bool,
 ) -> Result<Range<usize>, TooManyRanks> {
     let on_node = ranks * local_processes;
     if devices >= on_node {
         Ok(local_process * ranks..(local_process + 1) * ranks)
-    } else if !is_chosen {
+    } else if !is_visibility_set {
         Err(TooManyRanks { ranks: on_node, devices })
     } else if devices >= ranks {
         Ok(0..ranks)

@@ -22,7 +22,7 @@ use super::staging::Staging;
 use super::transfer;
 use crate::error::DeviceError;
 use crate::ffi::driver::{Gpu, Range};
-use crate::kernels::{CONVERT, EXACT, INTEGERS, Kernels, Launch, Source, Word};
+use crate::kernels::{Arg, CONVERT, EXACT, INTEGERS, Kernels, Launch, Source};
 
 /// Threads per block of the kernels for exact sums.
 const EXACT_THREADS: u32 = 256;
@@ -52,7 +52,7 @@ pub struct CudaMemory {
     gpu: Arc<Gpu>,
     account: Arc<Account>,
     /// The account of the kernels' scratch memory, which is not part of the usage; the host does not count it either.
-    uncounted: Arc<Account>,
+    scratch_account: Arc<Account>,
     pub(super) queues: Arc<Queues>,
     pool: Arc<Pool>,
     pub(super) staging: Mutex<Staging>,
@@ -88,12 +88,12 @@ impl CudaMemory {
         let staging = Mutex::new(Staging::new(&gpu));
         let kernels = Kernels::of(&gpu);
         let (rotations, code_books) = (Mutex::default(), Mutex::default());
-        let uncounted = Arc::default();
+        let scratch_account = Arc::default();
         let poison = options.poison;
         Ok(Self {
             gpu,
             account,
-            uncounted,
+            scratch_account,
             queues,
             pool,
             staging,
@@ -184,7 +184,7 @@ impl CudaMemory {
 
     /// Allocates a buffer for the kernels' own use on the compute queue; its storage comes from the pool.
     pub(crate) fn scratch(&self, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
-        let lease = self.uncounted.open(Category::Workspace, dtype, len);
+        let lease = self.scratch_account.open(Category::Workspace, dtype, len);
         let buffer = DeviceBuffer::new(lease, &self.account, &self.pool, dtype, len)?;
         Ok(CudaBuffer(Location::Device(buffer)))
     }
@@ -195,9 +195,9 @@ impl CudaMemory {
     }
 
     /// The arguments of elementwise kernels: source, destination and length.
-    fn words<'a>(&self, queue: Queue, src: In<'a>, dst: Out<'a>) -> Result<[Word<'a>; 3], Error> {
-        let len = Word::Len(src.len);
-        Ok([Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), len])
+    fn elementwise_args<'a>(&self, queue: Queue, src: In<'a>, dst: Out<'a>) -> Result<[Arg<'a>; 3], Error> {
+        let len = Arg::Len(src.len);
+        Ok([Arg::Range(self.range(queue, src)?), Arg::Range(self.range_mut(queue, dst)?), len])
     }
 }
 
@@ -238,7 +238,7 @@ impl Memory for CudaMemory {
             Location::Host(buffer) => {
                 // The host writes poison immediately, so earlier readers must have finished.
                 if self.poison {
-                    self.queues.kept(self.queues.stream(queue).synchronize());
+                    self.queues.keep_error(self.queues.stream(queue).synchronize());
                 }
                 self.host.release(queue, buffer);
             }
@@ -276,8 +276,8 @@ impl Memory for CudaMemory {
         }
         expect_float(src.buffer);
         expect_float(dst.buffer);
-        let words = self.words(queue, src, dst)?;
-        Ok(self.kernels(queue, &CONVERT, types).elements("cast", len, &words)?)
+        let args = self.elementwise_args(queue, src, dst)?;
+        Ok(self.kernels(queue, &CONVERT, types).elements("cast", len, &args)?)
     }
 
     fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
@@ -293,8 +293,8 @@ impl Memory for CudaMemory {
             _ => (&CONVERT, "accumulate"),
         };
         let len = dst.len;
-        let words = self.words(queue, src, dst)?;
-        Ok(self.kernels(queue, source, (dtype, dtype)).elements(kernel, len, &words)?)
+        let args = self.elementwise_args(queue, src, dst)?;
+        Ok(self.kernels(queue, source, (dtype, dtype)).elements(kernel, len, &args)?)
     }
 
     fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
@@ -303,8 +303,8 @@ impl Memory for CudaMemory {
             return self.host_after(queue)?.scale(queue, factor, host_slice_mut(dst));
         }
         let len = dst.len;
-        let words = [Word::Range(self.range_mut(queue, dst)?), Word::Len(len), Word::Double(factor)];
-        Ok(self.kernels(queue, &CONVERT, (dtype, dtype)).elements("scale", len, &words)?)
+        let args = [Arg::Range(self.range_mut(queue, dst)?), Arg::Len(len), Arg::Double(factor)];
+        Ok(self.kernels(queue, &CONVERT, (dtype, dtype)).elements("scale", len, &args)?)
     }
 
     fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
@@ -315,17 +315,17 @@ impl Memory for CudaMemory {
             return self.host_after(queue)?.square_sum(queue, src, row_len, host_slice_mut(sum));
         }
         let rows = src.len / row_len;
-        let words = [
-            Word::Range(self.range(queue, src)?),
-            Word::Range(self.range_mut(queue, sum)?),
-            Word::Len(row_len),
-            Word::Len(rows),
+        let args = [
+            Arg::Range(self.range(queue, src)?),
+            Arg::Range(self.range_mut(queue, sum)?),
+            Arg::Len(row_len),
+            Arg::Len(rows),
         ];
         // A warp handles a row, or 32 of them if rows are single elements.
         let rows_per_block = if row_len == 1 { EXACT_THREADS } else { EXACT_THREADS / 32 };
         let blocks = rows.div_ceil(rows_per_block as usize);
         let kernels = self.kernels(queue, &EXACT, (dtype, dtype));
-        Ok(kernels.striding("square_sum", blocks, EXACT_THREADS, &words)?)
+        Ok(kernels.striding("square_sum", blocks, EXACT_THREADS, &args)?)
     }
 
     fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
@@ -336,9 +336,9 @@ impl Memory for CudaMemory {
             return self.host_after(queue)?.exact_sum(queue, src, host_slice_mut(sum));
         }
         let len = src.len;
-        let words = self.words(queue, src, sum)?;
+        let args = self.elementwise_args(queue, src, sum)?;
         let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
-        Ok(kernels.striding("exact_sum", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &words)?)
+        Ok(kernels.striding("exact_sum", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &args)?)
     }
 
     fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
@@ -349,9 +349,9 @@ impl Memory for CudaMemory {
             return self.host_after(queue)?.add_counts(queue, src, host_slice_mut(words));
         }
         let len = src.len;
-        let words = self.words(queue, src, words)?;
+        let args = self.elementwise_args(queue, src, words)?;
         let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
-        Ok(kernels.striding("add_counts", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &words)?)
+        Ok(kernels.striding("add_counts", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &args)?)
     }
 
     fn gradient_factors(
@@ -370,15 +370,15 @@ impl Memory for CudaMemory {
             let factors = host_slice_mut(factors);
             return host.gradient_factors(queue, scalars, divisor, grad_clip, factors);
         }
-        let words = [
-            Word::Range(self.range(queue, scalars)?),
-            Word::Range(self.range_mut(queue, factors)?),
-            Word::Double(divisor),
-            Word::Int(u32::from(grad_clip.is_some())),
-            Word::Double(grad_clip.unwrap_or(0.0)),
+        let args = [
+            Arg::Range(self.range(queue, scalars)?),
+            Arg::Range(self.range_mut(queue, factors)?),
+            Arg::Double(divisor),
+            Arg::Int(u32::from(grad_clip.is_some())),
+            Arg::Double(grad_clip.unwrap_or(0.0)),
         ];
         let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
-        Ok(kernels.blocks("gradient_factors", (1, 1), 1, &words)?)
+        Ok(kernels.blocks("gradient_factors", (1, 1), 1, &args)?)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {

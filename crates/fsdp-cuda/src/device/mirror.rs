@@ -33,7 +33,7 @@ pub(crate) fn put_back(memory: &CudaMemory, buffer: HostBuffer, to: &mut CudaBuf
 /// Returns a readable buffer, after all earlier work on the compute queue.
 pub(crate) fn readable(memory: &CudaMemory, from: &CudaBuffer) -> Result<HostBuffer, Error> {
     memory.synchronize(Queue::Compute)?;
-    match from.on_host() {
+    match from.as_host() {
         Some(pinned) => Ok(pinned.clone()),
         None => copy_of(memory, from),
     }

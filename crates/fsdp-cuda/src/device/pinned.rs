@@ -22,7 +22,7 @@ impl HostBlocks for PinnedBlocks {
     fn allocate(&self, category: Category, bytes: usize) -> Result<Box<dyn HostBlock>, Error> {
         match self.gpu.allocate_pinned(bytes) {
             Ok(block) => Ok(Box::new(block)),
-            Err(error) => Err(full::explain(error, category, Some(&self.account.usage()))),
+            Err(error) => Err(full::allocation_error(error, category, Some(&self.account.usage()))),
         }
     }
 }

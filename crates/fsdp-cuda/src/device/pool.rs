@@ -46,7 +46,7 @@ impl Pool {
     pub(super) fn new(gpu: &Arc<Gpu>, queues: &Arc<Queues>, poison: bool) -> Arc<Self> {
         let (gpu, queues) = (Arc::clone(gpu), Arc::clone(queues));
         let pool = Arc::new(Self { gpu, queues, free: Mutex::default(), held: Mutex::default(), poison });
-        reclaim::join(&pool);
+        reclaim::register(&pool);
         pool
     }
 
@@ -81,13 +81,13 @@ impl Pool {
     /// Allocates from the driver; if the device is full, tries again after freeing what memories like this one have
     /// unused, and then after asking the neighbors for theirs.
     fn allocate(&self, bytes: usize) -> Result<DeviceBlock, DeviceError> {
-        let mut found = self.gpu.allocate(bytes);
+        let mut result = self.gpu.allocate(bytes);
         for make_room in [reclaim::give_back, reclaim::ask_neighbors] {
-            if matches!(found, Err(DeviceError::OutOfMemory { .. })) && make_room(self.device()) {
-                found = self.gpu.allocate(bytes);
+            if matches!(result, Err(DeviceError::OutOfMemory { .. })) && make_room(self.device()) {
+                result = self.gpu.allocate(bytes);
             }
         }
-        let block = found?;
+        let block = result?;
         let mut held = lock(&self.held);
         held.now += bytes;
         held.peak = held.peak.max(held.now);
@@ -117,14 +117,17 @@ pub(super) struct Block {
 impl Block {
     /// Announces that work on a queue is about to use the storage.
     pub(super) fn touch(&self, queues: &Arc<Queues>, queue: Queue) {
-        let own = &self.pool.queues;
-        if queue == Queue::Compute && Arc::ptr_eq(own, queues) {
+        let pool_queues = &self.pool.queues;
+        if queue == Queue::Compute && Arc::ptr_eq(pool_queues, queues) {
             return;
         }
         let mut uses = lock(&self.uses);
-        if !uses.iter().any(|(theirs, used)| *used == queue && Arc::ptr_eq(theirs, queues)) {
+        if !uses
+            .iter()
+            .any(|(used_queues, used_queue)| *used_queue == queue && Arc::ptr_eq(used_queues, queues))
+        {
             // The previous user of the storage has synchronized with the compute queue.
-            queues.wait(queue, &own.record(Queue::Compute));
+            queues.wait(queue, &pool_queues.record(Queue::Compute));
             uses.push((Arc::clone(queues), queue));
         }
     }
@@ -152,11 +155,11 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let own = &self.pool.queues;
+        let pool_queues = &self.pool.queues;
         for (queues, queue) in self.uses.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            own.wait(Queue::Compute, &queues.record(queue));
+            pool_queues.wait(Queue::Compute, &queues.record(queue));
         }
-        own.kept(self.poison(own, Queue::Compute));
+        pool_queues.keep_error(self.poison(pool_queues, Queue::Compute));
         if let Some(storage) = self.storage.take() {
             lock(&self.pool.free).entry(storage.bytes()).or_default().insert(storage.address(), storage);
         }

@@ -83,7 +83,7 @@ impl Queues {
             self.stream(queue).record(event.event())?;
             Ok(Arc::new(event))
         });
-        CudaEvent(self.kept(recorded))
+        CudaEvent(self.keep_error(recorded))
     }
 
     /// Records a timed event after all earlier work on a queue.
@@ -96,12 +96,12 @@ impl Queues {
     /// Orders later work on a queue after an event.
     pub(super) fn wait(&self, queue: Queue, event: &CudaEvent) {
         if let Some(event) = &event.0 {
-            self.kept(self.stream(queue).wait(event.event()));
+            self.keep_error(self.stream(queue).wait(event.event()));
         }
     }
 
     /// Keeps the error of an operation that cannot return it; `None` if it failed.
-    pub(super) fn kept<T>(&self, result: Result<T, DeviceError>) -> Option<T> {
+    pub(super) fn keep_error<T>(&self, result: Result<T, DeviceError>) -> Option<T> {
         result.map_err(|error| self.failure.get_or_init(|| error).clone()).ok()
     }
 

@@ -32,7 +32,7 @@ pub fn give_back(device: usize) -> bool {
     // Not called under the lock, because giving back waits for the device.
     let known = lock(&POOLS).clone();
     let pools = known.iter().filter_map(Weak::upgrade).filter(|pool| pool.device() == device);
-    pools.map(|pool| pool.trim()).fold(false, |any, had| any | had)
+    pools.map(|pool| pool.trim()).fold(false, |any, freed| any | freed)
 }
 
 /// Whether less than 1/`part` of a device's memory is free.
@@ -49,11 +49,11 @@ pub fn is_only(device: usize) -> bool {
 /// Asks the neighbors for their unused memory of a device; returns whether one had any.
 pub(super) fn ask_neighbors(device: usize) -> bool {
     let neighbors = lock(&NEIGHBORS).clone();
-    neighbors.iter().map(|neighbor| neighbor(device)).fold(false, |any, had| any | had)
+    neighbors.iter().map(|neighbor| neighbor(device)).fold(false, |any, freed| any | freed)
 }
 
 /// Registers a pool to be asked, for as long as it lives.
-pub(super) fn join(pool: &Arc<Pool>) {
+pub(super) fn register(pool: &Arc<Pool>) {
     let mut pools = lock(&POOLS);
     pools.retain(|known| known.strong_count() > 0);
     pools.push(Arc::downgrade(pool));

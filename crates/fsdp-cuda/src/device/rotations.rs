@@ -23,15 +23,16 @@ pub(super) struct Rotation {
 impl CudaMemory {
     /// The table for positions below `seq`, in the arithmetic type `dtype`.
     pub(crate) fn rotations(&self, dtype: DType, seq: usize, rope: &Rope) -> Result<CudaBuffer, Error> {
-        let mut known = lock(&self.rotations);
-        let fits = |known: &&Rotation| known.dtype == dtype && known.seq == seq && known.rope == *rope;
-        if let Some(rotation) = known.iter().find(fits) {
+        let mut cached = lock(&self.rotations);
+        let is_match =
+            |rotation: &&Rotation| rotation.dtype == dtype && rotation.seq == seq && rotation.rope == *rope;
+        if let Some(rotation) = cached.iter().find(is_match) {
             return Ok(rotation.table.clone());
         }
         let values: Vec<f64> = (0..seq).flat_map(|position| rope.angles(position)).collect();
         let mut table = self.scratch(dtype, values.len())?;
         self.write(Queue::Compute, HostSlice::F64(&values), SliceMut::whole(&mut table))?;
-        known.push(Rotation { dtype, seq, rope: rope.clone(), table: table.clone() });
+        cached.push(Rotation { dtype, seq, rope: rope.clone(), table: table.clone() });
         Ok(table)
     }
 }

@@ -94,9 +94,9 @@ impl Staging {
 
     /// Waits for the oldest parts while they overlap. Parts are in ring order, so if the oldest does not overlap, none
     /// does.
-    fn retire(&mut self, in_the_way: impl Fn(usize, usize) -> bool) -> Result<(), DeviceError> {
+    fn retire(&mut self, overlaps: impl Fn(usize, usize) -> bool) -> Result<(), DeviceError> {
         while let Some((first, last, event)) = self.in_flight.front() {
-            if !in_the_way(*first, *last) {
+            if !overlaps(*first, *last) {
                 break;
             }
             event.synchronize()?;

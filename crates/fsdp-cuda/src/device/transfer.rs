@@ -57,8 +57,8 @@ pub(super) fn download(memory: &CudaMemory, src: &CudaBuffer, bytes: &mut [u8]) 
 /// Copies the bytes of a whole buffer to the device, on the compute queue.
 pub(super) fn upload(memory: &CudaMemory, bytes: &[u8], dst: &mut CudaBuffer) -> Result<(), Error> {
     let size = dst.dtype().size_bytes();
-    send(memory, Queue::Compute, SliceMut::whole(dst), |part, sent| {
-        sent.copy_from_slice(&bytes[part.start * size..part.end * size]);
+    send(memory, Queue::Compute, SliceMut::whole(dst), |part, staged| {
+        staged.copy_from_slice(&bytes[part.start * size..part.end * size]);
     })
 }
 
@@ -72,8 +72,8 @@ fn send(
     for part in parts(dst.len, dst.buffer.dtype()) {
         let range = SliceMut::new(&mut *dst.buffer, dst.offset + part.start, part.len());
         let range = memory.range_mut(queue, range)?;
-        let sent = lock(&memory.staging).send(&memory.queues, queue, range, |bytes| fill(part, bytes));
-        explained(memory, sent)?;
+        let result = lock(&memory.staging).send(&memory.queues, queue, range, |bytes| fill(part, bytes));
+        map_staging_error(memory, result)?;
     }
     Ok(())
 }
@@ -88,21 +88,21 @@ fn receive(
 ) -> Result<(), Error> {
     for part in parts(src.len, src.buffer.dtype()) {
         let range = memory.range(queue, Slice::new(src.buffer, src.offset + part.start, part.len()))?;
-        let received = lock(&memory.staging).receive(&memory.queues, queue, range, |bytes| take(part, bytes));
-        explained(memory, received)?;
+        let result = lock(&memory.staging).receive(&memory.queues, queue, range, |bytes| take(part, bytes));
+        map_staging_error(memory, result)?;
     }
     Ok(())
 }
 
 /// The ring is allocated on first use, which may fail for lack of memory.
-fn explained(memory: &CudaMemory, moved: Result<(), DeviceError>) -> Result<(), Error> {
-    moved.map_err(|error| full::explain(error, Category::HostStaging, Some(&memory.usage())))
+fn map_staging_error(memory: &CudaMemory, result: Result<(), DeviceError>) -> Result<(), Error> {
+    result.map_err(|error| full::allocation_error(error, Category::HostStaging, Some(&memory.usage())))
 }
 
 /// The index ranges of the parts.
 fn parts(len: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
-    let most = PART_BYTES / dtype.size_bytes();
-    (0..len).step_by(most).map(move |start| start..len.min(start + most))
+    let part_len = PART_BYTES / dtype.size_bytes();
+    (0..len).step_by(part_len).map(move |start| start..len.min(start + part_len))
 }
 
 fn part_of<'a>(slice: &HostSlice<'a>, part: Range<usize>) -> HostSlice<'a> {

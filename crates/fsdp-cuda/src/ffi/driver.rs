@@ -1,8 +1,8 @@
 //! The driver: devices, their contexts, and memory.
 //!
-//! `cudarc` loads the library at the first call, and panics if it is missing: nothing here is called before [`library`]
-//! has checked it. Handles are kept as integers, because they only name objects of the driver, which any thread may use
-//! if the device's context is current.
+//! `cudarc` loads the library at the first call, and panics if it is missing: nothing here is called before
+//! [`initialize`] has checked it. Handles are kept as integers, because they only name objects of the driver, which any
+//! thread may use if the device's context is current.
 //!
 //! Not covered: stream-ordered allocation, graphs, several contexts per device. Memory is allocated once and lives
 //! long, and the primary context is also the one that libtorch and NCCL use.
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{DriverError, result, sys};
 use fsdp_nn::host::HostBlock;
 
-use super::driver_library::library;
+use super::driver_library::initialize;
 use crate::error::DeviceError;
 
 /// Number of GPUs that the driver shows.
@@ -23,7 +23,7 @@ use crate::error::DeviceError;
 /// # Errors
 /// [`DeviceError`] if there is no driver, or it is too old.
 pub fn gpu_count() -> Result<usize, DeviceError> {
-    match library() {
+    match initialize() {
         // Without a device, the driver does not initialize.
         Err(DeviceError::Call { code, .. }) if code == "CUDA_ERROR_NO_DEVICE" => return Ok(0),
         started => started?,
@@ -153,7 +153,7 @@ impl Gpu {
         self.bind()?;
         // SAFETY: the context is current; the memory is not read as any type before it is written.
         let address = unsafe { result::malloc_sync(bytes) };
-        let address = address.map_err(|error| self.full(bytes, error))?;
+        let address = address.map_err(|error| self.allocation_error(bytes, error))?;
         Ok(DeviceBlock { gpu: Arc::clone(self), address, bytes })
     }
 
@@ -192,7 +192,7 @@ impl Gpu {
     }
 
     /// The error of a failed allocation of device memory.
-    fn full(&self, bytes: usize, error: DriverError) -> DeviceError {
+    fn allocation_error(&self, bytes: usize, error: DriverError) -> DeviceError {
         if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return self.failure("cuMemAlloc", error);
         }
@@ -236,7 +236,7 @@ impl Range<'_> {
 }
 
 /// Logs the failure to free something; a drop cannot report it.
-pub(super) fn ended(freed: Result<(), DeviceError>) {
+pub(super) fn log_failed_free(freed: Result<(), DeviceError>) {
     if let Err(error) = freed {
         tracing::debug!(%error, "could not be freed");
     }
@@ -274,10 +274,10 @@ impl DeviceBlock {
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
-        ended(self.gpu.synchronize());
+        log_failed_free(self.gpu.synchronize());
         // SAFETY: the block came from `malloc_sync`, is freed once, and nothing is running that could use it. A device
         // that failed runs nothing any more.
-        ended(self.gpu.call("cuMemFree", || unsafe { result::memory_free(self.address) }));
+        log_failed_free(self.gpu.call("cuMemFree", || unsafe { result::memory_free(self.address) }));
     }
 }
 
@@ -312,9 +312,11 @@ impl HostBlock for PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        ended(self.gpu.synchronize());
+        log_failed_free(self.gpu.synchronize());
         // SAFETY: the block came from `malloc_host`, is freed once, and no copy is running that could use it.
-        ended(self.gpu.call("cuMemFreeHost", || unsafe { result::free_host(self.address as *mut c_void) }));
+        log_failed_free(
+            self.gpu.call("cuMemFreeHost", || unsafe { result::free_host(self.address as *mut c_void) }),
+        );
     }
 }
 

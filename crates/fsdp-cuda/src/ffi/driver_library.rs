@@ -70,7 +70,7 @@ const FUNCTIONS: &[&str] = &[
 ];
 
 /// Finds and initializes the driver, once per process.
-pub(crate) fn library() -> Result<(), DeviceError> {
+pub(crate) fn initialize() -> Result<(), DeviceError> {
     static STARTED: OnceLock<Result<(), DeviceError>> = OnceLock::new();
     STARTED.get_or_init(start).clone()
 }
@@ -81,7 +81,7 @@ fn start() -> Result<(), DeviceError> {
     result::init().map_err(|error| failure("cuInit", 0, error))
 }
 
-/// The driver used by [`library`], and its version.
+/// The driver used by [`initialize`], and its version.
 ///
 /// # Errors
 /// [`DeviceError::NoDriver`], [`DeviceError::OldDriver`], [`DeviceError::NoFunction`].
@@ -96,8 +96,8 @@ fn examine(functions: &[&'static str]) -> Result<(PathBuf, CudaVersion), DeviceE
     // SAFETY: this only makes the loader open the library, whose initializers are NVIDIA's.
     if !unsafe { sys::is_culib_present() } {
         let mut tried = cudarc::get_lib_name_candidates("cuda");
-        let mut told = BTreeSet::new();
-        tried.retain(|name| told.insert(name.clone()));
+        let mut seen = BTreeSet::new();
+        tried.retain(|name| seen.insert(name.clone()));
         return Err(DeviceError::NoDriver { tried });
     }
     let path = || loaded(Path::new("libcuda.so")).unwrap_or_else(|| PathBuf::from("libcuda.so"));
@@ -128,10 +128,10 @@ mod tests {
     /// The fake driver implements the functions that the tests call, and they call all of them.
     #[test]
     fn required_driver_functions_match_fake_driver() {
-        let stand_in = include_str!("../../tests/fake_cuda/driver.cpp");
+        let fake_driver = include_str!("../../tests/fake_cuda/driver.cpp");
         let name = |line: &'static str| line.strip_prefix("int ")?.split_once('(').map(|(name, _)| name);
         let mut called: Vec<&str> =
-            stand_in.lines().filter_map(name).filter(|name| name.starts_with("cu")).collect();
+            fake_driver.lines().filter_map(name).filter(|name| name.starts_with("cu")).collect();
         let mut listed = FUNCTIONS.to_vec();
         called.sort_unstable();
         listed.sort_unstable();

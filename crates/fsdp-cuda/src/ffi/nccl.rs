@@ -168,7 +168,7 @@ impl Nccl {
         let mut id = UniqueId([0; UniqueId::LEN]);
         // SAFETY: it writes one id.
         let code = unsafe { (self.table.get_unique_id)(&mut id) };
-        self.started("ncclGetUniqueId", code, ptr::null_mut())?;
+        self.check_started("ncclGetUniqueId", code, ptr::null_mut())?;
         Ok(id)
     }
 
@@ -182,12 +182,17 @@ impl Nccl {
         let (mut handle, mut config) = (ptr::null_mut(), Config::non_blocking());
         // SAFETY: `config` is read before the call returns; a non-blocking call writes `handle` before it returns.
         let code = unsafe { (self.table.init_rank_config)(&mut handle, ranks, id, rank, &mut config) };
-        self.started("ncclCommInitRankConfig", code, ptr::null_mut())?;
+        self.check_started("ncclCommInitRankConfig", code, ptr::null_mut())?;
         Ok(RawComm::new(self.clone(), handle))
     }
 
     /// Success and in progress both count as success.
-    pub(super) fn started(&self, call: &'static str, code: c_int, handle: Handle) -> Result<(), NcclError> {
+    pub(super) fn check_started(
+        &self,
+        call: &'static str,
+        code: c_int,
+        handle: Handle,
+    ) -> Result<(), NcclError> {
         match Code(code) {
             Code::SUCCESS | Code::IN_PROGRESS => Ok(()),
             failed => Err(self.error(call, failed, handle)),
@@ -202,25 +207,26 @@ impl Nccl {
         calls: impl FnOnce() -> Result<(), NcclError>,
     ) -> Result<(), NcclError> {
         // SAFETY: no arguments.
-        self.started("ncclGroupStart", unsafe { (self.table.group_start)() }, handle)?;
-        let called = calls();
+        self.check_started("ncclGroupStart", unsafe { (self.table.group_start)() }, handle)?;
+        let result = calls();
         // SAFETY: no arguments.
-        let ended = self.started("ncclGroupEnd", unsafe { (self.table.group_end)() }, handle);
-        called.and(ended)
+        let ended = self.check_started("ncclGroupEnd", unsafe { (self.table.group_end)() }, handle);
+        result.and(ended)
     }
 
     pub(super) fn error(&self, call: &'static str, code: Code, handle: Handle) -> NcclError {
         // SAFETY: both return null or a string that is valid until the next call of this thread; it is copied at once.
         // `handle` is null or a communicator that was not destroyed.
-        let (text, detail) =
-            unsafe { (copied((self.table.error_string)(code.0)), copied((self.table.last_error)(handle))) };
+        let (text, detail) = unsafe {
+            (copy_c_str((self.table.error_string)(code.0)), copy_c_str((self.table.last_error)(handle)))
+        };
         NcclError::Call { call, code, text, detail }
     }
 }
 
 /// # Safety
 /// `text` is null or ends with a zero byte.
-unsafe fn copied(text: *const c_char) -> String {
+unsafe fn copy_c_str(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }

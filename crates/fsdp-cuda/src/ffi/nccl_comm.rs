@@ -53,7 +53,7 @@ impl RawComm {
         let mut state = 0;
         // SAFETY: the communicator exists (`destroy` and `abort_all` consume it), and one integer is written.
         let code = unsafe { (self.nccl.table.async_error)(self.raw(), &mut state) };
-        self.nccl.started("ncclCommGetAsyncError", code, self.raw())?;
+        self.nccl.check_started("ncclCommGetAsyncError", code, self.raw())?;
         match Code(state) {
             Code::SUCCESS => Ok(Progress::Ready),
             Code::IN_PROGRESS => Ok(Progress::InProgress),
@@ -65,12 +65,12 @@ impl RawComm {
         let mut value = 0;
         // SAFETY: the communicator exists, and one integer is written.
         let code = unsafe { function(self.raw(), &mut value) };
-        self.nccl.started(call, code, self.raw())?;
+        self.nccl.check_started(call, code, self.raw())?;
         Ok(usize::try_from(value).unwrap_or(usize::MAX))
     }
 
     /// Number of ranks, own rank and device, as NCCL sees them.
-    pub(crate) fn facts(&mut self) -> Result<(usize, usize, usize), NcclError> {
+    pub(crate) fn size_rank_device(&mut self) -> Result<(usize, usize, usize), NcclError> {
         let size = self.query("ncclCommCount", self.nccl.table.count)?;
         let rank = self.query("ncclCommUserRank", self.nccl.table.user_rank)?;
         Ok((size, rank, self.query("ncclCommCuDevice", self.nccl.table.device)?))
@@ -85,7 +85,7 @@ impl RawComm {
         let code = unsafe {
             (self.nccl.table.split)(self.raw(), color, key, ptr::from_mut(&mut **slot), &mut config)
         };
-        self.nccl.started("ncclCommSplit", code, self.raw())?;
+        self.nccl.check_started("ncclCommSplit", code, self.raw())?;
         Ok(Splitting { slot })
     }
 
@@ -153,7 +153,7 @@ impl RawComm {
                     }
                 }
             };
-            self.nccl.started(name, code, comm)
+            self.nccl.check_started(name, code, comm)
         };
         Ok(self.nccl.group(comm, || segments.iter().map(call).fold(Ok(()), Result::and))?)
     }
@@ -162,14 +162,14 @@ impl RawComm {
     pub(crate) fn finalize(&mut self) -> Result<(), NcclError> {
         // SAFETY: the communicator exists.
         let code = unsafe { (self.nccl.table.finalize)(self.raw()) };
-        self.nccl.started("ncclCommFinalize", code, self.raw())
+        self.nccl.check_started("ncclCommFinalize", code, self.raw())
     }
 
     /// Frees the communicator, after [`RawComm::poll`] has reported that it is finalized.
     pub(crate) fn destroy(self) -> Result<(), NcclError> {
         // SAFETY: the communicator exists, and is consumed here.
         let code = unsafe { (self.nccl.table.destroy)(self.raw()) };
-        self.nccl.started("ncclCommDestroy", code, ptr::null_mut())
+        self.nccl.check_started("ncclCommDestroy", code, ptr::null_mut())
     }
 
     /// Aborts all operations on these communicators, and frees them. In one group: since NCCL 2.22, all communicators
@@ -183,7 +183,7 @@ impl RawComm {
         let abort = |comm: RawComm| {
             // SAFETY: the communicator exists, and is consumed here.
             let code = unsafe { (nccl.table.abort)(comm.raw()) };
-            nccl.started("ncclCommAbort", code, ptr::null_mut())
+            nccl.check_started("ncclCommAbort", code, ptr::null_mut())
         };
         nccl.group(ptr::null_mut(), || comms.into_iter().map(abort).fold(Ok(()), Result::and))
     }

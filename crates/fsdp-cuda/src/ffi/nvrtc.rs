@@ -27,8 +27,8 @@ type Create = unsafe extern "C" fn(
     *const *const c_char,
     *const *const c_char,
 ) -> c_int;
-type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
-type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type GetSize = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
 table! {
     version: "nvrtcVersion" as unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
@@ -36,10 +36,10 @@ table! {
     create: "nvrtcCreateProgram" as Create,
     compile: "nvrtcCompileProgram" as Compile,
     destroy: "nvrtcDestroyProgram" as unsafe extern "C" fn(*mut Program) -> c_int,
-    image_size: "nvrtcGetCUBINSize" as Size,
-    image: "nvrtcGetCUBIN" as Text,
-    log_size: "nvrtcGetProgramLogSize" as Size,
-    log: "nvrtcGetProgramLog" as Text,
+    image_size: "nvrtcGetCUBINSize" as GetSize,
+    image: "nvrtcGetCUBIN" as GetBytes,
+    log_size: "nvrtcGetProgramLogSize" as GetSize,
+    log: "nvrtcGetProgramLog" as GetBytes,
 }
 
 /// The opened compiler.
@@ -138,7 +138,7 @@ impl Nvrtc {
     }
 
     /// Reads bytes of a live program through a pair of functions, one for the length and one for the contents.
-    fn bytes(&self, program: Program, size: Size, get: Text) -> Result<Vec<u8>, String> {
+    fn bytes(&self, program: Program, size: GetSize, get: GetBytes) -> Result<Vec<u8>, String> {
         let mut len_bytes = 0;
         // SAFETY: the program is live; the length outlives the call.
         self.check(unsafe { size(program, &raw mut len_bytes) })?;

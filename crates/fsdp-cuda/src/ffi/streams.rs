@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
 
-use super::driver::{Function, Gpu, Range, ended};
+use super::driver::{Function, Gpu, Range, log_failed_free};
 use crate::device::StreamHandle;
 use crate::error::DeviceError;
 
@@ -77,11 +77,11 @@ impl Stream {
         self.gpu.call("cuMemsetD8Async", fill)
     }
 
-    /// Launches a kernel. Every word holds one parameter in its low bytes (CUDA devices and hosts are little-endian).
+    /// Launches a kernel. Each of `args` holds a parameter in its low bytes (CUDA devices and hosts are little-endian).
     ///
     /// The caller must pass parameters that match the kernel: [`crate::kernels`] is the only caller, and defines both.
-    pub(crate) fn launch(&self, kernel: Function, grid: Grid, words: &mut [u64]) -> Result<(), DeviceError> {
-        let mut parameters: Vec<*mut c_void> = words.iter_mut().map(|word| (&raw mut *word).cast()).collect();
+    pub(crate) fn launch(&self, kernel: Function, grid: Grid, args: &mut [u64]) -> Result<(), DeviceError> {
+        let mut parameters: Vec<*mut c_void> = args.iter_mut().map(|arg| (&raw mut *arg).cast()).collect();
         let blocks = (grid.blocks.0, grid.blocks.1, 1);
         // SAFETY: the function belongs to a module that stays loaded; the driver copies the parameters before it
         // returns; their number and sizes match the kernel, because both are defined in `kernels`; addresses among them
@@ -120,7 +120,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: it was created by `new` and is destroyed once; the driver finishes its work first.
-        ended(self.gpu.call("cuStreamDestroy", || unsafe { result::stream::destroy(self.raw()) }));
+        log_failed_free(self.gpu.call("cuStreamDestroy", || unsafe { result::stream::destroy(self.raw()) }));
     }
 }
 
@@ -169,6 +169,6 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: it was created by `new` and is destroyed once; the driver allows this before the event has happened.
-        ended(self.gpu.call("cuEventDestroy", || unsafe { result::event::destroy(self.raw()) }));
+        log_failed_free(self.gpu.call("cuEventDestroy", || unsafe { result::event::destroy(self.raw()) }));
     }
 }

@@ -10,18 +10,18 @@ use std::ops::{Deref, DerefMut};
 use tch::{Device, Kind, TchError, Tensor};
 
 /// The result of a shim function: null, or the text of its error.
-pub(super) type Text = *mut c_char;
+pub(super) type ErrorText = *mut c_char;
 /// A libtorch tensor to be read.
 type In = *const c_void;
 /// A libtorch tensor to be written.
 type Out = *mut c_void;
 
 unsafe extern "C" {
-    fn fsdp_torch_free_text(text: Text);
+    fn fsdp_torch_free_text(text: ErrorText);
     fn fsdp_torch_multiplies_halves() -> bool;
-    fn fsdp_torch_multiply_halves(lhs: In, rhs: In, out: Out, accumulate: bool) -> Text;
-    fn fsdp_torch_choose_attention(q: In, k: In, v: In, kernel: *mut i32) -> Text;
-    fn fsdp_torch_attention(kernel: i32, scale: f64, q: In, k: In, v: In, y: Out, lse: Out) -> Text;
+    fn fsdp_torch_multiply_halves(lhs: In, rhs: In, out: Out, accumulate: bool) -> ErrorText;
+    fn fsdp_torch_choose_attention(q: In, k: In, v: In, kernel: *mut i32) -> ErrorText;
+    fn fsdp_torch_attention(kernel: i32, scale: f64, q: In, k: In, v: In, y: Out, lse: Out) -> ErrorText;
     fn fsdp_torch_attention_backward(
         kernel: i32,
         scale: f64,
@@ -32,12 +32,12 @@ unsafe extern "C" {
         y: In,
         lse: In,
         dqkv: Out,
-    ) -> Text;
-    fn fsdp_torch_pack_heads(dq: In, dk: In, dv: In, dqkv: Out) -> Text;
+    ) -> ErrorText;
+    fn fsdp_torch_pack_heads(dq: In, dk: In, dv: In, dqkv: Out) -> ErrorText;
 }
 
 /// Converts the result of a shim call.
-pub(super) fn outcome(text: Text) -> Result<(), TchError> {
+pub(super) fn check(text: ErrorText) -> Result<(), TchError> {
     if text.is_null() {
         return Ok(());
     }
@@ -147,7 +147,7 @@ pub(crate) fn multiply_halves(
 ) -> Result<(), TchError> {
     // SAFETY: the pointers are to live tensors; the shim checks their types, sizes and layouts before it reads
     // elements; `out` is borrowed exclusively.
-    outcome(unsafe { fsdp_torch_multiply_halves(read(lhs), read(rhs), write(out), accumulate) })
+    check(unsafe { fsdp_torch_multiply_halves(read(lhs), read(rhs), write(out), accumulate) })
 }
 
 /// CUDA's attention kernels; the numbers are libtorch's.
@@ -177,7 +177,7 @@ impl CudaAttention {
 pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAttention>, TchError> {
     let mut kernel = 0;
     // SAFETY: the pointers are to live tensors, and to an integer that outlives the call.
-    outcome(unsafe { fsdp_torch_choose_attention(read(q), read(k), read(v), &raw mut kernel) })?;
+    check(unsafe { fsdp_torch_choose_attention(read(q), read(k), read(v), &raw mut kernel) })?;
     let all = [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn];
     Ok(all.into_iter().find(|known| *known as i32 == kernel))
 }
@@ -187,7 +187,7 @@ pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAtt
 /// # Errors
 /// [`TchError`] from libtorch.
 pub(crate) fn attention(
-    which: CudaAttention,
+    kernel: CudaAttention,
     scale: f64,
     [q, k, v]: [&Tensor; 3],
     y: &mut Tensor,
@@ -195,8 +195,8 @@ pub(crate) fn attention(
 ) -> Result<(), TchError> {
     // SAFETY: the pointers are to live tensors; the two that are written are borrowed exclusively. libtorch checks the
     // rest.
-    outcome(unsafe {
-        fsdp_torch_attention(which as i32, scale, read(q), read(k), read(v), write(y), write(lse))
+    check(unsafe {
+        fsdp_torch_attention(kernel as i32, scale, read(q), read(k), read(v), write(y), write(lse))
     })
 }
 
@@ -206,7 +206,7 @@ pub(crate) fn attention(
 /// # Errors
 /// [`TchError`] from libtorch.
 pub(crate) fn attention_backward(
-    which: CudaAttention,
+    kernel: CudaAttention,
     scale: f64,
     dy: &Tensor,
     [q, k, v]: [&Tensor; 3],
@@ -215,9 +215,9 @@ pub(crate) fn attention_backward(
 ) -> Result<(), TchError> {
     // SAFETY: the pointers are to live tensors; the one that is written is borrowed exclusively. libtorch checks the
     // rest.
-    outcome(unsafe {
+    check(unsafe {
         fsdp_torch_attention_backward(
-            which as i32,
+            kernel as i32,
             scale,
             read(dy),
             read(q),
@@ -238,5 +238,5 @@ pub(crate) fn attention_backward(
 pub(crate) fn pack_heads([dq, dk, dv]: [&Tensor; 3], dqkv: &mut Tensor) -> Result<(), TchError> {
     // SAFETY: the pointers are to live tensors; the one that is written is borrowed exclusively. libtorch checks the
     // sizes.
-    outcome(unsafe { fsdp_torch_pack_heads(read(dq), read(dk), read(dv), write(dqkv)) })
+    check(unsafe { fsdp_torch_pack_heads(read(dq), read(dk), read(dv), write(dqkv)) })
 }

@@ -5,25 +5,25 @@ use std::ffi::{CString, c_char, c_void};
 use fsdp_core::Error;
 use tch::TchError;
 
-use super::torch::{Text, outcome};
+use super::torch::{ErrorText, check};
 use crate::device::StreamHandle;
-use crate::torch::{TorchError, words};
+use crate::torch::{TorchError, message};
 
 unsafe extern "C" {
-    fn fsdp_torch_set_deterministic(deterministic: bool) -> Text;
-    fn fsdp_torch_load_cuda(library: *const c_char) -> Text;
-    fn fsdp_torch_start_cuda() -> Text;
-    fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> Text;
-    fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> Text;
-    fn fsdp_torch_reset_allocator_peaks(device: i32) -> Text;
-    fn fsdp_torch_empty_cache(had_any: *mut bool) -> Text;
-    fn fsdp_torch_on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> Text;
+    fn fsdp_torch_set_deterministic(deterministic: bool) -> ErrorText;
+    fn fsdp_torch_load_cuda(library: *const c_char) -> ErrorText;
+    fn fsdp_torch_start_cuda() -> ErrorText;
+    fn fsdp_torch_enter_stream(device: i32, stream: *mut c_void) -> ErrorText;
+    fn fsdp_torch_allocator_bytes(device: i32, bytes: *mut i64) -> ErrorText;
+    fn fsdp_torch_reset_allocator_peaks(device: i32) -> ErrorText;
+    fn fsdp_torch_empty_cache(had_any: *mut bool) -> ErrorText;
+    fn fsdp_torch_on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> ErrorText;
 }
 
 /// The result of a call that a run depends on.
-fn needed(operation: &'static str, text: Text) -> Result<(), Error> {
-    let failed = |error| Error::Device(Box::new(TorchError::Operation { operation, what: words(error) }));
-    outcome(text).map_err(failed)
+fn check_operation(operation: &'static str, text: ErrorText) -> Result<(), Error> {
+    let failed = |error| Error::Device(Box::new(TorchError::Operation { operation, what: message(error) }));
+    check(text).map_err(failed)
 }
 
 /// Converts a device number; libtorch reports a number that is out of range as a missing device.
@@ -37,7 +37,7 @@ fn number(device: usize) -> i32 {
 /// [`Error::Device`] with libtorch's message.
 pub fn set_deterministic(deterministic: bool) -> Result<(), Error> {
     // SAFETY: takes no pointer.
-    needed("setting determinism", unsafe { fsdp_torch_set_deterministic(deterministic) })
+    check_operation("setting determinism", unsafe { fsdp_torch_set_deterministic(deterministic) })
 }
 
 /// Loads libtorch's CUDA half.
@@ -47,7 +47,7 @@ pub fn set_deterministic(deterministic: bool) -> Result<(), Error> {
 pub(crate) fn load_cuda(library: &str) -> Result<(), TchError> {
     let library = CString::new(library)?;
     // SAFETY: the string is zero-terminated.
-    outcome(unsafe { fsdp_torch_load_cuda(library.as_ptr()) })
+    check(unsafe { fsdp_torch_load_cuda(library.as_ptr()) })
 }
 
 /// Initializes libtorch's CUDA half, so that a driver that is too old for it is detected before ranks start.
@@ -57,7 +57,7 @@ pub(crate) fn load_cuda(library: &str) -> Result<(), TchError> {
 /// there is no device.
 pub fn start_cuda() -> Result<(), TorchError> {
     // SAFETY: takes no pointer.
-    outcome(unsafe { fsdp_torch_start_cuda() }).map_err(|error| TorchError::Driver { what: words(error) })
+    check(unsafe { fsdp_torch_start_cuda() }).map_err(|error| TorchError::Driver { what: message(error) })
 }
 
 /// Makes libtorch enqueue this thread's operations on a stream of a device.
@@ -67,7 +67,7 @@ pub fn start_cuda() -> Result<(), TorchError> {
 pub(crate) fn enter_stream(device: usize, stream: StreamHandle) -> Result<(), Error> {
     // SAFETY: libtorch only stores the handle; the stream lives as long as the memory that it belongs to, whose thread
     // this is.
-    needed("entering a stream", unsafe { fsdp_torch_enter_stream(number(device), stream.as_ptr()) })
+    check_operation("entering a stream", unsafe { fsdp_torch_enter_stream(number(device), stream.as_ptr()) })
 }
 
 /// Usage of libtorch's caching allocator on a device, in bytes.
@@ -89,7 +89,7 @@ pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
     let mut bytes = [0; 4];
     // SAFETY: the shim writes four numbers.
     let text = unsafe { fsdp_torch_allocator_bytes(number(device), bytes.as_mut_ptr()) };
-    needed("reading the allocator's figures", text)?;
+    check_operation("reading the allocator's figures", text)?;
     let [allocated, _, allocated_peak, reserved_peak] =
         bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default());
     Ok(AllocatorBytes { allocated, allocated_peak, reserved_peak })
@@ -102,7 +102,7 @@ pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
 pub fn reset_allocator_peaks(device: usize) -> Result<(), Error> {
     // SAFETY: no pointers.
     let text = unsafe { fsdp_torch_reset_allocator_peaks(number(device)) };
-    needed("resetting the allocator's peaks", text)
+    check_operation("resetting the allocator's peaks", text)
 }
 
 /// Makes libtorch's allocator return its cached memory of all CUDA devices to the driver; returns whether the current
@@ -113,7 +113,7 @@ pub fn reset_allocator_peaks(device: usize) -> Result<(), Error> {
 pub(crate) fn empty_cache() -> Result<bool, TchError> {
     let mut had_any = false;
     // SAFETY: the pointer is to a flag that outlives the call.
-    outcome(unsafe { fsdp_torch_empty_cache(&raw mut had_any) })?;
+    check(unsafe { fsdp_torch_empty_cache(&raw mut had_any) })?;
     Ok(had_any)
 }
 
@@ -124,5 +124,5 @@ pub(crate) fn empty_cache() -> Result<bool, TchError> {
 /// [`TchError`] if libtorch's CUDA half is not loaded.
 pub(crate) fn on_memory_wanted(give_back: extern "C" fn(i32) -> bool) -> Result<(), TchError> {
     // SAFETY: the function lives as long as the process, and cannot unwind into C++.
-    outcome(unsafe { fsdp_torch_on_memory_wanted(give_back) })
+    check(unsafe { fsdp_torch_on_memory_wanted(give_back) })
 }

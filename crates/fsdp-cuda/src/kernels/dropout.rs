@@ -5,7 +5,7 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::backend::Dropout;
 use fsdp_nn::lengths;
 
-use super::{POINTWISE, Word};
+use super::{Arg, POINTWISE};
 use crate::device::{CudaBuffer, CudaMemory};
 
 impl CudaMemory {
@@ -29,19 +29,19 @@ impl CudaMemory {
         }
         // The kernel reads keys and first elements as unsigned 64-bit integers with the same bits.
         let numbers: Vec<i64> = runs.keys.iter().chain(firsts).map(|&number| number as i64).collect();
-        let mut on_device = self.scratch(DType::I64, numbers.len())?;
-        self.write(Queue::Compute, HostSlice::I64(&numbers), SliceMut::whole(&mut on_device))?;
+        let mut device_numbers = self.scratch(DType::I64, numbers.len())?;
+        self.write(Queue::Compute, HostSlice::I64(&numbers), SliceMut::whole(&mut device_numbers))?;
         let mut factors = self.scratch(dtype, count * run_len)?;
-        let words = [
+        let args = [
             self.output(SliceMut::whole(&mut factors))?,
-            self.input(Slice::new(&on_device, 0, count))?,
-            self.input(Slice::new(&on_device, count, count))?,
-            Word::Len(run_len),
-            Word::Len(count),
-            Word::Int(runs.threshold()),
-            Word::Real(runs.kept()),
+            self.input(Slice::new(&device_numbers, 0, count))?,
+            self.input(Slice::new(&device_numbers, count, count))?,
+            Arg::Len(run_len),
+            Arg::Len(count),
+            Arg::Int(runs.threshold()),
+            Arg::Real(runs.kept()),
         ];
-        self.same(&POINTWISE, dtype).elements("dropout_factors", count * run_len, &words)?;
+        self.same_dtype_kernels(&POINTWISE, dtype).elements("dropout_factors", count * run_len, &args)?;
         Ok(factors)
     }
 }

@@ -28,7 +28,7 @@ const VECTOR_BYTES: usize = 16;
 
 /// One parameter of a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Word<'a> {
+pub(crate) enum Arg<'a> {
     /// A pointer.
     Range(Range<'a>),
     /// A null pointer.
@@ -59,12 +59,12 @@ impl Launch<'_> {
         &self,
         kernel: &'static str,
         len: usize,
-        words: &[Word<'_>],
+        args: &[Arg<'_>],
     ) -> Result<(), DeviceError> {
         let (t, s) = self.types;
         let vector = VECTOR_BYTES / t.size_bytes().max(s.size_bytes());
         let blocks = len.div_ceil(vector * ELEMENT_THREADS as usize);
-        self.blocks(kernel, (self.at_most(blocks, BLOCKS_PER_PROCESSOR), 1), ELEMENT_THREADS, words)
+        self.blocks(kernel, (self.limit_blocks(blocks, BLOCKS_PER_PROCESSOR), 1), ELEMENT_THREADS, args)
     }
 
     /// Launches a kernel with one block per row of `width` elements.
@@ -73,11 +73,11 @@ impl Launch<'_> {
         kernel: &'static str,
         rows: usize,
         width: usize,
-        words: &[Word<'_>],
+        args: &[Arg<'_>],
     ) -> Result<(), DeviceError> {
         let share = VECTORS_PER_THREAD * VECTOR_BYTES / self.types.0.size_bytes();
         let threads = width.div_ceil(share).next_multiple_of(32).clamp(32, ROW_THREADS_MAX) as u32;
-        self.blocks(kernel, (self.at_most(rows, ROWS_PER_PROCESSOR), 1), threads, words)
+        self.blocks(kernel, (self.limit_blocks(rows, ROWS_PER_PROCESSOR), 1), threads, args)
     }
 
     /// Launches a kernel whose blocks stride over `count` work items.
@@ -86,9 +86,9 @@ impl Launch<'_> {
         kernel: &'static str,
         count: usize,
         threads: u32,
-        words: &[Word<'_>],
+        args: &[Arg<'_>],
     ) -> Result<(), DeviceError> {
-        self.blocks(kernel, (self.at_most(count, BLOCKS_PER_PROCESSOR), 1), threads, words)
+        self.blocks(kernel, (self.limit_blocks(count, BLOCKS_PER_PROCESSOR), 1), threads, args)
     }
 
     /// Launches a kernel with the given grid.
@@ -97,32 +97,32 @@ impl Launch<'_> {
         kernel: &'static str,
         blocks: (u32, u32),
         threads: u32,
-        words: &[Word<'_>],
+        args: &[Arg<'_>],
     ) -> Result<(), DeviceError> {
         if blocks.0 == 0 || blocks.1 == 0 {
             return Ok(());
         }
         let function = self.kernels.get(self.source, kernel, self.types)?;
-        let mut words: Vec<u64> = words.iter().map(|word| word.bits(self.types.0)).collect();
-        self.stream.launch(function, Grid { blocks, threads }, &mut words)
+        let mut args: Vec<u64> = args.iter().map(|arg| arg.bits(self.types.0)).collect();
+        self.stream.launch(function, Grid { blocks, threads }, &mut args)
     }
 
-    fn at_most(&self, blocks: usize, per_processor: u32) -> u32 {
-        let most = self.kernels.gpu().processors() * per_processor;
-        u32::try_from(blocks).map_or(most, |blocks| blocks.min(most))
+    fn limit_blocks(&self, blocks: usize, per_processor: u32) -> u32 {
+        let max_blocks = self.kernels.gpu().processors() * per_processor;
+        u32::try_from(blocks).map_or(max_blocks, |blocks| blocks.min(max_blocks))
     }
 }
 
-impl Word<'_> {
+impl Arg<'_> {
     fn bits(self, t: DType) -> u64 {
         match self {
-            Word::Range(range) => range.address(),
-            Word::Null => 0,
-            Word::Len(len) => len as u64,
-            Word::Int(value) => u64::from(value),
-            Word::Real(value) if t == DType::F64 => value.to_bits(),
-            Word::Real(value) => u64::from((value as f32).to_bits()),
-            Word::Double(value) => value.to_bits(),
+            Arg::Range(range) => range.address(),
+            Arg::Null => 0,
+            Arg::Len(len) => len as u64,
+            Arg::Int(value) => u64::from(value),
+            Arg::Real(value) if t == DType::F64 => value.to_bits(),
+            Arg::Real(value) => u64::from((value as f32).to_bits()),
+            Arg::Double(value) => value.to_bits(),
         }
     }
 }

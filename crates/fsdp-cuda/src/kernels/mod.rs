@@ -19,7 +19,7 @@ use crate::error::DeviceError;
 use crate::ffi::driver::{Function, Gpu};
 use crate::ffi::nvrtc;
 
-pub(crate) use launch::{GRID_HEIGHT_MAX, Launch, Word};
+pub(crate) use launch::{Arg, GRID_HEIGHT_MAX, Launch};
 
 /// Prepended to every source.
 const COMMON: &str = include_str!("../../kernels/common.cuh");

@@ -9,8 +9,8 @@ use fsdp_core::{Error, Queue};
 use super::NcclError;
 use crate::device::DeviceMemory;
 
-/// Buffers of an issued collective. They are leaked unless [`InFlightBuffers::land`] takes them out: as long as the
-/// device may access them, they must not be freed.
+/// Buffers of an issued collective. They are leaked unless [`InFlightBuffers::into_completed`] takes them out: as long
+/// as the device may access them, they must not be freed.
 pub(crate) struct InFlightBuffers<B> {
     inputs: ManuallyDrop<Vec<B>>,
     outputs: ManuallyDrop<Vec<B>>,
@@ -23,7 +23,7 @@ impl<B> InFlightBuffers<B> {
     }
 
     /// Returns the buffers; later accesses must be ordered after the collective.
-    pub(crate) fn land(self) -> Completed<B> {
+    pub(crate) fn into_completed(self) -> Completed<B> {
         Completed {
             inputs: ManuallyDrop::into_inner(self.inputs),
             outputs: ManuallyDrop::into_inner(self.outputs),

@@ -47,9 +47,9 @@ impl<M: DeviceMemory> NcclComm<M> {
             elements: 0,
         };
         let entered = world.enter(seat, call)?;
-        let refused = |error: &NcclError| world.fail_nccl(rank, &call.to_string(), error);
-        let size = to_int(group.members.len());
-        let raw = nccl.init(id, size, to_int(rank.0)).map_err(|error| refused(&error))?;
+        let fail = |error: &NcclError| world.fail_nccl(rank, &call.to_string(), error);
+        let size = to_c_int(group.members.len());
+        let raw = nccl.init(id, size, to_c_int(rank.0)).map_err(|error| fail(&error))?;
         let connection = Connection::establish(world, raw, seat, &group.members, call)?;
         world.end_call(seat, entered);
         Ok(Self { connection, group, seat })
@@ -68,8 +68,9 @@ impl<M: DeviceMemory> NcclComm<M> {
         buffers: &mut InFlightBuffers<M::Buffer>,
     ) -> Result<M::Event, Error> {
         let rank = self.world_rank();
-        let (ranks, what) = (self.group.members.len(), (call.kind, call.dtype));
-        let issued = self.connection.link.call(|raw| raw.issue(memory, queue, ranks, what, buffers));
+        let (ranks, kind_and_dtype) = (self.group.members.len(), (call.kind, call.dtype));
+        let issued =
+            self.connection.link.call(|raw| raw.issue(memory, queue, ranks, kind_and_dtype, buffers));
         match issued {
             Some(Ok(())) => {}
             Some(Err(IssueError::Memory(error))) => {
@@ -88,14 +89,14 @@ impl<M: DeviceMemory> NcclComm<M> {
     /// The colors that all ranks of the group have passed to a split.
     fn colors(&self, memory: &M, split: Fingerprint, color: usize) -> Result<Vec<usize>, Error> {
         let size = self.group.members.len();
-        let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
+        let mut local_color = memory.allocate(Category::CommStaging, DType::I64, 1)?;
         let queue = Queue::Gather;
-        memory.write(queue, HostSlice::I64(&[color as i64]), SliceMut::whole(&mut own))?;
+        memory.write(queue, HostSlice::I64(&[color as i64]), SliceMut::whole(&mut local_color))?;
         let all = memory.allocate(Category::CommStaging, DType::I64, size)?;
-        let mut buffers = InFlightBuffers::new(vec![own], vec![all]);
+        let mut buffers = InFlightBuffers::new(vec![local_color], vec![all]);
         let gather = Fingerprint { kind: CollectiveKind::AllGather, dtype: DType::I64, ..split };
         self.issue(memory, queue, gather, &mut buffers)?;
-        let outputs = buffers.land().outputs;
+        let outputs = buffers.into_completed().outputs;
         let mut colors = vec![0; size];
         memory.read(queue, Slice::whole(&outputs[0]), HostSliceMut::I64(&mut colors))?;
         self.world().check()?;
@@ -104,14 +105,14 @@ impl<M: DeviceMemory> NcclComm<M> {
 }
 
 /// Converts a rank or a color, which is at most the number of devices.
-fn to_int(value: usize) -> c_int {
+fn to_c_int(value: usize) -> c_int {
     c_int::try_from(value).expect("a process has few devices")
 }
 
 /// The index of a color among the distinct ones: NCCL needs small numbers.
-fn dense(colors: &[usize], color: usize) -> c_int {
+fn color_index(colors: &[usize], color: usize) -> c_int {
     let distinct: BTreeSet<usize> = colors.iter().copied().collect();
-    to_int(distinct.range(..color).count())
+    to_c_int(distinct.range(..color).count())
 }
 
 impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
@@ -156,7 +157,7 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         let (connection, seat) = if group.members == self.group.members {
             (self.connection.clone(), self.world().seat(&group, rank, Some(self.seat)))
         } else {
-            let raw = self.connection.split(call, dense(&colors, color), to_int(self.seat.index))?;
+            let raw = self.connection.split(call, color_index(&colors, color), to_c_int(self.seat.index))?;
             let seat = self.world().seat(&group, rank, None);
             (Connection::establish(self.world(), raw, seat, &group.members, call)?, seat)
         };
@@ -193,7 +194,7 @@ impl<M: DeviceMemory> InFlight<M> for Flight<M> {
         self.world.check()?;
         memory.wait(queue, &self.event);
         let kind = self.call.kind;
-        let Completed { mut inputs, outputs } = self.buffers.land();
+        let Completed { mut inputs, outputs } = self.buffers.into_completed();
         match kind {
             CollectiveKind::AllGather => inputs.clear(),
             _ => inputs.iter_mut().for_each(|input| memory.release(queue, input)),

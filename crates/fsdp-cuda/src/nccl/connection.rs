@@ -23,7 +23,7 @@ use crate::ffi::nccl_comm::{Progress, RawComm};
 const SPINS: u32 = 1000;
 
 /// Sleep between polls.
-const NAP: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// A link of this rank, and its world.
 pub(super) struct Connection<M: DeviceMemory> {
@@ -39,45 +39,45 @@ impl<M: DeviceMemory> Connection<M> {
         raw: RawComm,
         seat: Seat,
         members: &[Rank],
-        doing: Fingerprint,
+        call: Fingerprint,
     ) -> Result<Arc<Self>, CommError> {
         let link = Arc::new(Link::new(raw, seat));
         world.add_link(link.clone());
         let connection = Self { world: world.clone(), link, rank: members[seat.index] };
-        connection.wait_until_ready(doing)?;
-        connection.check_facts(doing, members.len(), seat.index)?;
+        connection.wait_until_ready(call)?;
+        connection.check_size_and_rank(call, members.len(), seat.index)?;
         Ok(Arc::new(connection))
     }
 
     /// Calls NCCL, unless the world has failed.
     fn call<T>(
         &self,
-        doing: Fingerprint,
+        call: Fingerprint,
         work: impl FnOnce(&mut RawComm) -> Result<T, NcclError>,
     ) -> Result<T, CommError> {
         match self.link.call(work) {
             Some(Ok(value)) => Ok(value),
-            Some(Err(error)) => Err(self.world.fail_nccl(self.rank, &doing.to_string(), &error)),
+            Some(Err(error)) => Err(self.world.fail_nccl(self.rank, &call.to_string(), &error)),
             None => Err(self.world.check().expect_err("a communicator is taken away after a failure only")),
         }
     }
 
     /// Waits until NCCL has finished what was started: connecting, or issuing work to the device.
-    pub(super) fn wait_until_ready(&self, doing: Fingerprint) -> Result<(), CommError> {
+    pub(super) fn wait_until_ready(&self, call: Fingerprint) -> Result<(), CommError> {
         let mut spins = 0;
         loop {
             self.world.check()?;
-            if let Progress::Ready = self.call(doing, RawComm::poll)? {
+            if let Progress::Ready = self.call(call, RawComm::poll)? {
                 return Ok(());
             }
             spins += 1;
-            if spins < SPINS { hint::spin_loop() } else { thread::sleep(NAP) }
+            if spins < SPINS { hint::spin_loop() } else { thread::sleep(POLL_INTERVAL) }
         }
     }
 
     /// Checks that NCCL and the table agree on size and rank.
-    fn check_facts(&self, doing: Fingerprint, members: usize, seat: usize) -> Result<(), CommError> {
-        let (size, index, device) = self.call(doing, RawComm::facts)?;
+    fn check_size_and_rank(&self, call: Fingerprint, members: usize, seat: usize) -> Result<(), CommError> {
+        let (size, index, device) = self.call(call, RawComm::size_rank_device)?;
         let rank = self.rank;
         tracing::debug!(rank = rank.0, size, index, device, "connected");
         if (size, index) == (members, seat) {
@@ -90,10 +90,10 @@ impl<M: DeviceMemory> Connection<M> {
     }
 
     /// Splits off the NCCL communicator of the ranks with the same `color`, ordered by `key`.
-    pub(super) fn split(&self, doing: Fingerprint, color: c_int, key: c_int) -> Result<RawComm, CommError> {
-        let splitting = self.call(doing, |raw| raw.split(color, key))?;
-        self.wait_until_ready(doing)?;
-        self.call(doing, |raw| raw.finish_split(splitting))
+    pub(super) fn split(&self, call: Fingerprint, color: c_int, key: c_int) -> Result<RawComm, CommError> {
+        let splitting = self.call(call, |raw| raw.split(color, key))?;
+        self.wait_until_ready(call)?;
+        self.call(call, |raw| raw.finish_split(splitting))
     }
 }
 

@@ -55,7 +55,7 @@ pub struct Gpus<M> {
 }
 
 /// The topic in which the leader announces the ids of the communicators.
-const IDS: &str = "ids";
+const IDS_TOPIC: &str = "ids";
 
 /// Why NCCL's ids for the communicators of a world are not available.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +63,7 @@ enum NoIds {
     #[error(transparent)]
     Nccl(#[from] NcclError),
     #[error("process 0 did not send NCCL ids: {0}")]
-    NotHeard(#[from] AssemblyError),
+    NotReceived(#[from] AssemblyError),
     #[error("process 0 sent NCCL ids of {len} bytes, expected {}", 2 * UniqueId::LEN)]
     Length { len: usize },
 }
@@ -97,13 +97,13 @@ impl<M: DeviceMemory> Gpus<M> {
     fn ids(&self, assembly: &dyn Assembly) -> Result<[UniqueId; 2], NoIds> {
         if assembly.is_leader() {
             let ids = [self.nccl.unique_id()?, self.nccl.unique_id()?];
-            let told = ids.map(|id| id.0).concat();
-            assembly.announce(IDS, told).map_err(AssemblyError::from)?;
+            let id_bytes = ids.map(|id| id.0).concat();
+            assembly.announce(IDS_TOPIC, id_bytes).map_err(AssemblyError::from)?;
         }
-        let told = assembly.hear(IDS, self.options.timeout)?;
-        match told.as_chunks::<{ UniqueId::LEN }>() {
+        let id_bytes = assembly.hear(IDS_TOPIC, self.options.timeout)?;
+        match id_bytes.as_chunks::<{ UniqueId::LEN }>() {
             (&[gathers, reductions], []) => Ok([gathers, reductions].map(UniqueId)),
-            _ => Err(NoIds::Length { len: told.len() }),
+            _ => Err(NoIds::Length { len: id_bytes.len() }),
         }
     }
 
@@ -136,7 +136,7 @@ impl<M: DeviceMemory> Gpus<M> {
         let [gathers, reductions] = ids;
         let gathers = connect(0, "gathers", gathers)?;
         let reductions = connect(1, "reductions", reductions)?;
-        world.meet_seated(rank)?;
+        world.wait_until_seated(rank)?;
         Ok(Seat { rank, memory, gathers, reductions })
     }
 }
@@ -158,16 +158,17 @@ impl<M: DeviceMemory> Launcher for Gpus<M> {
         body: &(dyn Fn(Seat<M>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
         let assembly = self.next_assembly(ranks, "nccl", &self.launched);
-        let (here, there) = (assembly.local(), assembly.world());
+        let (local_ranks, world_size) = (assembly.local(), assembly.world());
         let failed = |rank, error: Box<dyn std::error::Error + Send + Sync>| LaunchFailure {
             rank: Rank(rank),
             reason: FailureReason::Setup(error),
         };
-        if ranks != there {
-            return Err(failed(here.start, OtherWorld { asked: ranks, there }.into()));
+        if ranks != world_size {
+            return Err(failed(local_ranks.start, OtherWorld { asked: ranks, there: world_size }.into()));
         }
-        self.check(here.len()).map_err(|error| failed(here.start + error.devices, error.into()))?;
-        let ids = self.ids(&*assembly).map_err(|error| failed(here.start, error.into()))?;
+        self.check(local_ranks.len())
+            .map_err(|error| failed(local_ranks.start + error.devices, error.into()))?;
+        let ids = self.ids(&*assembly).map_err(|error| failed(local_ranks.start, error.into()))?;
         let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
         let world = Arc::new(World::new(assembly, self.peers.clone(), self.options.timeout));
         let run = |rank| {
@@ -179,14 +180,14 @@ impl<M: DeviceMemory> Launcher for Gpus<M> {
         let outcomes = thread::scope(|scope| {
             let watcher = thread::Builder::new().name("NCCL watcher".to_owned());
             let watcher = watcher.spawn_scoped(scope, || watch(&world)).map_err(|error| LaunchFailure {
-                rank: Rank(here.start),
+                rank: Rank(local_ranks.start),
                 reason: FailureReason::Spawn(error),
             })?;
-            let outcomes = run_ranks(here.clone(), GpuOptions::STACK_BYTES, run, ended);
+            let outcomes = run_ranks(local_ranks.clone(), GpuOptions::STACK_BYTES, run, ended);
             world.stop();
             watcher.join().expect("the watcher does not panic");
             Ok(outcomes)
         });
-        first_failure(here, outcomes?, world.failure())
+        first_failure(local_ranks, outcomes?, world.failure())
     }
 }

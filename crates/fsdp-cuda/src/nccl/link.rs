@@ -65,9 +65,9 @@ impl Link {
         let mut state = self.lock();
         match mem::replace(&mut *state, State::Gone) {
             State::Open(mut comm) => {
-                let begun = comm.finalize();
+                let result = comm.finalize();
                 *state = State::Closing(comm);
-                begun
+                result
             }
             other => {
                 *state = other;

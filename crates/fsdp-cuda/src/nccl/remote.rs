@@ -37,14 +37,14 @@ pub struct Peers {
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
 /// Number of beats after which an unfinished call is reported.
-const PATIENCE: u32 = 2;
+const PATIENCE_BEATS: u32 = 2;
 
 /// An NCCL error about other ranks may be the consequence of a process's death, which is known within this many
 /// heartbeats.
-const HOLD: u32 = 3;
+const VERDICT_HEARTBEATS: u32 = 3;
 
 /// A leader that is overdue with a judgment by this many beats counts as stuck.
-const LEADER_LATE: u32 = 20;
+const LEADER_LATE_BEATS: u32 = 20;
 
 impl Peers {
     fn beat(&self) -> Duration {
@@ -52,11 +52,11 @@ impl Peers {
     }
 
     /// The error that has ended the world, if it becomes known within the time in which a death is noticed.
-    pub(super) fn verdict_soon(&self) -> Option<CommError> {
+    pub(super) fn wait_for_verdict(&self) -> Option<CommError> {
         let begin = Instant::now();
         loop {
             let raised = self.alarm.raised();
-            if raised.is_some() || begin.elapsed() >= self.heartbeat * HOLD {
+            if raised.is_some() || begin.elapsed() >= self.heartbeat * VERDICT_HEARTBEATS {
                 return raised;
             }
             std::thread::sleep(super::watch::PAUSE);
@@ -65,9 +65,9 @@ impl Peers {
 }
 
 /// Topic announced by the leader: all processes have returned.
-const OVER: &str = "over";
+const OVER_TOPIC: &str = "over";
 /// Topic announced by the leader: every process must report all kept calls of a line, given by the numbers of its path.
-const ASK: &str = "ask";
+const ASK_TOPIC: &str = "ask";
 
 /// The watcher's part in a world of several processes.
 pub(super) struct HeartbeatReporter<'a, M: DeviceMemory> {
@@ -79,48 +79,48 @@ pub(super) struct HeartbeatReporter<'a, M: DeviceMemory> {
     /// On the leader: number of the next report to judge, and since when.
     judging: (u64, Instant),
     /// Whether the return of all ranks of this process was reported.
-    has_told_end: bool,
+    has_reported_end: bool,
     is_over: bool,
 }
 
 impl<'a, M: DeviceMemory> HeartbeatReporter<'a, M> {
     pub(super) fn new(world: &'a World<M>, peers: Peers) -> Self {
         let now = Instant::now();
-        Self { world, peers, next: 0, due: now, judging: (0, now), has_told_end: false, is_over: false }
+        Self { world, peers, next: 0, due: now, judging: (0, now), has_reported_end: false, is_over: false }
     }
 
     /// Whether nothing more needs to be reported: all ranks of all processes have returned, or the world has failed.
-    pub(super) fn are_over(&self, state: &State<M>) -> bool {
+    pub(super) fn is_finished(&self, state: &State<M>) -> bool {
         self.is_over || state.rendezvous.failure().is_some()
     }
 
     /// Receives, sends and judges what is due.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn tick(&mut self) {
         if let Some(error) = self.peers.alarm.raised() {
-            self.world.hear(&error);
+            self.world.fail_from_peer(&error);
         }
         let state = self.world.lock();
-        let (are_over, is_end) = (self.are_over(&state), state.stopping);
+        let (is_finished, is_end) = (self.is_finished(&state), state.stopping);
         drop(state);
-        if are_over {
+        if is_finished {
             return;
         }
         let assembly = &self.world.assembly;
-        self.is_over = assembly.hear(OVER, Duration::ZERO).is_ok();
+        self.is_over = assembly.hear(OVER_TOPIC, Duration::ZERO).is_ok();
         // Missed beats are made up for: all processes must count alike.
         if Instant::now() >= self.due {
-            self.tell();
+            self.send_report();
             self.due += self.peers.beat();
         }
         // A final report, at once: usually all processes end at the same time.
-        if is_end && !self.has_told_end {
-            self.tell();
-            self.has_told_end = true;
+        if is_end && !self.has_reported_end {
+            self.send_report();
+            self.has_reported_end = true;
         }
         if assembly.is_leader() {
             self.judge();
-        } else if let Some((rank, call)) = self.world.waits_for(self.peers.beat() * LEADER_LATE) {
-            let waited = (self.world.limit() + self.peers.beat() * LEADER_LATE).as_secs();
+        } else if let Some((rank, call)) = self.world.overdue_call(self.peers.beat() * LEADER_LATE_BEATS) {
+            let waited = (self.world.limit() + self.peers.beat() * LEADER_LATE_BEATS).as_secs();
             let reason =
                 format!("{rank} has waited {waited} s in {call}; the leader has not reported for which rank");
             self.world.fail(Failure::of_rank(Rank(0), reason));
@@ -129,13 +129,13 @@ impl<'a, M: DeviceMemory> HeartbeatReporter<'a, M> {
 
     /// Sends one report, given by the first rank of this process; the other ranks give empty values, so that all are
     /// counted.
-    fn tell(&mut self) {
-        let asked = self.world.assembly.hear(ASK, Duration::ZERO).ok();
-        let asked: Option<Vec<u64>> = asked.map(|path| {
+    fn send_report(&mut self) {
+        let requested_path = self.world.assembly.hear(ASK_TOPIC, Duration::ZERO).ok();
+        let requested_path: Option<Vec<u64>> = requested_path.map(|path| {
             let (numbers, _) = path.as_chunks();
             numbers.iter().map(|&number| u64::from_le_bytes(number)).collect()
         });
-        let report = self.world.report(self.peers.beat() * PATIENCE, asked.as_deref());
+        let report = self.world.report(self.peers.beat() * PATIENCE_BEATS, requested_path.as_deref());
         let mut report = Some(report.encode());
         let topic = topic(self.next);
         for rank in self.world.assembly.local() {
@@ -147,11 +147,11 @@ impl<'a, M: DeviceMemory> HeartbeatReporter<'a, M> {
 
     fn judge(&mut self) {
         let (number, since) = self.judging;
-        let patience = self.world.limit() + self.peers.beat() * PATIENCE;
+        let patience = self.world.limit() + self.peers.beat() * PATIENCE_BEATS;
         match self.world.assembly.collect(&topic(number), self.world.assembly.world(), Duration::ZERO) {
             Ok(reports) => {
                 self.judging = (number + 1, Instant::now());
-                self.rule(&reports);
+                self.announce_ruling(&reports);
             }
             Err(AssemblyError::Late { ranks, .. }) if since.elapsed() >= patience => {
                 let (rank, late) = (ranks[0], since.elapsed().as_secs());
@@ -163,10 +163,10 @@ impl<'a, M: DeviceMemory> HeartbeatReporter<'a, M> {
         }
     }
 
-    fn rule(&mut self, reports: &[Vec<u8>]) {
-        let told = reports.iter().enumerate().filter(|(_, report)| !report.is_empty());
+    fn announce_ruling(&mut self, reports: &[Vec<u8>]) {
+        let non_empty = reports.iter().enumerate().filter(|(_, report)| !report.is_empty());
         let reports: Result<Vec<Report>, Failure> =
-            told.map(|(rank, report)| decode(Rank(rank), report)).collect();
+            non_empty.map(|(rank, report)| decode(Rank(rank), report)).collect();
         let ruling = match reports {
             Ok(reports) => judge(&reports, self.world.assembly.world(), self.world.limit()),
             Err(failure) => Ruling::Failed(failure),
@@ -175,8 +175,8 @@ impl<'a, M: DeviceMemory> HeartbeatReporter<'a, M> {
         let announce = |topic, value| drop(self.world.assembly.announce(topic, value));
         match ruling {
             Ruling::Fine => {}
-            Ruling::Ask(path) => announce(ASK, path.into_iter().flat_map(u64::to_le_bytes).collect()),
-            Ruling::Over => announce(OVER, Vec::new()),
+            Ruling::Ask(path) => announce(ASK_TOPIC, path.into_iter().flat_map(u64::to_le_bytes).collect()),
+            Ruling::Over => announce(OVER_TOPIC, Vec::new()),
             Ruling::Failed(failure) => self.world.fail(failure),
         }
     }

@@ -22,21 +22,21 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Watches until all ranks have returned, including those of other processes, and all communicators are gone.
 pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
-    let mut reporters = world.peers.clone().map(|peers| HeartbeatReporter::new(world, peers));
+    let mut reporter = world.peers.clone().map(|peers| HeartbeatReporter::new(world, peers));
     let mut idle_since = None;
     loop {
         let links = world.lock().links.clone();
-        failure_of_events(world).into_iter().for_each(|failure| world.fail(failure));
-        reporters.iter_mut().for_each(HeartbeatReporter::turn);
-        links.iter().take_while(|_| world.check().is_ok()).for_each(|link| tend(world, link));
+        find_failure(world).into_iter().for_each(|failure| world.fail(failure));
+        reporter.iter_mut().for_each(HeartbeatReporter::tick);
+        links.iter().take_while(|_| world.check().is_ok()).for_each(|link| check_link(world, link));
         if world.check().is_err() {
             abort(&links);
         }
 
         let mut state = world.lock();
-        let has_news = state.links.len() > links.len();
+        let has_new_links = state.links.len() > links.len();
         state.links.retain(|link| !link.is_gone());
-        let is_over = state.stopping && reporters.as_ref().is_none_or(|reporters| reporters.are_over(&state));
+        let is_over = state.stopping && reporter.as_ref().is_none_or(|reporter| reporter.is_finished(&state));
         if is_over && state.links.is_empty() {
             return;
         }
@@ -46,21 +46,21 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
         {
             abort(&links);
         }
-        if !has_news {
+        if !has_new_links {
             drop(world.pause(state, PAUSE));
         }
     }
 }
 
 /// Checks a communicator for errors.
-fn tend<M: DeviceMemory>(world: &World<M>, link: &Arc<Link>) {
+fn check_link<M: DeviceMemory>(world: &World<M>, link: &Arc<Link>) {
     if let Err(error) = link.watch() {
-        let (rank, doing) = {
+        let (rank, context) = {
             let table = &world.lock().rendezvous.table;
             (table.rank(link.seat()), table.current(link.seat()))
         };
-        let doing = doing.map_or_else(|| "no collective".to_owned(), |call| call.to_string());
-        world.fail_nccl(rank, &doing, &error);
+        let context = context.map_or_else(|| "no collective".to_owned(), |call| call.to_string());
+        world.fail_nccl(rank, &context, &error);
     }
 }
 
@@ -71,19 +71,19 @@ fn abort(links: &[Arc<Link>]) {
 }
 
 /// Removes ended calls from the table; returns the failure if a device has failed or a collective takes too long.
-fn failure_of_events<M: DeviceMemory>(world: &World<M>) -> Option<Failure> {
+fn find_failure<M: DeviceMemory>(world: &World<M>) -> Option<Failure> {
     let State { rendezvous, memories, .. } = &mut *world.lock();
     if rendezvous.failure().is_some() {
         return None;
     }
     let (now, limit) = (rendezvous.now(), rendezvous.limit());
-    let settled = rendezvous.table.settle(now, |rank, issued| {
+    let result = rendezvous.table.settle(now, |rank, issued| {
         let memory = memories[rank.0].as_ref().expect("a rank has its memory before it communicates");
-        let is_past = memory.bind().and_then(|()| memory.is_complete(&issued.event))?;
-        world.end_record(issued.record.filter(|_| is_past));
-        Ok(is_past)
+        let has_ended = memory.bind().and_then(|()| memory.is_complete(&issued.event))?;
+        world.end_record(issued.record.filter(|_| has_ended));
+        Ok(has_ended)
     });
-    match settled {
+    match result {
         Ok(()) if world.peers.is_some() => None,
         Ok(()) => rendezvous.table.overdue(now, limit),
         Err((rank, error)) => Some(Failure::of_rank(rank, fsdp_core::Error::to_string(&error))),

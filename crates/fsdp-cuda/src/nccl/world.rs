@@ -53,7 +53,7 @@ pub(super) struct World<M: DeviceMemory> {
 }
 
 /// Topic in which ranks report that they are connected with all others.
-const SEATED: &str = "seated";
+const SEATED_TOPIC: &str = "seated";
 
 impl<M: DeviceMemory> World<M> {
     pub(super) fn new(assembly: Arc<dyn Assembly>, peers: Option<Peers>, limit: Duration) -> Self {
@@ -106,17 +106,17 @@ impl<M: DeviceMemory> World<M> {
 
     /// Waits until all ranks are connected: a rank that fails afterwards fails during its work, and leaves no other
     /// rank without its seat.
-    pub(super) fn meet_seated(&self, rank: Rank) -> Result<(), CommError> {
+    pub(super) fn wait_until_seated(&self, rank: Rank) -> Result<(), CommError> {
         let limit = self.limit();
-        let meet = || -> Result<Vec<u8>, AssemblyError> {
-            self.assembly.give(SEATED, rank, Vec::new())?;
+        let barrier = || -> Result<Vec<u8>, AssemblyError> {
+            self.assembly.give(SEATED_TOPIC, rank, Vec::new())?;
             if rank == Rank(0) {
-                self.assembly.collect(SEATED, self.assembly.world(), limit)?;
-                self.assembly.announce(SEATED, Vec::new())?;
+                self.assembly.collect(SEATED_TOPIC, self.assembly.world(), limit)?;
+                self.assembly.announce(SEATED_TOPIC, Vec::new())?;
             }
-            self.assembly.hear(SEATED, limit)
+            self.assembly.hear(SEATED_TOPIC, limit)
         };
-        meet().map(drop).or_else(|error| {
+        barrier().map(drop).or_else(|error| {
             // If it was given up or lost, the cause is known.
             self.check()?;
             let reason = format!("it is not connected to all ranks: {error}");
@@ -149,17 +149,17 @@ impl<M: DeviceMemory> World<M> {
 
     /// The report for other processes about the ranks of this one; see
     /// [`Table::report`](fsdp_comm::rendezvous::Table::report).
-    pub(super) fn report(&self, patience: Duration, asked: Option<&[u64]>) -> Report {
+    pub(super) fn report(&self, patience: Duration, requested_path: Option<&[u64]>) -> Report {
         let rendezvous = &mut self.lock().rendezvous;
         let now = rendezvous.now();
-        rendezvous.table.report(now, patience, self.assembly.world(), asked)
+        rendezvous.table.report(now, patience, self.assembly.world(), requested_path)
     }
 
-    /// A rank that has waited for the limit plus `longer`, and its call.
-    pub(super) fn waits_for(&self, longer: Duration) -> Option<(Rank, Fingerprint)> {
+    /// A rank that has waited for the limit plus `extra`, and its call.
+    pub(super) fn overdue_call(&self, extra: Duration) -> Option<(Rank, Fingerprint)> {
         let rendezvous = &mut self.lock().rendezvous;
         let (now, limit) = (rendezvous.now(), rendezvous.limit());
-        rendezvous.table.waiting(now, limit + longer)
+        rendezvous.table.waiting(now, limit + extra)
     }
 
     /// Records that a rank has returned, and its failure, if any.
@@ -183,7 +183,7 @@ impl<M: DeviceMemory> World<M> {
     }
 
     /// Records a failure reported by other processes.
-    pub(super) fn hear(&self, error: &CommError) {
+    pub(super) fn fail_from_peer(&self, error: &CommError) {
         let culprit = match error {
             CommError::PeerFailed { rank, .. } => *rank,
             _ => Rank(0),
@@ -191,28 +191,28 @@ impl<M: DeviceMemory> World<M> {
         self.fail_locked(&mut self.lock(), Failure { culprit, error: error.clone() }, false);
     }
 
-    /// `is_news`: whether other processes do not know of the failure yet.
-    fn fail_locked(&self, state: &mut State<M>, failure: Failure, is_news: bool) {
+    /// `notify_peers`: whether other processes do not know of the failure yet.
+    fn fail_locked(&self, state: &mut State<M>, failure: Failure, notify_peers: bool) {
         let error = failure.error.clone();
         if !state.rendezvous.fail(failure) {
             return;
         }
-        if let Some(peers) = self.peers.as_ref().filter(|_| is_news) {
+        if let Some(peers) = self.peers.as_ref().filter(|_| notify_peers) {
             peers.alarm.raise(error);
         }
         // Set before anything is aborted: code that sees the results of an aborted collective must see this too.
         self.has_failed.store(true, Ordering::SeqCst);
-        self.assembly.give_up(SEATED);
+        self.assembly.give_up(SEATED_TOPIC);
         self.changed.notify_all();
     }
 
     /// Handles an NCCL error, of a call or asynchronous. NCCL may be the first to notice that another process is gone,
     /// but does not know which one; the other processes report it a moment later.
-    pub(super) fn fail_nccl(&self, rank: Rank, doing: &str, error: &NcclError) -> CommError {
-        match self.peers.as_ref().and_then(Peers::verdict_soon) {
-            Some(told) => self.hear(&told),
+    pub(super) fn fail_nccl(&self, rank: Rank, context: &str, error: &NcclError) -> CommError {
+        match self.peers.as_ref().and_then(Peers::wait_for_verdict) {
+            Some(verdict) => self.fail_from_peer(&verdict),
             None => {
-                let error = CommError::Transport { rank, reason: format!("NCCL: {error}, in {doing}") };
+                let error = CommError::Transport { rank, reason: format!("NCCL: {error}, in {context}") };
                 self.fail(Failure { culprit: rank, error });
             }
         }

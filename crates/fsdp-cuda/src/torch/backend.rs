@@ -20,7 +20,7 @@ fn is_left_to_libtorch(op: &Op) -> bool {
 
 impl<D: TorchStorage> Backend for Torch<D> {
     fn execute(&self, op: &Op, mut operands: Operands<'_, '_, D::Buffer>) -> Result<Outcome, Error> {
-        if !is_left_to_libtorch(op) && self.by_own_kernels(op, operands.reborrow())? == Outcome::Done {
+        if !is_left_to_libtorch(op) && self.execute_fused(op, operands.reborrow())? == Outcome::Done {
             return Ok(Outcome::Done);
         }
         self.in_torch(Queue::Compute, op.name(), || {

@@ -14,7 +14,7 @@ use crate::ffi::library;
 #[non_exhaustive]
 pub enum TorchError {
     /// An operation of libtorch failed.
-    #[error("libtorch, in {operation}: {what}{}", way_out(what))]
+    #[error("libtorch, in {operation}: {what}{}", hint(what))]
     Operation {
         /// The name of this crate's operation.
         operation: &'static str,
@@ -65,16 +65,16 @@ impl TorchError {
 }
 
 /// Messages about exhausted memory: of libtorch's allocators, CUDA, cuBLAS and cuDNN.
-const FULL: [&str; 5] =
+const OUT_OF_MEMORY_MESSAGES: [&str; 5] =
     ["out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "ALLOCATION_FAILED"];
 
-fn is_full(what: &str) -> bool {
-    FULL.iter().any(|words| what.contains(words))
+fn is_out_of_memory(what: &str) -> bool {
+    OUT_OF_MEMORY_MESSAGES.iter().any(|text| what.contains(text))
 }
 
 /// Advice for errors that a user can fix.
-fn way_out(what: &str) -> &'static str {
-    if is_full(what) {
+fn hint(what: &str) -> &'static str {
+    if is_out_of_memory(what) {
         "; smaller micro-batches, activation checkpointing or offloading need less memory"
     } else {
         ""
@@ -82,7 +82,7 @@ fn way_out(what: &str) -> &'static str {
 }
 
 /// libtorch's message, without the C++ frames that follow it.
-pub(crate) fn words(error: TchError) -> String {
+pub(crate) fn message(error: TchError) -> String {
     match error {
         TchError::Torch(what) => {
             what.split("\nException raised from").next().unwrap_or(&what).trim().to_owned()
@@ -105,9 +105,9 @@ impl Failure {
     pub(super) fn of(self, operation: &'static str, usage: &Usage) -> Error {
         let what = match self {
             Failure::Memory(error) => return error,
-            Failure::Tch(error) => words(error),
+            Failure::Tch(error) => message(error),
         };
-        if !is_full(&what) {
+        if !is_out_of_memory(&what) {
             return Error::Device(Box::new(TorchError::Operation { operation, what }));
         }
         // libtorch allocates only temporaries within one operation.

@@ -43,7 +43,7 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// Runs an operation with the memory's own kernels, if it has any and [`Kernels::Aten`] is not selected.
-    pub(super) fn by_own_kernels(
+    pub(super) fn execute_fused(
         &self,
         op: &Op,
         operands: Operands<'_, '_, D::Buffer>,
@@ -55,7 +55,7 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// Whether the memory's own kernels are used where they exist.
-    pub(super) fn has_own_kernels(&self) -> bool {
+    pub(super) fn uses_fused_kernels(&self) -> bool {
         self.kernels == Kernels::Fused
     }
 
@@ -75,7 +75,7 @@ impl<D: TorchStorage> Torch<D> {
 
     /// Whether ATen must compute an operation that the memory has kernels for too: [`Kernels::Aten`] is selected, and
     /// all buffers are on the memory's device.
-    pub(super) fn composes(&self, buffers: &[&D::Buffer]) -> bool {
+    pub(super) fn must_compose(&self, buffers: &[&D::Buffer]) -> bool {
         self.kernels == Kernels::Aten && buffers.iter().all(|buffer| self.storage.is_on_device(buffer))
     }
 
@@ -93,7 +93,7 @@ impl<D: TorchStorage> Torch<D> {
 
     /// A range as a dense tensor.
     pub(super) fn view<'a>(&self, slice: In<'a, D>, sizes: &[i64]) -> Result<View<'a>, Failure> {
-        self.view_strided(slice, sizes, &dense(sizes))
+        self.view_strided(slice, sizes, &dense_strides(sizes))
     }
 
     /// A range as a tensor with the given strides.
@@ -103,12 +103,12 @@ impl<D: TorchStorage> Torch<D> {
         sizes: &[i64],
         strides: &[i64],
     ) -> Result<View<'a>, Failure> {
-        Ok(self.place(Queue::Compute, slice)?.view(sizes, strides)?)
+        Ok(self.raw_slice(Queue::Compute, slice)?.view(sizes, strides)?)
     }
 
     /// A range to be written, as a dense tensor.
     pub(super) fn view_mut<'a>(&self, slice: Out<'a, D>, sizes: &[i64]) -> Result<View<'a>, Failure> {
-        self.view_mut_strided(slice, sizes, &dense(sizes))
+        self.view_mut_strided(slice, sizes, &dense_strides(sizes))
     }
 
     /// A range to be written, as a tensor with the given strides.
@@ -118,17 +118,17 @@ impl<D: TorchStorage> Torch<D> {
         sizes: &[i64],
         strides: &[i64],
     ) -> Result<View<'a>, Failure> {
-        Ok(self.place_mut(Queue::Compute, slice)?.view(sizes, strides)?)
+        Ok(self.raw_slice_mut(Queue::Compute, slice)?.view(sizes, strides)?)
     }
 
     /// The location of a range, for work on a queue.
-    pub(super) fn place<'a>(&self, queue: Queue, slice: In<'a, D>) -> Result<RawSlice<'a>, Failure> {
+    pub(super) fn raw_slice<'a>(&self, queue: Queue, slice: In<'a, D>) -> Result<RawSlice<'a>, Failure> {
         let address = self.storage.address(queue, slice)?;
         Ok(RawSlice::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device()))
     }
 
     /// The location of a range to be written, for work on a queue.
-    pub(super) fn place_mut<'a>(&self, queue: Queue, slice: Out<'a, D>) -> Result<RawSlice<'a>, Failure> {
+    pub(super) fn raw_slice_mut<'a>(&self, queue: Queue, slice: Out<'a, D>) -> Result<RawSlice<'a>, Failure> {
         let (len, kind) = (slice.len, kind(slice.buffer.dtype()));
         let address = self.storage.address_mut(queue, slice)?;
         Ok(RawSlice::new(address, len, kind, self.storage.device()))
@@ -163,7 +163,7 @@ impl Target<'_> {
 }
 
 /// The strides of a dense tensor.
-fn dense(sizes: &[i64]) -> Vec<i64> {
+fn dense_strides(sizes: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; sizes.len()];
     for dim in (1..sizes.len()).rev() {
         strides[dim - 1] = strides[dim] * sizes[dim].max(1);
@@ -231,7 +231,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
         let converts = from != to && from.is_float() && to.is_float();
         // libtorch rounds twice when it converts f64 to bf16 or f16.
         let rounds_once = from != DType::F64 || to.size_bytes() > 2;
-        if converts && rounds_once && src.len == dst.len && self.composes(&[src.buffer, dst.buffer]) {
+        if converts && rounds_once && src.len == dst.len && self.must_compose(&[src.buffer, dst.buffer]) {
             return self.in_torch(queue, "copy", || self.aten_copy(queue, src, dst));
         }
         self.storage.copy(queue, src, dst)
@@ -239,21 +239,21 @@ impl<D: TorchStorage> Memory for Torch<D> {
 
     fn accumulate(&self, queue: Queue, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Error> {
         let fits = src.len == dst.len && src.buffer.dtype() == dst.buffer.dtype();
-        if fits && self.composes(&[src.buffer, dst.buffer]) {
+        if fits && self.must_compose(&[src.buffer, dst.buffer]) {
             return self.in_torch(queue, "accumulate", || self.aten_accumulate(queue, src, dst));
         }
         self.storage.accumulate(queue, src, dst)
     }
 
     fn scale(&self, queue: Queue, factor: f64, dst: Out<'_, D>) -> Result<(), Error> {
-        if dst.buffer.dtype().is_float() && self.composes(&[dst.buffer]) {
+        if dst.buffer.dtype().is_float() && self.must_compose(&[dst.buffer]) {
             return self.in_torch(queue, "scale", || self.aten_scale(queue, factor, dst));
         }
         self.storage.scale(queue, factor, dst)
     }
 
     fn square_sum(&self, queue: Queue, src: In<'_, D>, row_len: usize, sum: Out<'_, D>) -> Result<(), Error> {
-        if src.buffer.dtype().is_float() && self.composes(&[src.buffer, sum.buffer]) {
+        if src.buffer.dtype().is_float() && self.must_compose(&[src.buffer, sum.buffer]) {
             lengths::square_sum(src.len, row_len, sum.len);
             return self.in_torch(queue, "square_sum", || self.aten_square_sum(queue, src, row_len, sum));
         }
@@ -261,7 +261,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
     }
 
     fn exact_sum(&self, queue: Queue, src: In<'_, D>, sum: Out<'_, D>) -> Result<(), Error> {
-        if src.buffer.dtype() == DType::F64 && self.composes(&[src.buffer, sum.buffer]) {
+        if src.buffer.dtype() == DType::F64 && self.must_compose(&[src.buffer, sum.buffer]) {
             lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS);
             return self.in_torch(queue, "exact_sum", || self.aten_exact_sum(queue, src, sum));
         }
@@ -269,7 +269,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
     }
 
     fn add_counts(&self, queue: Queue, src: In<'_, D>, words: Out<'_, D>) -> Result<(), Error> {
-        if src.buffer.dtype() == DType::F64 && self.composes(&[src.buffer, words.buffer]) {
+        if src.buffer.dtype() == DType::F64 && self.must_compose(&[src.buffer, words.buffer]) {
             lengths::expect("words of counts", words.len, src.len);
             return self.in_torch(queue, "add_counts", || self.aten_add_counts(queue, src, words));
         }

@@ -30,7 +30,7 @@ pub use crate::ffi::torch_process::{
     AllocatorBytes, allocator_bytes, reset_allocator_peaks, set_deterministic, start_cuda,
 };
 pub use error::TorchError;
-pub(crate) use error::words;
+pub(crate) use error::message;
 pub use memory::{Kernels, Torch};
 pub use ops::attention_kernels;
 pub use place::{StatedVersion, VERSION, check_version, folder, library_folders, stated_version};

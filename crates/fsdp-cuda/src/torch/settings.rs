@@ -1,6 +1,6 @@
 //! Loads libtorch's CUDA half, and lets its allocator share a device with the memories of this crate.
 
-use super::error::{TorchError, words};
+use super::error::{TorchError, message};
 use crate::device;
 use crate::ffi::torch_process as ffi;
 
@@ -12,7 +12,7 @@ use crate::ffi::torch_process as ffi;
 /// [`TorchError::Cuda`] if it is not found, or libraries that it needs are not found.
 pub fn load_cuda(library: &str) -> Result<(), TorchError> {
     let loaded = ffi::load_cuda(library).and_then(|()| ffi::on_memory_wanted(give_back));
-    loaded.map_err(|error| TorchError::Cuda { library: library.to_owned(), what: words(error) })?;
+    loaded.map_err(|error| TorchError::Cuda { library: library.to_owned(), what: message(error) })?;
     device::ask_when_full(empty_cache);
     Ok(())
 }

@@ -8,7 +8,7 @@ static INTRA_OP: AtomicI32 = AtomicI32::new(0);
 
 thread_local! {
     /// The number of threads configured for this thread; -1 if none was yet.
-    static TOLD: Cell<i32> = const { Cell::new(-1) };
+    static CONFIGURED: Cell<i32> = const { Cell::new(-1) };
 }
 
 /// Sets the number of threads of each operation from now on, in every rank of this process. To be called before ranks
@@ -20,18 +20,18 @@ pub fn set_intra_op(threads: usize) {
 /// Prepares this thread for computing: disables the recording of gradients, and sets OpenMP's number of threads, which
 /// is per thread.
 pub(super) fn prepare() {
-    let wanted = INTRA_OP.load(Ordering::Relaxed);
-    if TOLD.get() == wanted {
+    let threads = INTRA_OP.load(Ordering::Relaxed);
+    if CONFIGURED.get() == threads {
         return;
     }
-    if TOLD.get() < 0 {
+    if CONFIGURED.get() < 0 {
         // Dropping the guard would enable recording again.
         std::mem::forget(tch::no_grad_guard());
     }
-    if wanted > 0 {
-        tch::set_num_threads(wanted);
+    if threads > 0 {
+        tch::set_num_threads(threads);
     }
-    TOLD.set(wanted);
+    CONFIGURED.set(threads);
 }
 
 #[cfg(test)]

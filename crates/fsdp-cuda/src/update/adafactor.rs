@@ -21,11 +21,11 @@ impl UpdateRule<CudaMemory> for Adafactor {
     ) -> Result<(), Error> {
         if shard.params.is_on_host() {
             let earlier = copies(memory, earlier)?;
-            let mut found = take(memory, sums)?;
+            let mut host_sums = take(memory, sums)?;
             let result = with_host_shard(memory, shard, scalars, |host, shard, scalars| {
-                self.statistics(host, shard, scalars, &earlier, &mut found)
+                self.statistics(host, shard, scalars, &earlier, &mut host_sums)
             });
-            return put_back(memory, found, sums).and(result);
+            return put_back(memory, host_sums, sums).and(result);
         }
         let pass = Pass::new(memory, shard, scalars)?;
         for part in parts(self, shard.pieces, scalars) {

@@ -7,7 +7,7 @@ use fsdp_nn::update::{AdamW, AdamWFactors};
 use super::on_host::with_host_shard;
 use super::runs::{refresh, runs, types};
 use crate::device::{CudaBuffer, CudaMemory};
-use crate::kernels::{UPDATE, Word};
+use crate::kernels::{Arg, UPDATE};
 
 impl UpdateRule<CudaMemory> for AdamW {
     fn update(
@@ -24,20 +24,20 @@ impl UpdateRule<CudaMemory> for AdamW {
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
         for run in runs(shard.pieces, &self.groups) {
-            let mut words = run.words(memory, shard, scalars.factors)?;
-            words.extend(numbers(self.factors(run.param, scalars.step, scalars.lr)));
-            kernels.elements("adamw", run.len, &words)?;
+            let mut args = run.args(memory, shard, scalars.factors)?;
+            args.extend(factor_args(self.factors(run.param, scalars.step, scalars.lr)));
+            kernels.elements("adamw", run.len, &args)?;
         }
         refresh(memory, shard)
     }
 }
 
 /// The last parameters of the AdamW kernels.
-pub(super) fn numbers(factors: AdamWFactors) -> [Word<'static>; 8] {
+pub(super) fn factor_args(factors: AdamWFactors) -> [Arg<'static>; 8] {
     let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } = factors;
-    let by_end = Word::Int(u32::from(by_end));
-    let [keep, weight] = [keep, weight].map(Word::Real);
+    let by_end = Arg::Int(u32::from(by_end));
+    let [keep, weight] = [keep, weight].map(Arg::Real);
     let [beta2, square, root_correction, eps, step_size] =
-        [beta2, square, root_correction, eps, step_size].map(Word::Real);
+        [beta2, square, root_correction, eps, step_size].map(Arg::Real);
     [keep, weight, by_end, beta2, square, root_correction, eps, step_size]
 }

@@ -8,7 +8,7 @@ use fsdp_nn::update::{Ema, Groups};
 use super::on_host::with_host_shard;
 use super::runs::{runs, types};
 use crate::device::{CudaBuffer, CudaMemory};
-use crate::kernels::{UPDATE, Word};
+use crate::kernels::{Arg, UPDATE};
 
 impl UpdateRule<CudaMemory> for Ema {
     fn update(
@@ -24,21 +24,21 @@ impl UpdateRule<CudaMemory> for Ema {
             });
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
-        let most = Word::Real(shard.largest_param());
+        let largest_param = Arg::Real(shard.largest_param());
         let [average] = &mut *shard.state else {
             panic!("{} state tensors where the rule declared 1", shard.state.len());
         };
         for run in runs(shard.pieces, &Groups::uniform(0.0)) {
-            let words = [
+            let args = [
                 memory.input(Slice::new(shard.params, run.offset, run.len))?,
                 memory.output(SliceMut::new(average, run.offset, run.len))?,
-                Word::Len(run.len),
+                Arg::Len(run.len),
                 memory.input(scalars.factors)?,
                 memory.output(SliceMut::whole(shard.not_finite))?,
-                most,
-                Word::Real(self.weight(scalars.step)),
+                largest_param,
+                Arg::Real(self.weight(scalars.step)),
             ];
-            kernels.elements("ema", run.len, &words)?;
+            kernels.elements("ema", run.len, &args)?;
         }
         Ok(())
     }

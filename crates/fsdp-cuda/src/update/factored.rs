@@ -7,7 +7,7 @@ use fsdp_nn::update::{Adafactor, AdafactorFactors};
 
 use super::runs::{copy, types};
 use crate::device::{CudaBuffer, CudaMemory};
-use crate::kernels::{FACTORED, GRID_HEIGHT_MAX, Launch, Word};
+use crate::kernels::{Arg, FACTORED, GRID_HEIGHT_MAX, Launch};
 
 /// Rows whose column sums form one partial result; this and the next three constants are as in the kernels.
 const ROWS: usize = 64;
@@ -55,9 +55,9 @@ pub(super) fn parts(rule: &Adafactor, pieces: &[Piece], scalars: &StepScalars<'_
 pub(super) struct Pass<'a> {
     memory: &'a CudaMemory,
     kernels: Launch<'a>,
-    factors: Word<'a>,
+    factors: Arg<'a>,
     /// The largest finite parameter.
-    most: Word<'a>,
+    largest_param: Arg<'a>,
 }
 
 impl<'a> Pass<'a> {
@@ -71,32 +71,32 @@ impl<'a> Pass<'a> {
             memory,
             kernels,
             factors: memory.input(scalars.factors)?,
-            most: Word::Real(shard.largest_param()),
+            largest_param: Arg::Real(shard.largest_param()),
         })
     }
 
-    fn read<'b>(&self, buffer: &'b CudaBuffer, offset: usize, len: usize) -> Result<Word<'b>, Error> {
+    fn read<'b>(&self, buffer: &'b CudaBuffer, offset: usize, len: usize) -> Result<Arg<'b>, Error> {
         self.memory.input(Slice::new(buffer, offset, len))
     }
 
-    fn write<'b>(&self, buffer: &'b mut CudaBuffer, offset: usize, len: usize) -> Result<Word<'b>, Error> {
+    fn write<'b>(&self, buffer: &'b mut CudaBuffer, offset: usize, len: usize) -> Result<Arg<'b>, Error> {
         self.memory.output(SliceMut::new(buffer, offset, len))
     }
 
     /// Launches a kernel with one warp per item.
-    fn warps(&self, kernel: &'static str, count: usize, words: &[Word<'_>]) -> Result<(), Error> {
-        Ok(self.kernels.striding(kernel, count.div_ceil(THREADS / 32), THREADS as u32, words)?)
+    fn warps(&self, kernel: &'static str, count: usize, args: &[Arg<'_>]) -> Result<(), Error> {
+        Ok(self.kernels.striding(kernel, count.div_ceil(THREADS / 32), THREADS as u32, args)?)
     }
 
     /// Launches a kernel with one thread per item.
-    fn threads(&self, kernel: &'static str, count: usize, words: &[Word<'_>]) -> Result<(), Error> {
-        Ok(self.kernels.striding(kernel, count.div_ceil(THREADS), THREADS as u32, words)?)
+    fn threads(&self, kernel: &'static str, count: usize, args: &[Arg<'_>]) -> Result<(), Error> {
+        Ok(self.kernels.striding(kernel, count.div_ceil(THREADS), THREADS as u32, args)?)
     }
 
     /// Adds `count` partial results to the sum at index `at`.
     fn add(&self, partial: &CudaBuffer, count: usize, sums: &mut CudaBuffer, at: usize) -> Result<(), Error> {
-        let words = [self.read(partial, 0, count)?, Word::Len(count), self.write(sums, at, 1)?, self.factors];
-        Ok(self.kernels.blocks("add_partial", (1, 1), THREADS as u32, &words)?)
+        let args = [self.read(partial, 0, count)?, Arg::Len(count), self.write(sums, at, 1)?, self.factors];
+        Ok(self.kernels.blocks("add_partial", (1, 1), THREADS as u32, &args)?)
     }
 
     /// Sums the squares of the parameters, and the squares of the gradient by rows and columns.
@@ -109,29 +109,29 @@ impl<'a> Pass<'a> {
         let Part { piece: Piece { offset, len, .. }, factors, full, .. } = *part;
         let count = len.div_ceil(SQUARES);
         let mut partial = self.memory.scratch(DType::F64, count)?;
-        let words = [
+        let args = [
             self.read(shard.params, offset, len)?,
             self.write(&mut partial, 0, count)?,
-            Word::Len(len),
+            Arg::Len(len),
             self.factors,
         ];
-        self.warps("parameter_squares", count, &words)?;
+        self.warps("parameter_squares", count, &args)?;
         self.add(&partial, count, sums, factors.start)?;
         if let Some(width) = factors.cols {
             self.row_means(part, width, shard, sums)?;
             return self.column_sums(part, width, shard, sums);
         }
-        let words = [
+        let args = [
             self.read(shard.gradient, offset, len)?,
             self.write(&mut shard.state[2], full, len)?,
-            Word::Len(len),
+            Arg::Len(len),
             self.factors,
             self.write(shard.not_finite, 0, 1)?,
-            self.most,
-            Word::Real(factors.beta2),
-            Word::Real(factors.eps),
+            self.largest_param,
+            Arg::Real(factors.beta2),
+            Arg::Real(factors.eps),
         ];
-        Ok(self.kernels.elements("advance_full", len, &words)?)
+        Ok(self.kernels.elements("advance_full", len, &args)?)
     }
 
     fn row_means(
@@ -143,25 +143,25 @@ impl<'a> Pass<'a> {
     ) -> Result<(), Error> {
         let Part { piece: Piece { offset, len, .. }, factors, .. } = *part;
         let rows = len / width;
-        let words = [
+        let args = [
             self.read(shard.gradient, offset, len)?,
             self.write(&mut shard.state[0], part.rows, rows)?,
-            Word::Len(width),
-            Word::Len(rows),
+            Arg::Len(width),
+            Arg::Len(rows),
             self.factors,
             self.write(shard.not_finite, 0, 1)?,
-            self.most,
-            Word::Real(factors.beta2),
-            Word::Real(factors.eps),
+            self.largest_param,
+            Arg::Real(factors.beta2),
+            Arg::Real(factors.eps),
         ];
-        self.warps("advance_rows", rows, &words)?;
-        let words = [
+        self.warps("advance_rows", rows, &args)?;
+        let args = [
             self.read(&shard.state[0], part.rows, rows)?,
-            Word::Len(rows),
+            Arg::Len(rows),
             self.write(sums, factors.start + 1, 1)?,
             self.factors,
         ];
-        Ok(self.kernels.blocks("add_rows", (1, 1), THREADS as u32, &words)?)
+        Ok(self.kernels.blocks("add_rows", (1, 1), THREADS as u32, &args)?)
     }
 
     fn column_sums(
@@ -175,24 +175,24 @@ impl<'a> Pass<'a> {
         let rows = len / width;
         let groups = rows.div_ceil(ROWS);
         let mut partial = self.memory.scratch(DType::F64, groups * width)?;
-        let words = [
+        let args = [
             self.read(shard.gradient, offset, len)?,
             self.write(&mut partial, 0, groups * width)?,
-            Word::Len(width),
-            Word::Len(rows),
+            Arg::Len(width),
+            Arg::Len(rows),
             self.factors,
-            Word::Real(factors.eps),
+            Arg::Real(factors.eps),
         ];
         let blocks = (width.div_ceil(THREADS) as u32, groups.min(GRID_HEIGHT_MAX) as u32);
-        self.kernels.blocks("column_squares", blocks, THREADS as u32, &words)?;
-        let words = [
+        self.kernels.blocks("column_squares", blocks, THREADS as u32, &args)?;
+        let args = [
             self.read(&partial, 0, groups * width)?,
             self.write(sums, factors.start + 2, width)?,
-            Word::Len(width),
-            Word::Len(groups),
+            Arg::Len(width),
+            Arg::Len(groups),
             self.factors,
         ];
-        self.threads("add_columns", width, &words)
+        self.threads("add_columns", width, &args)
     }
 
     /// Computes the sum of squares of the update before clipping.
@@ -209,14 +209,14 @@ impl<'a> Pass<'a> {
         }
         let count = len.div_ceil(BLOCK);
         let mut partial = self.memory.scratch(DType::F64, count)?;
-        let words = [
+        let args = [
             self.read(shard.gradient, offset, len)?,
             self.write(&mut partial, 0, count)?,
-            Word::Len(len),
+            Arg::Len(len),
             self.read(&shard.state[2], full, len)?,
             self.factors,
         ];
-        self.warps("block_updates", count, &words)?;
+        self.warps("block_updates", count, &args)?;
         self.add(&partial, count, sums, param.0)
     }
 
@@ -229,33 +229,33 @@ impl<'a> Pass<'a> {
         sums: &mut CudaBuffer,
     ) -> Result<(), Error> {
         let Part { piece: Piece { param, offset, len, .. }, factors, cols, .. } = *part;
-        let (rows, total) = (len / width, Word::Double((factors.len / width) as f64));
+        let (rows, total) = (len / width, Arg::Double((factors.len / width) as f64));
         let mut roots = self.memory.scratch(self.kernels.types.0, width)?;
-        let words = [
+        let args = [
             self.write(&mut shard.state[1], cols, width)?,
             self.write(&mut roots, 0, width)?,
-            Word::Len(width),
+            Arg::Len(width),
             self.read(moments, factors.start + 2, width)?,
             total,
             self.factors,
             self.write(shard.not_finite, 0, 1)?,
-            self.most,
-            Word::Real(factors.beta2),
+            self.largest_param,
+            Arg::Real(factors.beta2),
         ];
-        self.threads("advance_columns", width, &words)?;
+        self.threads("advance_columns", width, &args)?;
         let mut partial = self.memory.scratch(DType::F64, rows)?;
-        let words = [
+        let args = [
             self.read(shard.gradient, offset, len)?,
             self.write(&mut partial, 0, rows)?,
-            Word::Len(width),
-            Word::Len(rows),
+            Arg::Len(width),
+            Arg::Len(rows),
             self.read(&shard.state[0], part.rows, rows)?,
             self.read(&roots, 0, width)?,
             self.read(moments, factors.start + 1, 1)?,
             total,
             self.factors,
         ];
-        self.warps("row_updates", rows, &words)?;
+        self.warps("row_updates", rows, &args)?;
         self.add(&partial, rows, sums, param.0)
     }
 
@@ -269,47 +269,47 @@ impl<'a> Pass<'a> {
         let (state, averages) = shard.state.split_at_mut(3);
         let average = match averages {
             [average] => self.write(average, offset, len)?,
-            _ => Word::Null,
+            _ => Arg::Null,
         };
         let copy = copy(self.memory, shard.low.as_deref_mut(), offset, len)?;
         let not_finite = self.write(shard.not_finite, 0, 1)?;
         let gradient = self.read(shard.gradient, offset, len)?;
-        let mut words = vec![gradient, self.write(shard.params, offset, len)?, average, copy];
+        let mut args = vec![gradient, self.write(shard.params, offset, len)?, average, copy];
         let norm = self.read(norms, param.0, 1)?;
         let Some(width) = factors.cols else {
-            words.extend([Word::Len(len), self.read(&state[2], full, len)?]);
-            words.extend([self.read(moments, factors.start, 1)?, norm]);
-            words.extend(self.step(&factors, not_finite));
-            return Ok(self.kernels.elements("full_update", len, &words)?);
+            args.extend([Arg::Len(len), self.read(&state[2], full, len)?]);
+            args.extend([self.read(moments, factors.start, 1)?, norm]);
+            args.extend(self.step_args(&factors, not_finite));
+            return Ok(self.kernels.elements("full_update", len, &args)?);
         };
         let rows = len / width;
-        words.extend([Word::Len(width), Word::Len(rows)]);
-        words.extend([self.read(&state[0], part.rows, rows)?, self.read(&state[1], cols, width)?]);
-        words.extend([self.read(moments, factors.start, 2)?, norm]);
-        words.push(Word::Double((factors.len / width) as f64));
-        words.extend(self.step(&factors, not_finite));
+        args.extend([Arg::Len(width), Arg::Len(rows)]);
+        args.extend([self.read(&state[0], part.rows, rows)?, self.read(&state[1], cols, width)?]);
+        args.extend([self.read(moments, factors.start, 2)?, norm]);
+        args.push(Arg::Double((factors.len / width) as f64));
+        args.extend(self.step_args(&factors, not_finite));
         // One thread per vector in a row, up to a useful maximum.
         let threads = width.div_ceil(4).next_multiple_of(32).min(THREADS / 2);
         let tiles = rows.div_ceil(TILE_ROWS).min(GRID_HEIGHT_MAX);
         let blocks = (width.div_ceil(4 * threads) as u32, tiles as u32);
-        Ok(self.kernels.blocks("factored_update", blocks, threads as u32, &words)?)
+        Ok(self.kernels.blocks("factored_update", blocks, threads as u32, &args)?)
     }
 
     /// The last parameters of both update kernels.
-    fn step<'b>(&self, factors: &AdafactorFactors, not_finite: Word<'b>) -> [Word<'b>; 9]
+    fn step_args<'b>(&self, factors: &AdafactorFactors, not_finite: Arg<'b>) -> [Arg<'b>; 9]
     where
         'a: 'b,
     {
         [
-            Word::Double(factors.len as f64),
+            Arg::Double(factors.len as f64),
             self.factors,
             not_finite,
-            self.most,
-            Word::Double(factors.rate),
-            Word::Double(factors.least_rms.unwrap_or(-1.0)),
-            Word::Double(factors.decay),
-            Word::Double(factors.clip_threshold),
-            Word::Real(factors.beta1.unwrap_or(0.0)),
+            self.largest_param,
+            Arg::Double(factors.rate),
+            Arg::Double(factors.least_rms.unwrap_or(-1.0)),
+            Arg::Double(factors.decay),
+            Arg::Double(factors.clip_threshold),
+            Arg::Real(factors.beta1.unwrap_or(0.0)),
         ]
     }
 }

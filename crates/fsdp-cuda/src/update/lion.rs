@@ -7,7 +7,7 @@ use fsdp_nn::update::{Lion, LionFactors};
 use super::on_host::with_host_shard;
 use super::runs::{refresh, runs, types};
 use crate::device::{CudaBuffer, CudaMemory};
-use crate::kernels::{UPDATE, Word};
+use crate::kernels::{Arg, UPDATE};
 
 impl UpdateRule<CudaMemory> for Lion {
     fn update(
@@ -25,11 +25,11 @@ impl UpdateRule<CudaMemory> for Lion {
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
         for run in runs(shard.pieces, &self.groups) {
             let LionFactors { keep, direction, average, step_size } = self.factors(run.param, scalars.lr);
-            let mut words = run.words(memory, shard, scalars.factors)?;
-            words.push(Word::Real(keep));
-            words.extend(direction.into_iter().chain(average).map(Word::Real));
-            words.push(Word::Real(step_size));
-            kernels.elements("lion", run.len, &words)?;
+            let mut args = run.args(memory, shard, scalars.factors)?;
+            args.push(Arg::Real(keep));
+            args.extend(direction.into_iter().chain(average).map(Arg::Real));
+            args.push(Arg::Real(step_size));
+            kernels.elements("lion", run.len, &args)?;
         }
         refresh(memory, shard)
     }

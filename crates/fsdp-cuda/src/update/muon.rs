@@ -14,8 +14,8 @@ impl UpdateRule<CudaMemory> for Muon {
         _scalars: &StepScalars<'_, CudaBuffer>,
         _statistics: &[CudaBuffer],
     ) -> Result<(), Error> {
-        let said =
+        let message =
             "Muon does not run on GPUs; train on device \"cpu\" or \"torch-cpu\", or use another optimizer";
-        Err(Error::Refused(said.into()))
+        Err(Error::Refused(message.into()))
     }
 }

@@ -26,8 +26,8 @@ pub(super) fn with_host_shard(
     let mut state =
         shard.state.iter_mut().map(|buffer| take(memory, buffer)).collect::<Result<Vec<_>, _>>()?;
     let mirror = memory.mirror();
-    let mut noted = mirror.allocate(Category::Workspace, DType::I64, 1)?;
-    mirror.zero(Queue::Compute, SliceMut::whole(&mut noted))?;
+    let mut not_finite = mirror.allocate(Category::Workspace, DType::I64, 1)?;
+    mirror.zero(Queue::Compute, SliceMut::whole(&mut not_finite))?;
     let result = {
         let mut view = SegmentShard {
             params: &mut params,
@@ -38,7 +38,7 @@ pub(super) fn with_host_shard(
             segment: shard.segment,
             // Directions are not gathered for shards in host memory.
             whole: None,
-            not_finite: &mut noted,
+            not_finite: &mut not_finite,
         };
         let scalars = StepScalars { step: scalars.step, lr: scalars.lr, factors };
         run(mirror, &mut view, &scalars)
@@ -47,7 +47,7 @@ pub(super) fn with_host_shard(
         .chain(low.into_iter().zip(shard.low.as_deref_mut()))
         .chain(state.into_iter().zip(shard.state.iter_mut()));
     returned.map(|(buffer, to)| put_back(memory, buffer, to)).fold(result, Result::and)?;
-    let mut word = [0];
-    mirror.read(Queue::Compute, Slice::whole(&noted), HostSliceMut::I64(&mut word))?;
-    if word == [0] { Ok(()) } else { shard.note_not_finite(memory) }
+    let mut flag = [0];
+    mirror.read(Queue::Compute, Slice::whole(&not_finite), HostSliceMut::I64(&mut flag))?;
+    if flag == [0] { Ok(()) } else { shard.note_not_finite(memory) }
 }

@@ -7,7 +7,7 @@ use fsdp_core::{DType, Error};
 use fsdp_nn::update::Groups;
 
 use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
-use crate::kernels::Word;
+use crate::kernels::Arg;
 
 /// Elements of neighboring pieces with the same settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +39,21 @@ pub(crate) fn runs(pieces: &[Piece], groups: &Groups) -> Vec<Run> {
 impl Run {
     /// The first parameters of a kernel: gradient, parameters, states, the copy of the parameters (or null), the
     /// length, the factors of the step, the word that records non-finite results, and the largest finite parameter.
-    pub(super) fn words<'a>(
+    pub(super) fn args<'a>(
         &self,
         memory: &CudaMemory,
         shard: &'a mut SegmentShard<'_, CudaBuffer>,
         factors: Slice<'a, CudaBuffer>,
-    ) -> Result<Vec<Word<'a>>, Error> {
-        let most = Word::Real(shard.largest_param());
-        let mut words = vec![memory.input(Slice::new(shard.gradient, self.offset, self.len))?];
+    ) -> Result<Vec<Arg<'a>>, Error> {
+        let largest_param = Arg::Real(shard.largest_param());
+        let mut args = vec![memory.input(Slice::new(shard.gradient, self.offset, self.len))?];
         for buffer in std::iter::once(&mut *shard.params).chain(shard.state.iter_mut()) {
-            words.push(memory.output(SliceMut::new(buffer, self.offset, self.len))?);
+            args.push(memory.output(SliceMut::new(buffer, self.offset, self.len))?);
         }
-        words.push(copy(memory, shard.low.as_deref_mut(), self.offset, self.len)?);
-        words.extend([Word::Len(self.len), memory.input(factors)?]);
-        words.extend([memory.output(SliceMut::whole(shard.not_finite))?, most]);
-        Ok(words)
+        args.push(copy(memory, shard.low.as_deref_mut(), self.offset, self.len)?);
+        args.extend([Arg::Len(self.len), memory.input(factors)?]);
+        args.extend([memory.output(SliceMut::whole(shard.not_finite))?, largest_param]);
+        Ok(args)
     }
 }
 
@@ -64,8 +64,8 @@ pub(super) fn copy<'a>(
     low: Option<&'a mut CudaBuffer>,
     offset: usize,
     len: usize,
-) -> Result<Word<'a>, Error> {
-    let Some(low) = low.filter(|low| low.dtype() != DType::F16) else { return Ok(Word::Null) };
+) -> Result<Arg<'a>, Error> {
+    let Some(low) = low.filter(|low| low.dtype() != DType::F16) else { return Ok(Arg::Null) };
     expect_dtype(low, DType::Bf16);
     memory.output(SliceMut::new(low, offset, len))
 }

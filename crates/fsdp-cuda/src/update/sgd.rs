@@ -7,7 +7,7 @@ use fsdp_nn::update::{GroupSettings, Sgd};
 use super::on_host::with_host_shard;
 use super::runs::{refresh, runs, types};
 use crate::device::{CudaBuffer, CudaMemory};
-use crate::kernels::{UPDATE, Word};
+use crate::kernels::{Arg, UPDATE};
 
 impl UpdateRule<CudaMemory> for Sgd {
     fn update(
@@ -25,15 +25,15 @@ impl UpdateRule<CudaMemory> for Sgd {
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
         for run in runs(shard.pieces, &self.groups) {
             let GroupSettings { lr_scale, weight_decay } = self.groups.of(run.param);
-            let mut words = run.words(memory, shard, scalars.factors)?;
-            words.extend([weight_decay, scalars.lr * lr_scale].map(Word::Real));
+            let mut args = run.args(memory, shard, scalars.factors)?;
+            args.extend([weight_decay, scalars.lr * lr_scale].map(Arg::Real));
             if self.momentum == 0.0 {
-                kernels.elements("sgd", run.len, &words)?;
+                kernels.elements("sgd", run.len, &args)?;
                 continue;
             }
-            words.extend([self.momentum, 1.0 - self.dampening].map(Word::Real));
-            words.extend([self.nesterov, scalars.step == 1].map(|flag| Word::Int(u32::from(flag))));
-            kernels.elements("sgd_momentum", run.len, &words)?;
+            args.extend([self.momentum, 1.0 - self.dampening].map(Arg::Real));
+            args.extend([self.nesterov, scalars.step == 1].map(|flag| Arg::Int(u32::from(flag))));
+            kernels.elements("sgd_momentum", run.len, &args)?;
         }
         refresh(memory, shard)
     }

@@ -122,20 +122,20 @@ fn named(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 }
 
 /// Returns the candidates in the order in which they are tried.
-fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBuf>) -> Vec<PathBuf> {
+fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, launcher_folder: Option<PathBuf>) -> Vec<PathBuf> {
     if let Some(file) = named(variable) {
         return vec![file];
     }
-    let set = |name| variable(name).is_some();
-    let by_open_mpi = set("OMPI_COMM_WORLD_SIZE") || set("PMIX_RANK");
-    let families = if by_open_mpi || !set("PMI_RANK") {
+    let is_set = |name| variable(name).is_some();
+    let by_open_mpi = is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMIX_RANK");
+    let families = if by_open_mpi || !is_set("PMI_RANK") {
         [OPEN_MPI, MPICH, STANDARD]
     } else {
         [MPICH, STANDARD, OPEN_MPI]
     };
     let names = || families.concat().into_iter();
-    let inside = beside.iter().flat_map(|folder| names().map(|name| folder.join(name)));
-    inside.filter(|file| file.exists()).chain(names().map(PathBuf::from)).collect()
+    let in_launcher_folder = launcher_folder.iter().flat_map(|folder| names().map(|name| folder.join(name)));
+    in_launcher_folder.filter(|file| file.exists()).chain(names().map(PathBuf::from)).collect()
 }
 
 /// Returns the library folder of the program that started this process: `/opt/mpi/lib` for

@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// The number of pieces that are lent out.
 #[derive(Default)]
-struct Out {
+struct Outstanding {
     pieces: Mutex<usize>,
     returned: Condvar,
 }
@@ -14,7 +14,7 @@ pub(crate) struct Piece {
     start: *mut u8,
     len: usize,
     may_write: bool,
-    out: Arc<Out>,
+    outstanding: Arc<Outstanding>,
 }
 
 // SAFETY: while a piece lives, no other code uses its part of the slice (or, if the piece is read-only, writes it), and
@@ -22,9 +22,9 @@ pub(crate) struct Piece {
 unsafe impl Send for Piece {}
 
 impl Piece {
-    fn new(start: *mut u8, len: usize, may_write: bool, out: &Arc<Out>) -> Self {
-        *out.pieces.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Self { start, len, may_write, out: out.clone() }
+    fn new(start: *mut u8, len: usize, may_write: bool, outstanding: &Arc<Outstanding>) -> Self {
+        *outstanding.pieces.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self { start, len, may_write, outstanding: outstanding.clone() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -48,13 +48,13 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        *self.out.pieces.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.out.returned.notify_all();
+        *self.outstanding.pieces.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.outstanding.returned.notify_all();
     }
 }
 
 /// Waits for all pieces on drop, so also when the borrower panics.
-struct Lender(Arc<Out>);
+struct Lender(Arc<Outstanding>);
 
 impl Drop for Lender {
     fn drop(&mut self) {
@@ -68,7 +68,7 @@ fn cut(
     slices: impl Iterator<Item = (*mut u8, usize)>,
     message_max: usize,
     may_write: bool,
-    out: &Arc<Out>,
+    outstanding: &Arc<Outstanding>,
 ) -> Vec<Vec<Piece>> {
     let (mut messages, mut room) = (Vec::<Vec<Piece>>::new(), 0);
     for (start, len) in slices {
@@ -78,10 +78,10 @@ fn cut(
                 messages.push(Vec::new());
                 room = message_max;
             }
-            let now = room.min(len - taken);
-            let piece = Piece::new(start.wrapping_add(taken), now, may_write, out);
+            let piece_len = room.min(len - taken);
+            let piece = Piece::new(start.wrapping_add(taken), piece_len, may_write, outstanding);
             messages.last_mut().expect("one was just begun").push(piece);
-            (taken, room) = (taken + now, room - now);
+            (taken, room) = (taken + piece_len, room - piece_len);
         }
     }
     messages

@@ -28,9 +28,9 @@ impl Blocks {
 }
 
 /// A failed call: the name of the function and its error code.
-type Refused = (&'static str, c_int);
+type CallFailure = (&'static str, c_int);
 
-fn checked(call: &'static str, code: c_int) -> Result<(), Refused> {
+fn checked(call: &'static str, code: c_int) -> Result<(), CallFailure> {
     if code == 0 { Ok(()) } else { Err((call, code)) }
 }
 
@@ -48,14 +48,14 @@ pub(super) unsafe fn begin<H: Handle>(
     peer: c_int,
     tag: c_int,
     request: &mut usize,
-) -> Result<(), Refused> {
+) -> Result<(), CallFailure> {
     let byte = H::from_bits(constants.byte);
     if let ([start], [len]) = (&blocks.starts[..], &blocks.lens[..]) {
         let start = ptr::with_exposed_provenance_mut(start.cast_unsigned());
         // SAFETY: guaranteed by the caller.
         return unsafe { post(f, constants, direction, (start, *len, byte), peer, tag, request) };
     }
-    let mut of_blocks = H::from_bits(constants.request_null);
+    let mut block_type = H::from_bits(constants.request_null);
     // SAFETY: both lists have the stated number of entries, and are read before the call returns.
     let code = unsafe {
         (f.type_of_blocks)(
@@ -63,19 +63,20 @@ pub(super) unsafe fn begin<H: Handle>(
             blocks.lens.as_ptr(),
             blocks.starts.as_ptr(),
             byte,
-            &mut of_blocks,
+            &mut block_type,
         )
     };
     checked("MPI_Type_create_hindexed", code)?;
     // SAFETY: the type was just created.
-    let committed = checked("MPI_Type_commit", unsafe { (f.commit_type)(&mut of_blocks) });
+    let committed = checked("MPI_Type_commit", unsafe { (f.commit_type)(&mut block_type) });
     // Addresses are absolute: they count from `MPI_BOTTOM`, which is null in all families.
-    let whole = (ptr::null_mut(), 1, of_blocks);
+    let buffer = (ptr::null_mut(), 1, block_type);
     // SAFETY: guaranteed by the caller; the type contains the addresses of its blocks.
-    let posted = committed.and_then(|()| unsafe { post(f, constants, direction, whole, peer, tag, request) });
+    let posted =
+        committed.and_then(|()| unsafe { post(f, constants, direction, buffer, peer, tag, request) });
     // SAFETY: the type was created above. MPI keeps it as long as the request needs it. The result does not matter: the
     // message is posted either way.
-    unsafe { (f.free_type)(&mut of_blocks) };
+    unsafe { (f.free_type)(&mut block_type) };
     posted
 }
 
@@ -85,17 +86,19 @@ unsafe fn post<H: Handle>(
     f: &Functions<H>,
     constants: &Constants,
     direction: Direction,
-    (start, count, of): (*mut c_void, c_int, H),
+    (start, count, datatype): (*mut c_void, c_int, H),
     peer: c_int,
     tag: c_int,
     request: &mut usize,
-) -> Result<(), Refused> {
+) -> Result<(), CallFailure> {
     let (world, mut handle) = (H::from_bits(constants.world), H::from_bits(constants.request_null));
     let code = match direction {
         // SAFETY: guaranteed by the caller.
-        Direction::Send => unsafe { (f.send)(start.cast_const(), count, of, peer, tag, world, &mut handle) },
+        Direction::Send => unsafe {
+            (f.send)(start.cast_const(), count, datatype, peer, tag, world, &mut handle)
+        },
         // SAFETY: guaranteed by the caller.
-        Direction::Receive => unsafe { (f.receive)(start, count, of, peer, tag, world, &mut handle) },
+        Direction::Receive => unsafe { (f.receive)(start, count, datatype, peer, tag, world, &mut handle) },
     };
     *request = handle.bits();
     checked(if direction == Direction::Send { "MPI_Isend" } else { "MPI_Irecv" }, code)

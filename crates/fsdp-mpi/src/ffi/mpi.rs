@@ -78,7 +78,7 @@ pub(crate) struct Mpi {
 
 impl Mpi {
     /// Initializes MPI, and makes failing calls return errors instead of ending the process.
-    pub(crate) fn initialise(library: MpiLibrary) -> Result<Self, MpiError> {
+    pub(crate) fn initialize(library: MpiLibrary) -> Result<Self, MpiError> {
         let mut mpi = Self { library, rank: 0, size: 0, _of_this_thread: PhantomData };
         let (functions, constants) = (&mpi.library.functions, &mpi.library.constants);
         let mut initialized = 0;
@@ -103,7 +103,7 @@ impl Mpi {
             (f.set_error_handler)(Handle::from_bits(constants.world), Handle::from_bits(constants.errors_return))
         });
         mpi.check("MPI_Comm_set_errhandler", code)?;
-        mpi.place()?;
+        mpi.query_rank_and_size()?;
         Ok(mpi)
     }
 
@@ -117,19 +117,19 @@ impl Mpi {
         self.size
     }
 
-    fn place(&mut self) -> Result<(), MpiError> {
+    fn query_rank_and_size(&mut self) -> Result<(), MpiError> {
         let world = self.library.constants.world;
         let (mut rank, mut size) = (0, 0);
-        let of_rank = with!(&self.library.functions, f => {
+        let rank_code = with!(&self.library.functions, f => {
             // SAFETY: this thread has initialized MPI; the handle is a constant of this library; it writes one integer.
             unsafe { (f.rank)(Handle::from_bits(world), &mut rank) }
         });
-        self.check("MPI_Comm_rank", of_rank)?;
-        let of_size = with!(&self.library.functions, f => {
+        self.check("MPI_Comm_rank", rank_code)?;
+        let size_code = with!(&self.library.functions, f => {
             // SAFETY: as for the rank.
             unsafe { (f.size)(Handle::from_bits(world), &mut size) }
         });
-        self.check("MPI_Comm_size", of_size)?;
+        self.check("MPI_Comm_size", size_code)?;
         (self.rank, self.size) = (rank, size);
         Ok(())
     }
@@ -208,20 +208,20 @@ impl Mpi {
     /// Lets MPI make progress on messages in its own buffers when there is no operation to test.
     pub(crate) fn progress(&self) -> Result<(), MpiError> {
         let (mut flag, mut status) = (0, Status::new());
-        let (world, me) = (self.library.constants.world, self.rank);
+        let (world, rank) = (self.library.constants.world, self.rank);
         // SAFETY: this thread has initialized MPI; the handle is a constant of this library; the outputs are as for
         // `test`. It probes for a message from this rank to itself, which never exists.
         let code = with!(&self.library.functions, f => unsafe {
-            (f.probe)(me, 0, Handle::from_bits(world), &mut flag, &mut status)
+            (f.probe)(rank, 0, Handle::from_bits(world), &mut flag, &mut status)
         });
         self.check("MPI_Iprobe", code)
     }
 
     /// Finalizes MPI, which waits for the other ranks to do the same. No operation may be in flight.
-    pub(crate) fn finalise(self) -> Result<(), MpiError> {
+    pub(crate) fn finalize(self) -> Result<(), MpiError> {
         // SAFETY: this thread has initialized MPI, and no call follows, because this consumes `self`.
         let code = with!(&self.library.functions, f => unsafe { (f.finalize)() });
-        if code == 0 { Ok(()) } else { Err(failed("MPI_Finalize", code, String::new())) }
+        if code == 0 { Ok(()) } else { Err(call_error("MPI_Finalize", code, String::new())) }
     }
 
     fn check(&self, call: &'static str, code: c_int) -> Result<(), MpiError> {
@@ -233,10 +233,10 @@ impl Mpi {
         // SAFETY: the code comes from this library; it writes no more bytes than `text` has.
         with!(&self.library.functions, f => unsafe { (f.error_string)(code, start, &mut len) });
         let text = String::from_utf8_lossy(text.split(|byte| *byte == 0).next().unwrap_or_default());
-        Err(failed(call, code, text.trim().to_owned()))
+        Err(call_error(call, code, text.trim().to_owned()))
     }
 }
 
-fn failed(call: &'static str, code: c_int, text: String) -> MpiError {
+fn call_error(call: &'static str, code: c_int, text: String) -> MpiError {
     MpiError::Call { call, code, text }
 }

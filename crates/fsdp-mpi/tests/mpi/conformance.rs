@@ -46,7 +46,7 @@ impl Launcher for Faked {
         });
         let results = outcomes.into_iter().collect::<Result<Vec<T>, _>>()?;
         for rank in worlds.ranks.drain(..) {
-            rank.finalise().expect("nothing is left to send or receive");
+            rank.finalize().expect("nothing is left to send or receive");
         }
         assert_eq!(worlds.finalized(), world);
         Ok(results)

@@ -119,7 +119,7 @@ fn world_is_finalized_after_all_messages_complete() {
     let mut got = vec![0; 10_000];
     assert_eq!(receive(&mut *worlds.link(0, 1), 0, &mut got), Ok(Exchanged::Done));
     for rank in worlds.ranks.drain(..) {
-        rank.finalise().unwrap();
+        rank.finalize().unwrap();
     }
     assert_eq!(worlds.finalized(), 2);
 }
@@ -129,10 +129,10 @@ fn failed_or_unfinished_world_is_not_finalized() {
     let mut worlds = Worlds::new(Family::Mpich, 2, SHORT_TIME);
     assert_eq!(send(&mut *worlds.link(0, 0), 1, &pattern(0, 10_000)), Ok(Exchanged::Done));
     let second = worlds.ranks.pop().unwrap();
-    let error = worlds.ranks.pop().unwrap().finalise().unwrap_err();
+    let error = worlds.ranks.pop().unwrap().finalize().unwrap_err();
     assert!(matches!(error, MpiError::Unfinished { messages: 1, .. }), "{error}");
     worlds.alarm.raise(aborted());
-    let error = second.finalise().unwrap_err();
+    let error = second.finalize().unwrap_err();
     insta::assert_snapshot!(error, @"MPI is not finalized after a failure: the communicator was aborted on rank 1: enough");
     drop(Worlds::new(Family::Mpich, 2, SHORT_TIME));
     assert_eq!(worlds.finalized(), 0);

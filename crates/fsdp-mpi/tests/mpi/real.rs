@@ -93,7 +93,7 @@ fn launched_rank_passes_conformance() {
     let launcher = ThisRank { world, channel: AtomicU64::new(0) };
     suite(&launcher, ranks);
     println!("rank passed with {about}");
-    launcher.world.finalise().unwrap();
+    launcher.world.finalize().unwrap();
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn launched_rank_reports_late_peer() {
         reason: "it was late".to_owned(),
         kind: FailureKind::Temporary,
     });
-    assert!(matches!(world.finalise(), Err(MpiError::Failed(_))));
+    assert!(matches!(world.finalize(), Err(MpiError::Failed(_))));
 }
 
 /// Returns the launchers by their canonical paths, without duplicates.

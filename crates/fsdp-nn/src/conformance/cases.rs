@@ -134,7 +134,7 @@ fn linear<M: Backend>(sizes: Sizes, orientation: Orientation, gap: usize) -> Cas
 fn embedding<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner: width, outer: vocab, seed } = sizes;
     let ids = integers(seed, rows, vocab);
-    let again = ids.clone();
+    let backward_ids = ids.clone();
     Case {
         name: "embedding",
         inputs: vec![numbers(seed, vocab * width)],
@@ -145,7 +145,7 @@ fn embedding<M: Backend>(sizes: Sizes) -> Case<M> {
             kit.get(&y)
         }),
         backward: Box::new(move |kit, _, dy| {
-            let (ids, dy, mut dtable) = (kit.ids(&again), kit.put(dy), kit.slot(vocab * width));
+            let (ids, dy, mut dtable) = (kit.ids(&backward_ids), kit.put(dy), kit.slot(vocab * width));
             kit.memory.embedding_backward(width, ids.read(), dy.read(), kit.target(&mut dtable)).unwrap();
             vec![kit.get(&dtable)]
         }),
@@ -251,14 +251,14 @@ fn rope<M: Backend>(sizes: Sizes, part: f64, packed: bool) -> Case<M> {
         kit.memory.call(op, &reads, [qkv.write()]).unwrap();
         kit.get(&qkv)
     };
-    let again = run.clone();
+    let backward_run = run.clone();
     let len = dims.rows() * dims.packed();
     Case {
         name: "rope",
         inputs: vec![numbers(sizes.seed, len)],
         doutput: numbers(sizes.seed + 1, len),
         forward: Box::new(move |kit, inputs| run(kit, &inputs[0], false)),
-        backward: Box::new(move |kit, _, dy| vec![again(kit, dy, true)]),
+        backward: Box::new(move |kit, _, dy| vec![backward_run(kit, dy, true)]),
         bound: Box::new(move |inputs, y| (5.0, vec![2.0 * factor * largest(&inputs[0]); y.len()])),
     }
 }
@@ -369,7 +369,7 @@ fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
     let (width, both) = (inner + 2, inner + outer);
     let parts = [(inner, width, 0), (outer, outer, inner)];
     let op = move |columns, from, to| Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to });
-    let room = move |columns, stride| (rows - 1) * stride + columns;
+    let strided_len = move |columns, stride| (rows - 1) * stride + columns;
     Case {
         name: "copy_columns",
         inputs: vec![numbers(seed, rows * width), numbers(seed + 1, rows * outer)],
@@ -379,8 +379,8 @@ fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
             for ((columns, from, at), values) in parts.into_iter().zip(inputs) {
                 let x = kit.put(values);
                 let (x, y) = (x.read(), y.write());
-                let x = Slice::new(x.buffer, x.offset, room(columns, from));
-                let y = SliceMut::new(y.buffer, y.offset + at, room(columns, both));
+                let x = Slice::new(x.buffer, x.offset, strided_len(columns, from));
+                let y = SliceMut::new(y.buffer, y.offset + at, strided_len(columns, both));
                 kit.memory.call(op(columns, from, both), &[x], [y]).unwrap();
             }
             kit.get(&y)
@@ -390,8 +390,8 @@ fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
             let gradient = |(columns, from, at)| {
                 let mut dx = kit.put(&vec![0.0; rows * from]);
                 let (dy, to) = (dy.read(), dx.write());
-                let dy = Slice::new(dy.buffer, dy.offset + at, room(columns, both));
-                let to = SliceMut::new(to.buffer, to.offset, room(columns, from));
+                let dy = Slice::new(dy.buffer, dy.offset + at, strided_len(columns, both));
+                let to = SliceMut::new(to.buffer, to.offset, strided_len(columns, from));
                 kit.memory.call(op(columns, both, from), &[dy], [to]).unwrap();
                 kit.get(&dx)
             };
@@ -447,7 +447,7 @@ fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Cas
     if rows > 2 {
         targets[1] = IGNORED_TARGET;
     }
-    let again = targets.clone();
+    let backward_targets = targets.clone();
     Case {
         name: "head_loss",
         inputs: vec![numbers(seed, rows * hidden), numbers(seed + 1, vocab * hidden)],
@@ -455,8 +455,8 @@ fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Cas
         doutput: [vec![1.0; rows], vec![0.0; z_rows]].concat(),
         forward: Box::new(move |kit, inputs| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
-            let (targets, mut losses) = (kit.ids(&targets), kit.room(fsdp_core::DType::F64, rows));
-            let mut z_losses = kit.room(fsdp_core::DType::F64, z_rows.max(1));
+            let (targets, mut losses) = (kit.ids(&targets), kit.allocate(fsdp_core::DType::F64, rows));
+            let mut z_losses = kit.allocate(fsdp_core::DType::F64, z_rows.max(1));
             let mut logits = kit.statistics(dims.chunk_rows * vocab);
             let (x, weight, targets) = (x.read(), weight.read(), targets.read());
             let written = (losses.write(), (z_rows > 0).then(|| z_losses.write()));
@@ -466,8 +466,9 @@ fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Cas
         }),
         backward: Box::new(move |kit, inputs, _| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
-            let (targets, mut losses) = (kit.ids(&again), kit.room(fsdp_core::DType::F64, rows));
-            let mut z_losses = kit.room(fsdp_core::DType::F64, z_rows.max(1));
+            let (targets, mut losses) =
+                (kit.ids(&backward_targets), kit.allocate(fsdp_core::DType::F64, rows));
+            let mut z_losses = kit.allocate(fsdp_core::DType::F64, z_rows.max(1));
             let mut logits = kit.statistics(dims.chunk_rows * vocab);
             let (mut dx, mut dweight) = (kit.result(rows * hidden), kit.slot(vocab * hidden));
             let (x, weight, targets) = (x.read(), weight.read(), targets.read());

@@ -29,7 +29,7 @@ fn routes(sizes: Sizes) -> Vec<u32> {
 }
 
 fn largest(values: &[f64]) -> f64 {
-    values.iter().fold(0.0, |most, value| value.abs().max(most))
+    values.iter().fold(0.0, |max, value| value.abs().max(max))
 }
 
 /// Returns logits that are so far apart that rounding does not change their order.
@@ -50,8 +50,8 @@ fn loaded<M: Backend>(
     facts: BatchFacts<'_>,
     logits: &Operand<M::Buffer>,
 ) -> (Vec<f64>, Operand<M::Buffer>) {
-    let (mut weights, mut routes) = (kit.result(routing.slots()), kit.room(DType::U32, routing.slots()));
-    let mut loads = kit.room(DType::F64, load.load_len());
+    let (mut weights, mut routes) = (kit.result(routing.slots()), kit.allocate(DType::U32, routing.slots()));
+    let mut loads = kit.allocate(DType::F64, load.load_len());
     let op = Op::Experts(Experts::Route { routing, normalized: true, load: Some(load) });
     let writes = &mut [&mut weights, &mut routes, &mut loads].map(|operand| Write::over(operand.write()));
     kit.memory.run(&op, Operands { reads: &[logits.read()], writes, batch: facts }).unwrap();
@@ -74,7 +74,7 @@ fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
             let load =
                 |logits: &Vec<f64>| loaded(kit, (routing, balance), facts(&lengths), &kit.put(logits)).0;
             let loads = kit.put_as(DType::F64, &inputs.iter().flat_map(load).collect::<Vec<f64>>());
-            let mut loss = kit.room(DType::F64, 1);
+            let mut loss = kit.allocate(DType::F64, 1);
             let writes = &mut [Write::over(loss.write())];
             let op = Op::Experts(Experts::BalanceLoss { balance });
             let operands = Operands { reads: &[loads.read()], writes, batch: facts(&lengths) };
@@ -110,7 +110,7 @@ fn route<M: Backend>(sizes: Sizes, top: usize, normalized: bool) -> Case<M> {
     let (routing, rows) = (routing(sizes, top), sizes.rows);
     let run = move |kit: &Kit<M>, logits: &[f64]| {
         let (logits, mut weights) = (kit.put(logits), kit.result(routing.slots()));
-        let mut routes = kit.room(DType::U32, routing.slots());
+        let mut routes = kit.allocate(DType::U32, routing.slots());
         let op = Op::Experts(Experts::Route { routing, normalized, load: None });
         kit.memory.call(op, &[logits.read()], [weights.write(), routes.write()]).unwrap();
         (logits, weights, routes)
@@ -136,7 +136,7 @@ fn dispatch<M: Backend>(sizes: Sizes) -> Case<M> {
     let (routing, width) = (routing(sizes, 2), sizes.inner);
     let (len, slots) = (sizes.rows * width, routing.slots() * width);
     let routes = routes(sizes);
-    let again = routes.clone();
+    let backward_routes = routes.clone();
     Case {
         name: "dispatch",
         inputs: vec![numbers(sizes.seed, len)],
@@ -148,7 +148,7 @@ fn dispatch<M: Backend>(sizes: Sizes) -> Case<M> {
             kit.get(&y)
         }),
         backward: Box::new(move |kit, _, dy| {
-            let (dy, routes, mut dx) = (kit.put(dy), kit.ids(&again), kit.input_gradient(len));
+            let (dy, routes, mut dx) = (kit.put(dy), kit.ids(&backward_routes), kit.input_gradient(len));
             let op = Op::Experts(Experts::DispatchBackward { routing, width });
             let add = kit.accumulates();
             kit.memory.call_adding(op, &[dy.read(), routes.read()], dx.write(), add).unwrap();
@@ -163,7 +163,7 @@ fn product<M: Backend>(sizes: Sizes) -> Case<M> {
     let routing = routing(sizes, 2);
     let slots = routing.slots();
     let routes = routes(sizes);
-    let again = routes.clone();
+    let backward_routes = routes.clone();
     let weights: Vec<Vec<f64>> =
         (0..EXPERTS as u64).map(|i| numbers(seed + 10 + i, inputs * outputs)).collect();
     fn reads<'a, M: Backend>(
@@ -185,7 +185,7 @@ fn product<M: Backend>(sizes: Sizes) -> Case<M> {
             kit.get(&y)
         }),
         backward: Box::new(move |kit, values, dy| {
-            let (x, routes, dy) = (kit.put(&values[0]), kit.ids(&again), kit.put(dy));
+            let (x, routes, dy) = (kit.put(&values[0]), kit.ids(&backward_routes), kit.put(dy));
             let weights: Vec<_> = values[1..].iter().map(|weight| kit.put(weight)).collect();
             let mut dx = kit.input_gradient(slots * inputs);
             let op = Op::Experts(Experts::ProductBackwardInput { routing, inputs, outputs });
@@ -203,8 +203,8 @@ fn product<M: Backend>(sizes: Sizes) -> Case<M> {
             std::iter::once(kit.get(&dx)).chain(weights).collect()
         }),
         bound: Box::new(move |values, y| {
-            let most = values[1..].iter().map(|weight| largest(weight)).fold(0.0, f64::max);
-            (inputs as f64 + 2.0, vec![inputs as f64 * largest(&values[0]) * most; y.len()])
+            let max = values[1..].iter().map(|weight| largest(weight)).fold(0.0, f64::max);
+            (inputs as f64 + 2.0, vec![inputs as f64 * largest(&values[0]) * max; y.len()])
         }),
     }
 }
@@ -213,7 +213,7 @@ fn combine<M: Backend>(sizes: Sizes) -> Case<M> {
     let (routing, width) = (routing(sizes, 2), sizes.inner);
     let (len, slots) = (sizes.rows * width, routing.slots());
     let routes = routes(sizes);
-    let again = routes.clone();
+    let backward_routes = routes.clone();
     Case {
         name: "combine",
         inputs: vec![numbers(sizes.seed, slots * width), numbers(sizes.seed + 1, slots)],
@@ -226,7 +226,7 @@ fn combine<M: Backend>(sizes: Sizes) -> Case<M> {
             kit.get(&y)
         }),
         backward: Box::new(move |kit, inputs, dy| {
-            let ([x, weights], routes) = ([0, 1].map(|i| kit.put(&inputs[i])), kit.ids(&again));
+            let ([x, weights], routes) = ([0, 1].map(|i| kit.put(&inputs[i])), kit.ids(&backward_routes));
             let (dy, mut dx, mut dweights) = (kit.put(dy), kit.result(slots * width), kit.result(slots));
             let op = Op::Experts(Experts::CombineBackward { routing, width });
             let reads = &[x.read(), weights.read(), routes.read(), dy.read()];

@@ -65,7 +65,7 @@ fn batch(ids: &[f64]) -> Batch {
 pub(crate) fn close(name: &str, got: &[f64], expected: &[f64], band: f64) {
     assert_eq!(got.len(), expected.len(), "{name}");
     let largest = expected.iter().fold(0.0f64, |largest, value| largest.max(value.abs()));
-    let difference = got.iter().zip(expected).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
+    let difference = got.iter().zip(expected).fold(0.0f64, |max, (a, b)| max.max((a - b).abs()));
     assert!(difference <= band * largest, "{name}: differs by {:e} of {largest:e}", difference / largest);
 }
 

@@ -68,12 +68,12 @@ impl<M: Backend> Case<'_, M> {
         self.values(tensor)[0]
     }
 
-    fn room(&self, len: usize) -> M::Buffer {
+    fn allocate(&self, len: usize) -> M::Buffer {
         self.memory.allocate(Category::Workspace, self.dtype, len).unwrap()
     }
 
     fn upload(&self, values: &[f64]) -> M::Buffer {
-        let mut buffer = self.room(values.len());
+        let mut buffer = self.allocate(values.len());
         self.memory.write(Queue::Compute, HostSlice::F64(values), SliceMut::whole(&mut buffer)).unwrap();
         buffer
     }
@@ -92,8 +92,8 @@ impl<M: Backend> Case<'_, M> {
 
     fn download(&self, buffer: &M::Buffer) -> Vec<f64> {
         let mut values = vec![0.0; buffer.len()];
-        let room = HostSliceMut::F64(&mut values);
-        self.memory.read(Queue::Compute, Slice::whole(buffer), room).unwrap();
+        let destination = HostSliceMut::F64(&mut values);
+        self.memory.read(Queue::Compute, Slice::whole(buffer), destination).unwrap();
         values
     }
 
@@ -122,11 +122,11 @@ fn rms_norm<M: Backend>(golden: &Golden<'_, M>) {
     golden.each(&["rms_norm", "rms_norm_odd"], |case| {
         let (x, weight, dy) = (case.input("x"), case.input("weight"), case.input("dy"));
         let (width, eps) = (weight.len(), case.scalar("eps"));
-        let (mut y, mut rstd) = (case.room(x.len()), case.room(x.len() / width));
+        let (mut y, mut rstd) = (case.allocate(x.len()), case.allocate(x.len() / width));
         let memory = case.memory;
         memory.rms_norm(width, [eps, 0.0], all(&x), all(&weight), out(&mut y), out(&mut rstd)).unwrap();
         case.expect("y", &y);
-        let (mut dx, mut dweight) = (case.room(x.len()), case.room(width));
+        let (mut dx, mut dweight) = (case.allocate(x.len()), case.allocate(width));
         let (scale, target) = (all(&weight), Some(written(&mut dweight)));
         memory
             .rms_norm_backward(
@@ -156,12 +156,12 @@ fn layer_norm<M: Backend>(golden: &Golden<'_, M>) {
         let case = &Case { band, ..*case };
         let (x, weight, bias) = (case.input("x"), case.input("weight"), case.input("bias"));
         let (width, eps, dy) = (weight.len(), case.scalar("eps"), case.input("dy"));
-        let (mut y, mut stats) = (case.room(x.len()), case.room(2 * x.len() / width));
+        let (mut y, mut stats) = (case.allocate(x.len()), case.allocate(2 * x.len() / width));
         let memory = case.memory;
         let (scale, shift) = (all(&weight), all(&bias));
         memory.layer_norm(width, eps, all(&x), scale, shift, out(&mut y), out(&mut stats)).unwrap();
         case.expect("y", &y);
-        let (mut dx, mut dweight) = (case.room(x.len()), case.room(width));
+        let (mut dx, mut dweight) = (case.allocate(x.len()), case.allocate(width));
         let (x, stats, dy) = (all(&x), all(&stats), all(&dy));
         memory.layer_norm_backward_input(width, x, scale, stats, dy, out(&mut dx), false).unwrap();
         memory.layer_norm_backward_weight(width, x, stats, dy, written(&mut dweight)).unwrap();
@@ -200,10 +200,10 @@ fn attention<M: Backend>(golden: &Golden<'_, M>) {
             let case = &Case { band, ..*case };
             let qkv = case.upload(&packed.pack(["q", "k", "v"].map(|tensor| case.values(tensor))));
             let dy = case.input("dy");
-            let (mut y, mut lse) = (case.room(dy.len()), case.room(dims.rows() * heads));
+            let (mut y, mut lse) = (case.allocate(dy.len()), case.allocate(dims.rows() * heads));
             case.memory.attention(dims, facts, all(&qkv), out(&mut y), out(&mut lse)).unwrap();
             case.expect("y", &y);
-            let mut dqkv = case.room(qkv.len());
+            let mut dqkv = case.allocate(qkv.len());
             let (qkv, y, lse, dy) = (all(&qkv), all(&y), all(&lse), all(&dy));
             case.memory.attention_backward(dims, facts, qkv, y, lse, dy, out(&mut dqkv)).unwrap();
             // Compared as a whole, because in parts of it, such as those of a single position, everything cancels.
@@ -237,7 +237,7 @@ fn rope<M: Backend>(golden: &Golden<'_, M>) {
 fn activations<M: Backend>(golden: &Golden<'_, M>) {
     golden.each(&["swiglu", "swiglu_extreme"], |case| {
         let (gate, up, dy) = (case.input("gate"), case.input("up"), case.input("dy"));
-        let [mut y, mut dgate, mut dup] = [(); 3].map(|()| case.room(gate.len()));
+        let [mut y, mut dgate, mut dup] = [(); 3].map(|()| case.allocate(gate.len()));
         let (gate, up) = (all(&gate), all(&up));
         case.memory.swiglu(gate, up, out(&mut y)).unwrap();
         case.memory.swiglu_backward(gate, up, all(&dy), out(&mut dgate), out(&mut dup)).unwrap();
@@ -247,7 +247,7 @@ fn activations<M: Backend>(golden: &Golden<'_, M>) {
     });
     golden.each(&["gelu_new", "gelu_new_extreme"], |case| {
         let (x, dy) = (case.input("x"), case.input("dy"));
-        let [mut y, mut dx] = [(); 2].map(|()| case.room(x.len()));
+        let [mut y, mut dx] = [(); 2].map(|()| case.allocate(x.len()));
         case.memory.gelu(all(&x), out(&mut y)).unwrap();
         case.memory.gelu_backward(all(&x), all(&dy), out(&mut dx)).unwrap();
         case.expect("y", &y);
@@ -266,7 +266,7 @@ fn linear_maps<M: Backend>(golden: &Golden<'_, M>) {
             let (x, weight, dy) = (case.input("input"), case.input("weight"), case.input("dy"));
             let bias = (name != "linear_no_bias").then(|| case.input("bias"));
             let (mut y, mut dx, mut dweight) =
-                (case.room(dy.len()), case.room(x.len()), case.room(weight.len()));
+                (case.allocate(dy.len()), case.allocate(x.len()), case.allocate(weight.len()));
             let memory = case.memory;
             memory.linear(dims, all(&x), all(&weight), bias.as_ref().map(all), out(&mut y)).unwrap();
             memory.linear_backward_input(dims, all(&dy), all(&weight), out(&mut dx), false).unwrap();
@@ -275,7 +275,7 @@ fn linear_maps<M: Backend>(golden: &Golden<'_, M>) {
             case.expect("dinput", &dx);
             case.expect("dweight", &dweight);
             if bias.is_some() {
-                let mut dbias = case.room(outputs);
+                let mut dbias = case.allocate(outputs);
                 memory.linear_backward_bias(dims, all(&dy), written(&mut dbias)).unwrap();
                 case.expect("dbias", &dbias);
             }
@@ -286,7 +286,7 @@ fn linear_maps<M: Backend>(golden: &Golden<'_, M>) {
 fn embedding<M: Backend>(golden: &Golden<'_, M>) {
     golden.each(&["embedding"], |case| {
         let (ids, table, dy) = (case.tokens("ids"), case.input("weight"), case.input("dy"));
-        let (mut y, mut dtable) = (case.room(dy.len()), case.room(table.len()));
+        let (mut y, mut dtable) = (case.allocate(dy.len()), case.allocate(table.len()));
         case.memory.embedding(4, all(&ids), all(&table), out(&mut y), false).unwrap();
         case.memory.embedding_backward(4, all(&ids), all(&dy), written(&mut dtable)).unwrap();
         case.expect("y", &y);
@@ -304,7 +304,7 @@ fn cross_entropy<M: Backend>(golden: &Golden<'_, M>) {
         for chunk_rows in [1, 2, rows] {
             let dims = HeadDims::new([rows, vocab, vocab], chunk_rows);
             let mut losses = case.memory.allocate(Category::Workspace, DType::F64, rows).unwrap();
-            let (mut logits, mut dx) = (case.room(chunk_rows * vocab), case.room(x.len()));
+            let (mut logits, mut dx) = (case.allocate(chunk_rows * vocab), case.allocate(x.len()));
             let (x, weight, targets) = (all(&x), all(&weight), all(&targets));
             let (to, scratch) = (out(&mut losses), out(&mut logits));
             case.memory

@@ -49,36 +49,36 @@ impl<M: Backend> Kit<M> {
 
     pub(crate) fn put_as(&self, dtype: DType, values: &[f64]) -> Operand<M::Buffer> {
         let len = values.len();
-        let mut operand = self.room(dtype, len);
+        let mut operand = self.allocate(dtype, len);
         self.memory.write(Queue::Compute, HostSlice::F64(values), operand.write()).unwrap();
         operand
     }
 
     pub(crate) fn ids(&self, values: &[u32]) -> Operand<M::Buffer> {
-        let mut operand = self.room(DType::U32, values.len());
+        let mut operand = self.allocate(DType::U32, values.len());
         self.memory.write(Queue::Compute, HostSlice::U32(values), operand.write()).unwrap();
         operand
     }
 
     /// Returns an operand for results, without contents.
-    pub(crate) fn room(&self, dtype: DType, len: usize) -> Operand<M::Buffer> {
+    pub(crate) fn allocate(&self, dtype: DType, len: usize) -> Operand<M::Buffer> {
         let buffer = self.memory.allocate(Category::Activation, dtype, self.shift + len).unwrap();
         Operand { buffer, offset: self.shift, len }
     }
 
     pub(crate) fn result(&self, len: usize) -> Operand<M::Buffer> {
-        self.room(self.dtype, len)
+        self.allocate(self.dtype, len)
     }
 
     pub(crate) fn statistics(&self, len: usize) -> Operand<M::Buffer> {
-        self.room(self.dtype.master(), len)
+        self.allocate(self.dtype.master(), len)
     }
 
     /// Returns a gradient slot.
     pub(crate) fn slot(&self, len: usize) -> Operand<M::Buffer> {
         match self.base {
             Some(base) => self.put_as(self.slots, &vec![base; len]),
-            None => self.room(self.slots, len),
+            None => self.allocate(self.slots, len),
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) fn unit(dtype: DType) -> f64 {
 
 /// Absolute error of a rounding: in f16, half of the smallest positive number; otherwise a value that is negligible
 /// for the results of the suite.
-fn least(dtype: DType) -> f64 {
+fn absolute_error(dtype: DType) -> f64 {
     if dtype == DType::F16 { half::f16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0 } else { 1e-38 }
 }
 
@@ -48,7 +48,7 @@ pub fn outputs_are_precise<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
                 let stored = unit(dtype) * (exact.abs() + arithmetic);
                 let error = (got - exact).abs();
                 assert!(
-                    error <= arithmetic + stored + least(dtype),
+                    error <= arithmetic + stored + absolute_error(dtype),
                     "{} {dtype}: {got} for {exact}, more than {arithmetic} + {stored}",
                     case.name
                 );
@@ -77,7 +77,7 @@ pub fn slots_may_have_any_float_dtype<M: Backend>(subject: &Subject<'_, M>, size
                     for (expected, got) in expected.iter().zip(got) {
                         let error = (expected - got).abs();
                         assert!(
-                            error <= unit(slots) * (expected.abs() + order) + order + least(slots),
+                            error <= unit(slots) * (expected.abs() + order) + order + absolute_error(slots),
                             "{} {dtype} into {slots}: {got} for {expected}",
                             case.name
                         );

@@ -35,7 +35,7 @@ pub(crate) struct Backward<'a> {
     /// The gradient of each value so far.
     pub(crate) gradients: Vec<Option<usize>>,
     /// Gradients that the current operation reads.
-    pub(super) read_now: Vec<usize>,
+    pub(super) current_reads: Vec<usize>,
 }
 
 impl<'a> Backward<'a> {
@@ -43,24 +43,31 @@ impl<'a> Backward<'a> {
     pub(super) fn new(graph: &'a BlockGraph, trained: &'a Trained) -> Self {
         let draft = Draft { places: graph.values.clone(), calls: Vec::new() };
         let gradients = vec![None; graph.values.len()];
-        Self { graph, trained, needs: with_gradients(graph, trained), draft, gradients, read_now: Vec::new() }
+        Self {
+            graph,
+            trained,
+            needs: with_gradients(graph, trained),
+            draft,
+            gradients,
+            current_reads: Vec::new(),
+        }
     }
 
     /// Whether the output has a gradient.
-    pub(super) fn leads_back(&self) -> bool {
+    pub(super) fn output_has_gradient(&self) -> bool {
         self.needs[self.graph.output]
     }
 
     /// Derives all calls from the place of the output's gradient; returns the place of the input's gradient.
     pub(super) fn derive(&mut self, output_gradient: usize) -> Option<usize> {
-        if !self.leads_back() {
+        if !self.output_has_gradient() {
             return None;
         }
         self.gradients[self.graph.output] = Some(output_gradient);
         for node in self.graph.nodes.iter().rev() {
             let output = node.main().writes[0].0.local().expect("forward writes values");
             node.op().derive(self, node, output);
-            self.read_now.clear();
+            self.current_reads.clear();
         }
         self.gradients[self.graph.input?]
     }
@@ -76,9 +83,9 @@ impl<'a> Backward<'a> {
             (draft.whole(place), false)
         };
         let writes: Vec<_> = node.writes().map(|id| write(&mut self.draft, id)).collect();
-        let found = writes[0].0.local().expect("it was made here");
+        let loaded = writes[0].0.local().expect("it was made here");
         self.draft.call(call.op.clone(), reads, writes);
-        found
+        loaded
     }
 
     pub(crate) fn load_operand(&mut self, operand: Operand) -> Operand {
@@ -105,8 +112,8 @@ impl<'a> Backward<'a> {
     pub(crate) fn in_place(&mut self, node: &Node, output: usize, op: Op) {
         let Some(gradient) = self.gradients[output].take() else { return };
         let input = node.update.expect("it works in place");
-        let gradient = self.travel(input, gradient);
-        let gradient = self.own(input, gradient, None);
+        let gradient = self.make_exportable(input, gradient);
+        let gradient = self.make_exclusive(input, gradient, None);
         let writes = vec![(self.draft.whole(gradient), false)];
         let Call { reads, site, .. } = node.main().clone();
         self.draft.calls.push(Call { op, reads, writes, site });

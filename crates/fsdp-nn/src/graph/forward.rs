@@ -16,7 +16,7 @@ pub(super) struct Forward<'a> {
     /// Whether the output is read afterwards.
     pub(super) with_output: bool,
     /// Whether the input has another reader.
-    pub(super) input_held: bool,
+    pub(super) input_shared: bool,
 }
 
 impl Forward<'_> {
@@ -36,14 +36,14 @@ impl Forward<'_> {
 
     /// Returns which operations compute a value that is read and not yet available.
     fn needed(&self) -> Vec<bool> {
-        let mut wanted = vec![false; self.graph.values.len()];
-        self.kept.iter().for_each(|&value| wanted[value] = true);
-        wanted[self.graph.output] |= self.with_output;
+        let mut is_read = vec![false; self.graph.values.len()];
+        self.kept.iter().for_each(|&value| is_read[value] = true);
+        is_read[self.graph.output] |= self.with_output;
         let mut needed = vec![false; self.graph.nodes.len()];
         for (index, node) in self.graph.nodes.iter().enumerate().rev() {
-            if node.writes().any(|id| wanted[id] && self.places[id].is_none()) {
+            if node.writes().any(|id| is_read[id] && self.places[id].is_none()) {
                 needed[index] = true;
-                node.reads().for_each(|id| wanted[id] = true);
+                node.reads().for_each(|id| is_read[id] = true);
             }
         }
         needed
@@ -54,7 +54,7 @@ impl Forward<'_> {
             is_read_later(value)
                 || self.kept.contains(&value)
                 || (self.with_output && self.graph.output == value)
-                || (self.input_held && self.graph.input == Some(value))
+                || (self.input_shared && self.graph.input == Some(value))
         };
         if let (&Op::Pointwise(Pointwise::Add { len }), &[a, b]) =
             (node.op(), &node.reads().collect::<Vec<usize>>()[..])

@@ -22,7 +22,7 @@ impl Backward<'_> {
     /// Takes the complete gradient of a value, for an operation that reads it.
     pub(crate) fn take(&mut self, value: usize) -> Option<usize> {
         let gradient = self.gradients[value].take();
-        self.read_now.extend(gradient);
+        self.current_reads.extend(gradient);
         gradient
     }
 
@@ -32,9 +32,9 @@ impl Backward<'_> {
             return;
         }
         let total = match self.gradients[value].take() {
-            None => self.travel(value, gradient),
-            Some(so_far) => {
-                let total = self.own(value, so_far, Some(gradient));
+            None => self.make_exportable(value, gradient),
+            Some(sum) => {
+                let total = self.make_exclusive(value, sum, Some(gradient));
                 let (from, to) = (self.draft.whole(gradient), self.draft.whole(total));
                 let len = self.draft.places[total].len();
                 let op = Op::Pointwise(Pointwise::Accumulate { len });
@@ -48,7 +48,7 @@ impl Backward<'_> {
     /// Returns the destination of a value's gradient for an operation that can accumulate, and whether it must.
     pub(crate) fn add_to(&mut self, value: usize) -> (Operand, bool) {
         let (place, add) = match self.gradients[value].take() {
-            Some(so_far) => (self.own(value, so_far, None), true),
+            Some(sum) => (self.make_exclusive(value, sum, None), true),
             None => (self.draft.place(self.decl(value)), false),
         };
         self.gradients[value] = Some(place);
@@ -77,8 +77,8 @@ impl Backward<'_> {
     }
 
     /// Returns the gradient itself if nothing else reads it, or a copy.
-    pub(super) fn own(&mut self, value: usize, gradient: usize, other: Option<usize>) -> usize {
-        let is_read = self.read_now.contains(&gradient) || other == Some(gradient);
+    pub(super) fn make_exclusive(&mut self, value: usize, gradient: usize, other: Option<usize>) -> usize {
+        let is_read = self.current_reads.contains(&gradient) || other == Some(gradient);
         if !is_read && !self.gradients.contains(&Some(gradient)) {
             return gradient;
         }
@@ -86,7 +86,7 @@ impl Backward<'_> {
     }
 
     /// Returns the gradient, copied if it is the gradient of the block's input and its place cannot leave the block.
-    pub(super) fn travel(&mut self, value: usize, gradient: usize) -> usize {
+    pub(super) fn make_exportable(&mut self, value: usize, gradient: usize) -> usize {
         let decl = self.decl(value);
         let is_temporary = self.draft.places[gradient].category == Category::Workspace;
         if decl.category == Category::Activation && is_temporary {
@@ -97,8 +97,8 @@ impl Backward<'_> {
 
     /// The declaration of a value's gradient. The gradient of the block's input travels to the previous block.
     fn decl(&self, value: usize) -> Decl {
-        let travels = self.graph.input == Some(value);
-        let category = if travels { Category::Activation } else { Category::Workspace };
+        let leaves_block = self.graph.input == Some(value);
+        let category = if leaves_block { Category::Activation } else { Category::Workspace };
         Decl { category, ..self.graph.values[value] }
     }
 }

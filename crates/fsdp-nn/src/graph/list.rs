@@ -29,13 +29,13 @@ impl List {
     pub(super) fn new(calls: Vec<Call>, before: &[usize], after: &[usize]) -> Self {
         let reads = |id: usize| calls.iter().any(|call| call.locals().any(|local| local == id));
         let unread = before.iter().copied().filter(|&id| !reads(id) && !after.contains(&id)).collect();
-        let mut living: Vec<usize> = before.to_vec();
+        let mut live: Vec<usize> = before.to_vec();
         let mut steps: Vec<Step> = Vec::with_capacity(calls.len());
         for call in calls {
             let mut begins: Vec<usize> = Vec::new();
             for id in call.locals() {
-                if !living.contains(&id) {
-                    living.push(id);
+                if !live.contains(&id) {
+                    live.push(id);
                     begins.push(id);
                 }
             }

@@ -141,9 +141,9 @@ impl Call {
     /// Returns the cost, with values and parameter gradients of these dtypes.
     pub fn cost(&self, values: DType, gradients: DType) -> Cost {
         let added = self.writes.iter().zip(self.op.describe().writes).filter(|((_, add), _)| *add);
-        let read_again: usize = added.map(|(_, role)| role.touched * values.size_bytes()).sum();
+        let reread_bytes: usize = added.map(|(_, role)| role.touched * values.size_bytes()).sum();
         let cost = self.op.cost(values, gradients);
-        Cost { bytes_read: cost.bytes_read + read_again as u64, ..cost }
+        Cost { bytes_read: cost.bytes_read + reread_bytes as u64, ..cost }
     }
 
     /// Returns the places or values among the operands: reads first, then writes.
@@ -182,8 +182,8 @@ impl Node {
 
     pub(crate) fn reads(&self) -> impl Iterator<Item = usize> {
         let reads = self.calls.iter().flat_map(|call| &call.reads).filter_map(Operand::local);
-        let own: Vec<usize> = self.writes().collect();
-        reads.filter(move |id| !own.contains(id)).chain(self.update)
+        let written: Vec<usize> = self.writes().collect();
+        reads.filter(move |id| !written.contains(id)).chain(self.update)
     }
 
     pub(crate) fn writes(&self) -> impl Iterator<Item = usize> {

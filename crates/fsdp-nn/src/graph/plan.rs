@@ -15,13 +15,13 @@ pub(crate) enum Route {
     Evaluate,
     /// Forward, keeping the values that backward reads; then backward.
     Record,
-    /// Forward, keeping only what [`Route::Again`] starts from: the outputs of products, if `products`.
+    /// Forward, keeping only what [`Route::Recompute`] starts from: the outputs of products, if `products`.
     Checkpoint {
         /// Whether the outputs of linear maps and of attention are kept.
         products: bool,
     },
     /// Second forward, as far as its results are read, keeping the values that backward reads; then backward.
-    Again {
+    Recompute {
         /// Whether the first forward kept the outputs of products.
         products: bool,
     },
@@ -39,9 +39,9 @@ pub(crate) struct Request {
     /// The way to run the block.
     pub(crate) route: Route,
     /// Whether the block's input has another reader, so that it cannot be overwritten.
-    pub(crate) input_held: bool,
+    pub(crate) input_shared: bool,
     /// Whether the output of a second forward is read.
-    pub(crate) again_output: bool,
+    pub(crate) output_read: bool,
 }
 
 /// The output head after the last block.
@@ -71,7 +71,7 @@ pub(crate) struct BlockPlan {
     /// The place of the result: the block's output, or, for the last block, the gradient of its input or the logits.
     pub(crate) output: Option<usize>,
     /// Whether the output has another reader.
-    pub(crate) output_held: bool,
+    pub(crate) output_shared: bool,
     /// Values that stay live for a second forward or for backward, and their places.
     pub(crate) kept: Vec<(usize, usize)>,
     /// Whether the kept values are outputs of products.
@@ -104,7 +104,7 @@ struct Derived {
 impl Derived {
     fn new(graph: &BlockGraph, trained: &Trained) -> Option<Self> {
         let mut backward = Backward::new(graph, trained);
-        if !backward.leads_back() {
+        if !backward.output_has_gradient() {
             return None;
         }
         let output = Decl { category: Category::Activation, ..graph.values[graph.output] };
@@ -128,8 +128,8 @@ impl Derived {
     ) -> (usize, Option<usize>) {
         let mut places = values.to_vec();
         for (id, decl) in self.places.into_iter().enumerate().skip(values.len()) {
-            let given = from.filter(|_| id == self.from);
-            places.push(Some(given.unwrap_or_else(|| draft.place(decl))));
+            let known = from.filter(|_| id == self.from);
+            places.push(Some(known.unwrap_or_else(|| draft.place(decl))));
         }
         let place = |operand: Operand| at(&places, operand);
         draft.calls.extend(self.calls.into_iter().map(|call| Call {
@@ -144,18 +144,18 @@ impl Derived {
 
 /// Returns the products from which a second forward starts.
 fn products(graph: &BlockGraph, reads: &[usize], with_output: bool) -> Vec<usize> {
-    let mut wanted = reads.to_vec();
-    wanted.extend(with_output.then_some(graph.output));
+    let mut pending = reads.to_vec();
+    pending.extend(with_output.then_some(graph.output));
     let mut products = Vec::new();
-    let mut seen = Vec::new();
-    while let Some(value) = wanted.pop() {
-        if seen.contains(&value) {
+    let mut visited = Vec::new();
+    while let Some(value) = pending.pop() {
+        if visited.contains(&value) {
             continue;
         }
-        seen.push(value);
+        visited.push(value);
         match graph.producer(value) {
             Some((_, node)) if node.op().describe().is_product() => products.push(value),
-            Some((_, node)) => wanted.extend(node.reads()),
+            Some((_, node)) => pending.extend(node.reads()),
             None => {}
         }
     }
@@ -171,26 +171,27 @@ impl BlockPlan {
         request: Request,
     ) -> Self {
         let route = request.route;
-        let goes_back = !matches!(route, Route::Evaluate | Route::Loss | Route::Logits);
-        let derived = goes_back.then(|| Derived::new(graph, trained)).flatten();
+        let has_backward = !matches!(route, Route::Evaluate | Route::Loss | Route::Logits);
+        let derived = has_backward.then(|| Derived::new(graph, trained)).flatten();
         let reads = derived.as_ref().map_or_else(Vec::new, |derived| derived.reads.clone());
-        let starts = |keeps| if keeps { products(graph, &reads, request.again_output) } else { Vec::new() };
+        let start_values =
+            |keeps| if keeps { products(graph, &reads, request.output_read) } else { Vec::new() };
         let (sources, kept) = match route {
-            Route::Checkpoint { products } => (Vec::new(), starts(products)),
-            Route::Again { products } => (starts(products), reads.clone()),
+            Route::Checkpoint { products } => (Vec::new(), start_values(products)),
+            Route::Recompute { products } => (start_values(products), reads.clone()),
             _ => (Vec::new(), reads.clone()),
         };
         let mut draft = Draft::default();
         let mut places = vec![None; graph.values.len()];
-        let mut given = |value: usize| {
+        let mut declare = |value: usize| {
             let place = draft.place(Decl { category: Category::Activation, ..graph.values[value] });
             places[value] = Some(place);
             (value, place)
         };
-        let input = graph.input.map(|input| given(input).1);
-        let sources: Vec<(usize, usize)> = sources.into_iter().map(given).collect();
-        let with_output = !matches!(route, Route::Again { .. }) || request.again_output;
-        let forward = Forward { graph, places, kept: &kept, with_output, input_held: request.input_held };
+        let input = graph.input.map(|input| declare(input).1);
+        let sources: Vec<(usize, usize)> = sources.into_iter().map(declare).collect();
+        let with_output = !matches!(route, Route::Recompute { .. }) || request.output_read;
+        let forward = Forward { graph, places, kept: &kept, with_output, input_shared: request.input_shared };
         let places = forward.emit(&mut draft);
         let place = |value: usize| places[value].expect("what is kept was computed");
         let before: Vec<usize> = sources.iter().map(|(_, place)| *place).chain(input).collect();
@@ -200,21 +201,21 @@ impl BlockPlan {
         }
         let output = with_output.then(|| place(graph.output));
         let mut after: Vec<usize> = kept.iter().map(|(_, place)| *place).collect();
-        let output_held = output
-            .is_some_and(|place| after.contains(&place) || (Some(place) == input && request.input_held));
-        let staying = after.clone();
+        let output_shared = output
+            .is_some_and(|place| after.contains(&place) || (Some(place) == input && request.input_shared));
+        let kept_places = after.clone();
         after.extend(output);
         let forward = List::new(std::mem::take(&mut draft.calls), &before, &after);
         let derived = derived.filter(|_| !matches!(route, Route::Checkpoint { .. }));
         let backward = derived.map(|derived| {
             let (from, to) = derived.emit(&mut draft, &places, None);
-            let before: Vec<usize> = staying.into_iter().chain([from]).collect();
+            let before: Vec<usize> = kept_places.into_iter().chain([from]).collect();
             let after: Vec<usize> = to.into_iter().collect();
             BackwardPlan { list: List::new(std::mem::take(&mut draft.calls), &before, &after), from, to }
         });
         let keeps_products = route == Route::Checkpoint { products: true };
         let places = draft.places;
-        Self { places, input, sources, forward, output, output_held, kept, keeps_products, backward }
+        Self { places, input, sources, forward, output, output_shared, kept, keeps_products, backward }
     }
 
     /// The plan of the last block, as a single list.
@@ -279,7 +280,7 @@ impl BlockPlan {
             sources: Vec::new(),
             forward,
             output,
-            output_held: false,
+            output_shared: false,
             kept: Vec::new(),
             keeps_products: false,
             backward: None,

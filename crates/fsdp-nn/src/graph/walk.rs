@@ -30,7 +30,7 @@ pub(crate) trait Runner {
     fn allocate(&mut self, decl: &Decl) -> Result<Self::Handle, Error>;
 
     /// Called when recomputation from a kept value begins; backward then continues from `gradient`.
-    fn again(&mut self, _kept: &mut Self::Handle, _gradient: &Self::Handle) {}
+    fn recompute(&mut self, _kept: &mut Self::Handle, _gradient: &Self::Handle) {}
 
     /// Executes a call.
     fn run(&mut self, call: &Call, places: &mut [Option<Self::Handle>]) -> Result<(), Error>;
@@ -88,7 +88,7 @@ pub(crate) struct Routers<'a, B> {
     /// The loads of all mixtures.
     pub(crate) loads: SliceMut<'a, B>,
     /// The range of the block's own load; empty if the block is not a mixture.
-    pub(crate) own: Range<usize>,
+    pub(crate) load_range: Range<usize>,
     /// The balancing loss.
     pub(crate) loss: SliceMut<'a, B>,
 }
@@ -109,7 +109,7 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
         self.inputs.memory.allocate(decl.category, decl.dtype, decl.len())
     }
 
-    fn again(&mut self, kept: &mut M::Buffer, gradient: &M::Buffer) {
+    fn recompute(&mut self, kept: &mut M::Buffer, gradient: &M::Buffer) {
         self.inputs.memory.recompute(kept, gradient);
     }
 
@@ -139,9 +139,9 @@ impl<M: Backend> DeviceRunner<'_, M> {
         let writes_load = call.writes.iter().any(|(operand, _)| *operand == Operand::Load);
         let (loads, mut load, mut router_loss) = match &mut self.routers {
             None => (None, None, None),
-            Some(Routers { loads, own, loss }) if writes_load => {
-                let own = SliceMut::new(loads.buffer, loads.offset + own.start, own.len());
-                (None, Some(own), Some(loss.reborrow()))
+            Some(Routers { loads, load_range, loss }) if writes_load => {
+                let load = SliceMut::new(loads.buffer, loads.offset + load_range.start, load_range.len());
+                (None, Some(load), Some(loss.reborrow()))
             }
             Some(Routers { loads, loss, .. }) => (Some(loads.as_slice()), None, Some(loss.reborrow())),
         };

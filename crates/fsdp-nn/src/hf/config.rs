@@ -36,12 +36,12 @@ impl HfConfig {
     /// Returns the keys that the parser of a file's family reads, each with the accepted values if others are
     /// refused.
     #[cfg(test)]
-    pub(crate) fn asked(
+    pub(crate) fn read_keys(
         text: &str,
     ) -> Result<std::collections::BTreeMap<String, Option<String>>, ConfigError> {
-        let (original, asked) = (object(text)?, super::keys::Asked::default());
-        read(Keys::new(&original, Some(&asked)))?;
-        Ok(asked.into_inner())
+        let (original, read_keys) = (object(text)?, super::keys::ReadKeys::default());
+        read(Keys::new(&original, Some(&read_keys)))?;
+        Ok(read_keys.into_inner())
     }
 
     /// Builds the model.

@@ -14,22 +14,22 @@ pub(super) struct Keys<'a> {
     /// The key of the object within the file; `None` for the whole file.
     inside: Option<&'static str>,
     /// Records the keys that are read, if needed.
-    asked: Option<&'a Asked>,
+    read_keys: Option<&'a ReadKeys>,
 }
 
 /// The keys of a file that were read, each with the accepted values if others are refused.
-pub(super) type Asked = RefCell<BTreeMap<String, Option<String>>>;
+pub(super) type ReadKeys = RefCell<BTreeMap<String, Option<String>>>;
 
 impl<'a> Keys<'a> {
     /// The keys of a file.
-    pub(super) fn new(object: &'a Map<String, Value>, asked: Option<&'a Asked>) -> Self {
-        Self { object: Some(object), inside: None, asked }
+    pub(super) fn new(object: &'a Map<String, Value>, read_keys: Option<&'a ReadKeys>) -> Self {
+        Self { object: Some(object), inside: None, read_keys }
     }
 
     /// Returns the value of a key, or `None` if it is absent or `null`.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
-        if let Some(asked) = self.asked {
-            asked.borrow_mut().entry(self.path(key)).or_default();
+        if let Some(read_keys) = self.read_keys {
+            read_keys.borrow_mut().entry(self.path(key)).or_default();
         }
         self.object?.get(key).filter(|value| !value.is_null())
     }
@@ -144,8 +144,8 @@ impl<'a> Keys<'a> {
         accepts: impl Fn(&Value) -> bool,
     ) -> Result<(), ConfigError> {
         let value = self.get(key);
-        if let Some(asked) = self.asked {
-            asked.borrow_mut().insert(self.path(key), Some(supported.to_owned()));
+        if let Some(read_keys) = self.read_keys {
+            read_keys.borrow_mut().insert(self.path(key), Some(supported.to_owned()));
         }
         match value {
             Some(value) if !accepts(value) => Err(self.unsupported(key, supported)),

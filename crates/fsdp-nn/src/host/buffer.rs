@@ -117,9 +117,9 @@ impl HostBuffer {
         if !self.source.resident {
             return;
         }
-        if let Some(own) = Arc::get_mut(&mut block) {
-            if own.poison {
-                poison(&mut own.storage, own.dtype);
+        if let Some(unshared) = Arc::get_mut(&mut block) {
+            if unshared.poison {
+                poison(&mut unshared.storage, unshared.dtype);
             }
             self.spare = Some(block);
         }

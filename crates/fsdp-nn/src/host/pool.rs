@@ -151,8 +151,8 @@ impl Storage {
             Storage::Own(own) => bytemuck::cast_slice_mut(&mut own.lines),
             Storage::Foreign(block) => {
                 let bytes = block.bytes_mut();
-                let whole = bytes.len() / size_of::<T>() * size_of::<T>();
-                bytemuck::cast_slice_mut(&mut bytes[..whole])
+                let len = bytes.len() / size_of::<T>() * size_of::<T>();
+                bytemuck::cast_slice_mut(&mut bytes[..len])
             }
         }
     }

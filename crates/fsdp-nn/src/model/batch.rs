@@ -105,7 +105,7 @@ pub(super) struct StepData<B> {
     device: Option<Device<B>>,
     /// Micro-batches whose losses were computed and not yet read, each with whether it was for training, which adds
     /// loss terms.
-    noted: Vec<(usize, bool)>,
+    unread_losses: Vec<(usize, bool)>,
 }
 
 struct Device<B> {
@@ -114,11 +114,11 @@ struct Device<B> {
     losses: B,
     z_losses: Option<B>,
     positions: Option<B>,
-    routers: Option<RouterRoom<B>>,
+    routers: Option<RouterBuffers<B>>,
 }
 
 /// The router data of all micro-batches, back to back.
-struct RouterRoom<B> {
+struct RouterBuffers<B> {
     loads: B,
     /// One per micro-batch.
     losses: B,
@@ -133,7 +133,7 @@ impl<B> Default for StepData<B> {
             lengths: Vec::new(),
             offsets: Vec::new(),
             device: None,
-            noted: Vec::new(),
+            unread_losses: Vec::new(),
         }
     }
 }
@@ -162,7 +162,7 @@ impl<B: Buffer> StepData<B> {
         self.lengths = batches.iter().map(Batch::lengths).collect();
         self.batches = batches;
         self.step = step;
-        self.noted.clear();
+        self.unread_losses.clear();
         let loads = balance.map_or(0, |balance| balance.loads_len());
         self.reserve(memory, (rows, packed, z_loss), loads)?;
         self.upload(memory)
@@ -192,8 +192,9 @@ impl<B: Buffer> StepData<B> {
         };
         let losses = numbers(rows)?;
         let z_losses = z_loss.then(|| numbers(rows)).transpose()?;
-        let room = || Ok::<_, Error>(RouterRoom { loads: numbers(count * loads)?, losses: numbers(count)? });
-        let routers = (loads > 0).then(room).transpose()?;
+        let allocate_routers =
+            || Ok::<_, Error>(RouterBuffers { loads: numbers(count * loads)?, losses: numbers(count)? });
+        let routers = (loads > 0).then(allocate_routers).transpose()?;
         let mut ids = || memory.allocate(Category::Activation, DType::U32, rows);
         let positions = packed.then(&mut ids).transpose()?;
         self.device = Some(Device { ids: ids()?, targets: ids()?, losses, z_losses, positions, routers });
@@ -224,13 +225,13 @@ impl<B: Buffer> StepData<B> {
         Err(program_error(round, ModelError::NoMicroBatch { round, rounds }))
     }
 
-    /// Returns a micro-batch, its sizes, and the destinations of losses and router data; `own` is the range of the
-    /// block's load.
+    /// Returns a micro-batch, its sizes, and the destinations of losses and router data; `load_range` is the range of
+    /// the block's load.
     pub(super) fn parts(
         &mut self,
         (round, seed): (usize, u64),
         balance: Option<Balance>,
-        own: Range<usize>,
+        load_range: Range<usize>,
     ) -> Parts<'_, B> {
         let batch = &self.batches[round];
         let loads = balance.map_or(0, |balance| balance.loads_len());
@@ -251,9 +252,9 @@ impl<B: Buffer> StepData<B> {
             },
             losses: SliceMut::new(&mut device.losses, offset, len),
             z_losses: device.z_losses.as_mut().map(|losses| SliceMut::new(losses, offset, len)),
-            routers: device.routers.as_mut().map(|RouterRoom { loads: all, losses }| Routers {
+            routers: device.routers.as_mut().map(|RouterBuffers { loads: all, losses }| Routers {
                 loads: SliceMut::new(all, round * loads, loads),
-                own,
+                load_range,
                 loss: SliceMut::new(losses, round, 1),
             }),
             samples: batch.samples.len(),
@@ -263,7 +264,7 @@ impl<B: Buffer> StepData<B> {
 
     /// Records that the losses of a micro-batch were computed.
     pub(super) fn note_losses(&mut self, round: usize, training: bool) {
-        self.noted.push((round, training));
+        self.unread_losses.push((round, training));
     }
 
     /// Adds the losses computed since the last call to the scalars of a step, and for training also the sums and
@@ -279,7 +280,7 @@ impl<B: Buffer> StepData<B> {
         expect("words of a step's scalars", words.len, tallies.scalar_words());
         let SliceMut { buffer: words, offset: first, .. } = words;
         let Some(device) = &self.device else { return Ok(count) };
-        for (round, training) in self.noted.drain(..) {
+        for (round, training) in self.unread_losses.drain(..) {
             let batch = &self.batches[round];
             let (offset, len) = (self.offsets[round], batch.ids.len());
             memory.exact_sum(queue, Slice::new(&device.losses, offset, len), part(words, first, LOSS))?;

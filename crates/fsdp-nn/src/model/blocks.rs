@@ -22,10 +22,10 @@ pub(crate) struct Blocks<A, H> {
     pub(crate) architecture: A,
     pub(crate) spec: Arc<ModelSpec>,
     kinds: Vec<(Shape, Kinds)>,
-    between: Between<H>,
+    state: State<H>,
 }
 
-struct Between<H> {
+struct State<H> {
     /// The output of the previous block, and whether it has another reader.
     activation: Option<(H, bool)>,
     gradient: Option<H>,
@@ -40,7 +40,7 @@ struct Frame<H> {
     places: Vec<Option<H>>,
 }
 
-impl<H> Default for Between<H> {
+impl<H> Default for State<H> {
     fn default() -> Self {
         Self { activation: None, gradient: None, frames: BTreeMap::new(), checkpoints: BTreeMap::new() }
     }
@@ -48,12 +48,12 @@ impl<H> Default for Between<H> {
 
 impl<A: Architecture, H: Clone> Blocks<A, H> {
     pub(crate) fn new(architecture: A, spec: ModelSpec) -> Self {
-        Self { architecture, spec: Arc::new(spec), kinds: Vec::new(), between: Between::default() }
+        Self { architecture, spec: Arc::new(spec), kinds: Vec::new(), state: State::default() }
     }
 
     /// Drops the state; a new micro-batch begins.
     pub(crate) fn begin(&mut self) {
-        self.between = Between::default();
+        self.state = State::default();
     }
 
     /// Executes a call of a block.
@@ -66,7 +66,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         match call {
             BlockCall::Forward(block, mode) => self.forward(block, mode, shape, runner),
             BlockCall::ForwardBackward(block) => {
-                self.between.gradient = self.last(block, Route::ForwardBackward, shape, runner)?;
+                self.state.gradient = self.last(block, Route::ForwardBackward, shape, runner)?;
                 Ok(())
             }
             BlockCall::Evaluate(block) => self.last(block, Route::Loss, shape, runner).map(drop),
@@ -84,10 +84,10 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         if is_checkpointing(mode) && self.spec.block(block).layer.is_none() {
             return Err(self.error(block, ModelError::NotInLayer));
         }
-        let (mut input, input_held) = self.take_input(block, mode)?;
-        let gradient = self.between.gradient.as_ref().filter(|_| mode == ForwardMode::Recompute).cloned();
+        let (mut input, input_shared) = self.take_input(block, mode)?;
+        let gradient = self.state.gradient.as_ref().filter(|_| mode == ForwardMode::Recompute).cloned();
         if let (Some(input), Some(gradient)) = (&mut input, &gradient) {
-            runner.again(input, gradient);
+            runner.recompute(input, gradient);
         }
         let earlier = match mode {
             ForwardMode::Recompute => {
@@ -103,11 +103,11 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
             ForwardMode::Record => Route::Record,
             ForwardMode::Evaluate => Route::Evaluate,
             ForwardMode::Checkpoint | ForwardMode::CheckpointProducts => Route::Checkpoint { products },
-            ForwardMode::Recompute => Route::Again { products },
+            ForwardMode::Recompute => Route::Recompute { products },
         };
         // The backward of the layers above has already used the output of a recomputed layer.
-        let again_output = !self.ends_layer(block);
-        let plan = self.plan(block, Request { route, input_held, again_output }, shape)?;
+        let output_read = !self.ends_layer(block);
+        let plan = self.plan(block, Request { route, input_shared, output_read }, shape)?;
         let mut places = vec![None; plan.places.len()];
         if let Some(place) = plan.input {
             places[place] = input;
@@ -117,18 +117,18 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
                 let kept = earlier.plan.kept.iter().find(|(kept, _)| kept == value);
                 places[*place] = kept.and_then(|(_, place)| earlier.places[*place].take());
                 if let (Some(kept), Some(gradient)) = (&mut places[*place], &gradient) {
-                    runner.again(kept, gradient);
+                    runner.recompute(kept, gradient);
                 }
             }
         }
         walk(&plan.forward, &plan.places, &mut places, runner)?;
-        let stays = |place: usize| plan.kept.iter().any(|(_, kept)| *kept == place);
-        self.between.activation = plan.output.and_then(|place| {
-            let output = if stays(place) { places[place].clone() } else { places[place].take() };
-            Some((output?, plan.output_held))
+        let is_kept = |place: usize| plan.kept.iter().any(|(_, kept)| *kept == place);
+        self.state.activation = plan.output.and_then(|place| {
+            let output = if is_kept(place) { places[place].clone() } else { places[place].take() };
+            Some((output?, plan.output_shared))
         });
         if plan.backward.is_some() || matches!(route, Route::Checkpoint { .. }) {
-            self.between.frames.insert(block, Frame { plan, places });
+            self.state.frames.insert(block, Frame { plan, places });
         }
         Ok(())
     }
@@ -141,8 +141,8 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         shape: Shape,
         runner: &mut R,
     ) -> Result<Option<H>, Error> {
-        let (input, input_held) = self.take_activation(block)?;
-        let plan = self.plan(block, Request { route, input_held, again_output: true }, shape)?;
+        let (input, input_shared) = self.take_activation(block)?;
+        let plan = self.plan(block, Request { route, input_shared, output_read: true }, shape)?;
         let mut places = vec![None; plan.places.len()];
         if let Some(place) = plan.input {
             places[place] = Some(input);
@@ -153,13 +153,13 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
 
     fn backward<R: Runner<Handle = H>>(&mut self, block: BlockId, runner: &mut R) -> Result<(), Error> {
         let Frame { plan, mut places } = self.take_frame(block, false, "backward", "a recorded forward")?;
-        let gradient = self.between.gradient.take();
+        let gradient = self.state.gradient.take();
         let gradient = gradient
             .ok_or_else(|| self.out_of_order(block, "backward", "the gradient of the block above"))?;
         let Some(backward) = &plan.backward else { return Ok(()) };
         places[backward.from] = Some(gradient);
         walk(&backward.list, &plan.places, &mut places, runner)?;
-        self.between.gradient = backward.to.and_then(|place| places[place].take());
+        self.state.gradient = backward.to.and_then(|place| places[place].take());
         Ok(())
     }
 
@@ -179,18 +179,21 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
     fn take_frame(
         &mut self,
         block: BlockId,
-        for_again: bool,
+        for_recomputation: bool,
         call: &'static str,
         missing: &'static str,
     ) -> Result<Frame<H>, Error> {
-        let fits =
-            self.between.frames.get(&block).is_some_and(|frame| frame.plan.backward.is_none() == for_again);
-        let frame = if fits { self.between.frames.remove(&block) } else { None };
+        let fits = self
+            .state
+            .frames
+            .get(&block)
+            .is_some_and(|frame| frame.plan.backward.is_none() == for_recomputation);
+        let frame = if fits { self.state.frames.remove(&block) } else { None };
         frame.ok_or_else(|| self.out_of_order(block, call, missing))
     }
 
     fn take_activation(&mut self, block: BlockId) -> Result<(H, bool), Error> {
-        let activation = self.between.activation.take();
+        let activation = self.state.activation.take();
         activation.ok_or_else(|| self.out_of_order(block, "forward", "the output of the previous block"))
     }
 
@@ -202,15 +205,15 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         let layer = self.spec.block(block).layer;
         let is_first = self.spec.blocks[block.0 - 1].layer != layer;
         let Some(layer) = layer.filter(|_| is_first && is_checkpointing(mode)) else {
-            return self.take_activation(block).map(|(input, held)| (Some(input), held));
+            return self.take_activation(block).map(|(input, shared)| (Some(input), shared));
         };
         if mode == ForwardMode::Recompute {
-            let kept = self.between.checkpoints.remove(&layer);
+            let checkpoint = self.state.checkpoints.remove(&layer);
             let missing = || self.out_of_order(block, "recomputation", "the layer's checkpointed input");
-            return kept.ok_or_else(missing).map(|input| (Some(input), false));
+            return checkpoint.ok_or_else(missing).map(|input| (Some(input), false));
         }
         let (input, _) = self.take_activation(block)?;
-        self.between.checkpoints.insert(layer, input.clone());
+        self.state.checkpoints.insert(layer, input.clone());
         Ok((Some(input), true))
     }
 

@@ -59,7 +59,7 @@ impl Kinds {
         spec: &ModelSpec,
         shape: Shape,
     ) -> Result<Self, Error> {
-        let mut found = Self { kinds: Vec::new(), of_block: Vec::new() };
+        let mut kinds = Self { kinds: Vec::new(), of_block: Vec::new() };
         let first_trainable = spec.first_trainable_block();
         let last = spec.blocks.len() - 1;
         let adapters = &architecture.description().adapters;
@@ -81,16 +81,16 @@ impl Kinds {
                 (block.0 == last).then(|| head(architecture, spec, shape, &builder, output)).transpose()?;
             let params = spec.block(block).params.iter().map(|id| spec.param(*id).trainable).collect();
             let trained = Trained { params, input: first_trainable.is_some_and(|first| first < block) };
-            found.add(Kind { graph: builder.finish(input, output), trained, head, plans: Vec::new() });
+            kinds.add(Kind { graph: builder.finish(input, output), trained, head, plans: Vec::new() });
         }
-        Ok(found)
+        Ok(kinds)
     }
 
     fn add(&mut self, kind: Kind) {
-        let alike = |other: &Kind| {
+        let is_identical = |other: &Kind| {
             other.graph == kind.graph && other.trained == kind.trained && other.head == kind.head
         };
-        let index = self.kinds.iter().position(alike).unwrap_or_else(|| {
+        let index = self.kinds.iter().position(is_identical).unwrap_or_else(|| {
             self.kinds.push(kind);
             self.kinds.len() - 1
         });

@@ -114,9 +114,10 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         (params, gradients): (&Params<M::Buffer>, Option<&mut Gradients<M::Buffer>>),
         body: impl FnOnce(&mut Blocks<A, M::Buffer>, Shape, &mut DeviceRunner<'_, M>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let (balance, own) = (self.balance(), self.blocks.architecture.description().load(block));
+        let (balance, load_range) = (self.balance(), self.blocks.architecture.description().load(block));
         let place = (self.round, self.options.seed);
-        let Parts { batch, losses, z_losses, routers, samples, seq } = self.data.parts(place, balance, own);
+        let Parts { batch, losses, z_losses, routers, samples, seq } =
+            self.data.parts(place, balance, load_range);
         let (head_chunks, packed) = (memory.head_chunks(), batch.positions.is_some());
         let ProgramOptions { dtype, terms, .. } = self.options;
         let shape = Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed };

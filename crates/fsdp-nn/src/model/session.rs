@@ -33,7 +33,7 @@ pub struct Session<A> {
     capacity: usize,
     tokens: Vec<u32>,
     /// Keys and values of all tokens, one buffer per attention call in walk order.
-    kept: Vec<HostBuffer>,
+    kv_cache: Vec<HostBuffer>,
     /// The rotations of the cached keys.
     ropes: Vec<Rope>,
 }
@@ -54,8 +54,8 @@ impl<A: Architecture> Session<A> {
             return Err(failed(ModelError::Positions { seq: capacity, positions }));
         }
         let (spec, params) = (architecture.description().spec.clone(), weights.params());
-        let (dtype, tokens, kept, ropes) = (weights.dtype(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { memory, architecture, spec, params, dtype, capacity, tokens, kept, ropes })
+        let (dtype, tokens, kv_cache, ropes) = (weights.dtype(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { memory, architecture, spec, params, dtype, capacity, tokens, kv_cache, ropes })
     }
 
     /// Appends one or more tokens to the text; returns the logits of the token after the last.
@@ -135,11 +135,11 @@ impl<A: Architecture> Session<A> {
             memory.write(Queue::Compute, HostSlice::U32(values), SliceMut::whole(&mut buffer))?;
             Ok::<_, Error>(buffer)
         };
-        let (first, count, whole) = (positions[0] as usize, ids.len(), 0..ids.len());
+        let (first, count, document) = (positions[0] as usize, ids.len(), 0..ids.len());
         let (ids, positions) = (upload(ids)?, upload(positions)?);
         let mut losses = memory.allocate(Category::Activation, DType::F64, count)?;
         self.params.enter(block);
-        let plan = kinds.plan(block, Request { route, input_held: false, again_output: true });
+        let plan = kinds.plan(block, Request { route, input_shared: false, output_read: true });
         let mut places = vec![None; plan.places.len()];
         if let Some(place) = plan.input {
             places[place] = input;
@@ -148,7 +148,7 @@ impl<A: Architecture> Session<A> {
             ids: Slice::whole(&ids),
             targets: Slice::whole(&ids),
             positions: Some(Slice::whole(&positions)),
-            documents: std::slice::from_ref(&whole),
+            documents: std::slice::from_ref(&document),
             counted: 0,
             lengths: &[],
             samples: &[0],
@@ -158,9 +158,15 @@ impl<A: Architecture> Session<A> {
         let inputs = Inputs { memory, spec: &self.spec, block, params: &self.params, batch };
         let losses = SliceMut::whole(&mut losses);
         let device = DeviceRunner { inputs, gradients: None, losses, z_losses: None, routers: None };
-        let mut keeping =
-            CachingRunner { device, memory, kept: &mut self.kept, calls, first, capacity: self.capacity };
-        walk(&plan.forward, &plan.places, &mut places, &mut keeping)?;
+        let mut runner = CachingRunner {
+            device,
+            memory,
+            kv_cache: &mut self.kv_cache,
+            calls,
+            first,
+            capacity: self.capacity,
+        };
+        walk(&plan.forward, &plan.places, &mut places, &mut runner)?;
         Ok(plan.output.and_then(|place| places[place].take()))
     }
 }
@@ -169,7 +175,7 @@ impl<A: Architecture> Session<A> {
 struct CachingRunner<'a> {
     device: DeviceRunner<'a, HostMemory>,
     memory: &'a HostMemory,
-    kept: &'a mut Vec<HostBuffer>,
+    kv_cache: &'a mut Vec<HostBuffer>,
     calls: &'a mut usize,
     /// The position of the first row.
     first: usize,
@@ -192,14 +198,14 @@ impl Runner for CachingRunner<'_> {
         };
         let qkv = places[id].as_ref().expect("a call reads places that live");
         let (memory, width) = (self.memory, 2 * dims.kv_heads * dims.head_dim);
-        if *self.calls == self.kept.len() {
-            self.kept.push(memory.allocate(Category::Activation, qkv.dtype(), self.capacity * width)?);
+        if *self.calls == self.kv_cache.len() {
+            self.kv_cache.push(memory.allocate(Category::Activation, qkv.dtype(), self.capacity * width)?);
         }
-        let kept = &mut self.kept[*self.calls];
+        let kv_cache = &mut self.kv_cache[*self.calls];
         *self.calls += 1;
         for row in 0..dims.seq {
             let from = offset + row * dims.packed() + dims.heads * dims.head_dim;
-            let to = SliceMut::new(kept, (self.first + row) * width, width);
+            let to = SliceMut::new(kv_cache, (self.first + row) * width, width);
             memory.copy(Queue::Compute, Slice::new(qkv, from, width), to)?;
         }
         // At position 0, all visible keys are among the given rows.
@@ -208,9 +214,9 @@ impl Runner for CachingRunner<'_> {
         }
         let (qkv, y) = (qkv.clone(), call.writes[0].0.local().expect("attention writes a value"));
         let mut output = places[y].take().expect("a call writes to places that live");
-        let seen = Slice::new(kept, 0, (self.first + dims.seq) * width);
-        let reads = [Slice::new(&qkv, offset, len), seen];
-        memory.attend_kept((dims, scores), self.first, reads, SliceMut::whole(&mut output))?;
+        let cached = Slice::new(kv_cache, 0, (self.first + dims.seq) * width);
+        let reads = [Slice::new(&qkv, offset, len), cached];
+        memory.attend_cached((dims, scores), self.first, reads, SliceMut::whole(&mut output))?;
         places[y] = Some(output);
         Ok(())
     }

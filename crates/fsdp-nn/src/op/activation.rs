@@ -92,7 +92,7 @@ pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
 
 /// Derives the backward of an activation whose output is `output`. The recomputed output replaces its gradient;
 /// returns that place.
-pub(super) fn derive_again(b: &mut Backward<'_>, node: &Node, output: usize) -> usize {
+pub(super) fn derive_recomputing(b: &mut Backward<'_>, node: &Node, output: usize) -> usize {
     let dy = b.gradients[output].take().expect("the gradient was just computed");
     add_backward(b, node, dy, Pass::BackwardRecompute);
     dy

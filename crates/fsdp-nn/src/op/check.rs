@@ -40,9 +40,9 @@ impl Op {
             .iter()
             .map(|write| (write.slice.len, write.slice.buffer.dtype(), write.accumulate));
         let roles = read.iter().chain(written);
-        let found: Vec<(&Role, (usize, DType, bool))> = roles.zip(reads.chain(writes)).collect();
-        let value = found.iter().find(|(role, _)| role.kind == Kind::Value).map(|(_, (_, dtype, _))| *dtype);
-        found.into_iter().for_each(|(role, got)| self.check_operand(name, role, got, value));
+        let pairs: Vec<(&Role, (usize, DType, bool))> = roles.zip(reads.chain(writes)).collect();
+        let value = pairs.iter().find(|(role, _)| role.kind == Kind::Value).map(|(_, (_, dtype, _))| *dtype);
+        pairs.into_iter().for_each(|(role, got)| self.check_operand(name, role, got, value));
     }
 
     fn check_operand(
@@ -54,8 +54,8 @@ impl Op {
     ) {
         let operand = || format!("{} of {name}", role.name);
         let fits = len == role.len || role.or_more && len > role.len;
-        let least = if role.or_more { " at least" } else { "" };
-        assert!(fits, "{}: {len} elements, but {} are needed{least}", operand(), role.len);
+        let suffix = if role.or_more { " at least" } else { "" };
+        assert!(fits, "{}: {len} elements, but {} are needed{suffix}", operand(), role.len);
         // The memory runs copies, and also converts dtypes.
         let copies = matches!(self, Op::Pointwise(Pointwise::Copy { .. }));
         let expected = match (role.kind, value) {
@@ -64,10 +64,14 @@ impl Op {
             (Kind::Statistic, Some(value)) => value.master(),
             _ => dtype,
         };
-        let may_be_any = copies || !matches!(role.kind, Kind::Value | Kind::Gradient);
-        assert!(may_be_any || dtype.is_float(), "{}: this needs a float dtype, not {dtype}", operand());
+        let accepts_any_dtype = copies || !matches!(role.kind, Kind::Value | Kind::Gradient);
+        assert!(
+            accepts_any_dtype || dtype.is_float(),
+            "{}: this needs a float dtype, not {dtype}",
+            operand()
+        );
         assert!(dtype == expected, "{}: {dtype}, where the other operands need {expected}", operand());
-        let may_add = role.access == Access::Add;
-        assert!(!accumulate || may_add, "{}: it is overwritten, and cannot be added to", operand());
+        let accepts_addition = role.access == Access::Add;
+        assert!(!accumulate || accepts_addition, "{}: it is overwritten, and cannot be added to", operand());
     }
 }

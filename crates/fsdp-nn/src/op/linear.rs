@@ -175,7 +175,7 @@ pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
 fn derive_products(b: &mut Backward<'_>, node: &Node) {
     let mut gradients = Vec::new();
     for output in node.writes() {
-        if gradients.iter().all(|(seen, _)| *seen != output) {
+        if gradients.iter().all(|(id, _)| *id != output) {
             gradients.push((output, b.take(output)));
         }
     }
@@ -195,15 +195,16 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
     let Some(input) = maps.first().and_then(|map| map.call.reads[0].local()) else { return };
     let trains = maps.iter().any(|map| b.target(map.call.reads[1]).is_some());
     // An activation that was not kept is recomputed by its own backward, which first needs the activation's gradient.
-    let again =
+    let activation_node =
         b.recomputed(input).filter(|node| matches!(node.op(), Op::Activation(_)) && b.is_read_once(input));
-    let again = again.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
-    if again.is_some() {
+    let activation_node =
+        activation_node.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
+    if activation_node.is_some() {
         gradient_of_input(b, input, &maps);
     }
     if trains {
-        let x = match again {
-            Some(node) => activation::derive_again(b, node, input),
+        let x = match activation_node {
+            Some(node) => activation::derive_recomputing(b, node, input),
             None => b.load(input),
         };
         for Map { call, dims, dy } in &maps {
@@ -216,7 +217,7 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
         let Some(target) = call.reads.get(2).and_then(|bias| b.target(*bias)) else { continue };
         column_sums(b, [dims.rows, dims.outputs, dims.y_stride], *dy, target);
     }
-    if again.is_none() && b.needs[input] {
+    if activation_node.is_none() && b.needs[input] {
         gradient_of_input(b, input, &maps);
     }
 }

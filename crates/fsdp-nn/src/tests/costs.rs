@@ -150,8 +150,8 @@ fn recomputation_cost_matches_recomputed_operations() {
     // Each layer again, except its last linear map: 2 (its N - that of `down`) + 4 d T / 2.
     let (hidden, inner, tokens) = (12, 10, 14);
     let layer = hidden * (24 + 2 * 12) + 24 * hidden + 2 * hidden * inner;
-    let again = 2 * (2 * layer * tokens + tokens * 4 * 24 * (7 + 1) / 2);
-    assert_eq!(step(&model, &[], Pass::TrainRecomputing), plain + again);
+    let recomputation = 2 * (2 * layer * tokens + tokens * 4 * 24 * (7 + 1) / 2);
+    assert_eq!(step(&model, &[], Pass::TrainRecomputing), plain + recomputation);
 }
 
 #[test]

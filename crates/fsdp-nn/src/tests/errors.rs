@@ -89,7 +89,7 @@ fn missing_invalid_and_indivisible_values_are_named() {
 
 #[test]
 fn sizes_above_limit_are_rejected_with_limit_named() {
-    for (base, key, most) in [
+    for (base, key, max) in [
         (LLAMA, "num_hidden_layers", 4096u64),
         (LLAMA, "intermediate_size", 1 << 22),
         (LLAMA, "vocab_size", 1 << 24),
@@ -99,8 +99,8 @@ fn sizes_above_limit_are_rejected_with_limit_named() {
         (GPT2, "n_inner", 1 << 22),
         (GPT2, "n_positions", 1 << 24),
     ] {
-        assert!(with(base, key, &most.to_string()).is_ok(), "{key} = {most}");
-        for size in [most + 2, 1 << 40, 1 << 62, u64::MAX] {
+        assert!(with(base, key, &max.to_string()).is_ok(), "{key} = {max}");
+        for size in [max + 2, 1 << 40, 1 << 62, u64::MAX] {
             let error = with(base, key, &size.to_string()).unwrap_err().to_string();
             assert!(error.contains(key) && error.contains("too large: at most"), "{error}");
         }

@@ -83,8 +83,8 @@ fn list(items: impl IntoIterator<Item = String>) -> String {
 
 fn section(family: &Family, page: &mut String) {
     let text = std::fs::read_to_string(golden(family).join("config.json")).unwrap();
-    let asked = HfConfig::asked(&text).unwrap();
-    let outer = || asked.iter().filter(|(key, _)| !key.contains('.'));
+    let read_keys = HfConfig::read_keys(&text).unwrap();
+    let outer = || read_keys.iter().filter(|(key, _)| !key.contains('.'));
     let read = outer().filter(|(_, only)| only.is_none()).map(|(key, _)| format!("`{key}`"));
     let refused = outer().filter_map(|(key, only)| Some(format!("`{key}`: {}", only.as_ref()?)));
     let model = HfConfig::parse(&text).unwrap().build().unwrap();

@@ -109,7 +109,7 @@ impl AdafactorFactors {
 
     /// Returns the learning rate for a parameter with root mean square `rms`.
     pub(super) fn learning_rate(&self, rms: f64) -> f64 {
-        self.least_rms.map_or(self.rate, |least| self.rate * rms.max(least))
+        self.least_rms.map_or(self.rate, |min_rms| self.rate * rms.max(min_rms))
     }
 }
 
@@ -144,8 +144,8 @@ impl Adafactor {
         let ParamStatistics { len, cols, start } = self.params[param.0];
         let GroupSettings { lr_scale, weight_decay } = options.groups.of(param);
         let rate = if options.relative_step {
-            let most = if options.warmup_init { 1e-6 * step } else { 1e-2 };
-            most.min(1.0 / step.sqrt())
+            let max_rate = if options.warmup_init { 1e-6 * step } else { 1e-2 };
+            max_rate.min(1.0 / step.sqrt())
         } else {
             lr
         };
@@ -184,12 +184,12 @@ impl Adafactor {
         scalars: &HostScalars,
         mut stage: Stage<'_>,
     ) -> Result<(), Error> {
-        let (pieces, most) = (shard.pieces, FiniteCheck::finite(shard));
+        let (pieces, limits) = (shard.pieces, FiniteCheck::finite(shard));
         let mut pass = Pass::<A>::new(self, memory, shard, scalars)?;
         for piece in pieces {
             pass.piece(piece, &mut stage);
         }
-        if pass.end().exceeds(&most) { shard.note_not_finite(memory) } else { Ok(()) }
+        if pass.end().exceeds(&limits) { shard.note_not_finite(memory) } else { Ok(()) }
     }
 }
 

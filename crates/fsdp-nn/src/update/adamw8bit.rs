@@ -71,14 +71,14 @@ impl AdamW8bit {
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &HostScalars,
     ) -> Result<(), Error> {
-        let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
+        let (limits, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
         let scale = Scale::<A>::new(scalars);
         let gradient = memory.floats(Slice::whole(shard.gradient))?;
         let tasks = self.tasks::<A>(memory, shard)?;
         memory.workers().each(tasks.into_iter(), |task| {
             let factors = self.adamw.factors(task.param, scalars.step, scalars.lr);
             task.run(gradient, |gradient, params, mean, square| {
-                if step(factors, scale, gradient, params, mean, square).exceeds(&most) {
+                if step(factors, scale, gradient, params, mean, square).exceeds(&limits) {
                     exceeds.store(true, Ordering::Relaxed);
                 }
             });
@@ -111,9 +111,9 @@ impl AdamW8bit {
         for piece in shard.pieces {
             skip(&mut params, piece.offset - position);
             let row_len = self.row_len(piece.param);
-            let most = row_len.map_or(TASK_ELEMS, |row_len| row_len * task_rows(row_len));
-            for start in (0..piece.len).step_by(most) {
-                let len = most.min(piece.len - start);
+            let max_len = row_len.map_or(TASK_ELEMS, |row_len| row_len * task_rows(row_len));
+            for start in (0..piece.len).step_by(max_len) {
+                let len = max_len.min(piece.len - start);
                 let moments = match row_len {
                     None => Moments::Full(full.each_mut().map(|moment| skip(moment, len))),
                     Some(row_len) => Moments::Coded {
@@ -224,13 +224,13 @@ vectorized! {
         }
         let largest = lanes.into_iter().fold(A::ZERO, larger);
         // Avoids 0 / 0 in a block of zeros.
-        let whole = if largest > A::ZERO { largest } else { A::ONE };
-        let mut shares = [0.0; BLOCK];
-        for (share, &value) in shares.iter_mut().zip(values) {
-            *share = (value / whole).as_f64() as f32;
+        let divisor = if largest > A::ZERO { largest } else { A::ONE };
+        let mut ratios = [0.0; BLOCK];
+        for (ratio, &value) in ratios.iter_mut().zip(values) {
+            *ratio = (value / divisor).as_f64() as f32;
         }
-        for (code, &share) in codes.iter_mut().zip(&shares) {
-            *code = book.code(share);
+        for (code, &ratio) in codes.iter_mut().zip(&ratios) {
+            *code = book.code(ratio);
         }
         largest
     }

@@ -7,9 +7,9 @@ use std::sync::LazyLock;
 const DECADES: i32 = 7;
 
 /// The upper 16 bits of 2^-23. Smaller numbers are nearer to zero than to any other value.
-const LEAST: u32 = (127 - 23) << 7;
+const MIN_HALF: u32 = (127 - 23) << 7;
 
-/// Number of upper halves from [`LEAST`] up to the one of 1.
+/// Number of upper halves from [`MIN_HALF`] up to the one of 1.
 const HALVES: u32 = (23 << 7) + 1;
 
 /// The values of the 256 codes.
@@ -68,7 +68,7 @@ impl CodeBook {
         let bounds = values.windows(2).map(|pair| middle(pair[0], pair[1])).chain([f32::INFINITY]);
         let bounds: Vec<f32> = bounds.collect();
         let code = |number: f32| bounds.partition_point(|bound| *bound <= number) as u32;
-        let codes = std::array::from_fn(|half| code(least_of(half >= NEGATIVE, half % NEGATIVE)));
+        let codes = std::array::from_fn(|half| code(smallest_number(half >= NEGATIVE, half % NEGATIVE)));
         let count = "a byte has 256 values";
         Self { values: values.try_into().expect(count), codes, bounds: bounds.try_into().expect(count) }
     }
@@ -77,7 +77,7 @@ impl CodeBook {
     #[inline(always)]
     pub(super) fn code(&self, number: f32) -> u8 {
         let bits = number.to_bits();
-        let half = ((bits >> 16) & 0x7fff).saturating_sub(LEAST).min(HALVES - 1) as usize;
+        let half = ((bits >> 16) & 0x7fff).saturating_sub(MIN_HALF).min(HALVES - 1) as usize;
         let code = self.codes[(half + (bits >> 31) as usize * NEGATIVE) % (2 * NEGATIVE)];
         let code = code + u32::from(number >= self.bounds[code as usize % 256]);
         #[expect(clippy::cast_possible_truncation, reason = "bounds of the last code are infinite")]
@@ -85,13 +85,13 @@ impl CodeBook {
     }
 }
 
-/// Returns the smallest number with this sign and upper half; `half` counts from [`LEAST`].
-fn least_of(is_negative: bool, half: usize) -> f32 {
-    let upper = (half as u32).min(HALVES - 1) + LEAST;
+/// Returns the smallest number with this sign and upper half; `half` counts from [`MIN_HALF`].
+fn smallest_number(is_negative: bool, half: usize) -> f32 {
+    let upper = (half as u32).min(HALVES - 1) + MIN_HALF;
     match (is_negative, half) {
         (false, 0) => 0.0,
         (false, _) => f32::from_bits(upper << 16),
-        (true, _) if upper == LEAST + HALVES - 1 => f32::NEG_INFINITY,
+        (true, _) if upper == MIN_HALF + HALVES - 1 => f32::NEG_INFINITY,
         (true, _) => -f32::from_bits(upper << 16 | 0xffff),
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     fn code_is_of_nearest_value() {
         for book in [CodeBook::signed(), CodeBook::unsigned()] {
             let ends = [-2.0, -1.0, -0.0, 1e-45, 1.0, 2.0];
-            let halves = (0..NEGATIVE).flat_map(|half| [false, true].map(|sign| least_of(sign, half)));
+            let halves = (0..NEGATIVE).flat_map(|half| [false, true].map(|sign| smallest_number(sign, half)));
             let halves = halves.filter(|number| number.is_finite());
             let bounds = book.bounds.into_iter().filter(|bound| bound.is_finite());
             let numbers = bounds.chain(book.values).chain(halves).chain(ends);

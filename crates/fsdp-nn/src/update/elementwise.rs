@@ -73,7 +73,7 @@ pub(super) fn each_block<A: Float, const N: usize>(
     shard: &mut SegmentShard<'_, HostBuffer>,
     step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) -> FiniteCheck<A> + Sync + Send,
 ) -> Result<(), Error> {
-    let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
+    let (limits, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
     let gradient = memory.floats(Slice::whole(shard.gradient))?;
     let mut params = memory.elements_mut::<A>(SliceMut::whole(shard.params))?;
     let mut states = Vec::with_capacity(N);
@@ -105,7 +105,7 @@ pub(super) fn each_block<A: Float, const N: usize>(
     }
     memory.workers().each(tasks.into_iter(), |task| {
         run_task(gradient, task, |piece, gradient, params, state| {
-            if step(piece, gradient, params, state).exceeds(&most) {
+            if step(piece, gradient, params, state).exceeds(&limits) {
                 exceeds.store(true, Ordering::Relaxed);
             }
         });

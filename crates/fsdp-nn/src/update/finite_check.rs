@@ -21,8 +21,8 @@ impl<A: Float> FiniteCheck<A> {
 
     /// The largest finite magnitudes of a shard, including the low-precision copy of its parameters, if any.
     pub(super) fn finite<B: Buffer>(shard: &SegmentShard<'_, B>) -> Self {
-        let most = |value| A::of(value).magnitude();
-        Self { params: most(shard.largest_param()), state: most(A::DTYPE.largest()) }
+        let magnitude = |value| A::of(value).magnitude();
+        Self { params: magnitude(shard.largest_param()), state: magnitude(A::DTYPE.largest()) }
     }
 
     /// Includes a written parameter.
@@ -37,8 +37,8 @@ impl<A: Float> FiniteCheck<A> {
         self.state = self.state.max(value.magnitude());
     }
 
-    /// Whether either magnitude exceeds the one in `most`.
-    pub(super) fn exceeds(&self, most: &Self) -> bool {
-        self.params > most.params || self.state > most.state
+    /// Whether either magnitude exceeds the one in `limits`.
+    pub(super) fn exceeds(&self, limits: &Self) -> bool {
+        self.params > limits.params || self.state > limits.state
     }
 }

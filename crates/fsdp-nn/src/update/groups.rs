@@ -16,14 +16,14 @@ pub struct GroupSettings {
 /// The settings of every parameter; the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Groups {
-    others: GroupSettings,
+    default: GroupSettings,
     by_param: BTreeMap<ParamId, GroupSettings>,
 }
 
 impl Groups {
     /// One group with all parameters.
     pub fn uniform(weight_decay: f64) -> Self {
-        Self { others: GroupSettings { lr_scale: 1.0, weight_decay }, by_param: BTreeMap::new() }
+        Self { default: GroupSettings { lr_scale: 1.0, weight_decay }, by_param: BTreeMap::new() }
     }
 
     /// Overrides the settings of some parameters.
@@ -35,11 +35,11 @@ impl Groups {
 
     /// Returns the settings of a parameter.
     pub fn of(&self, param: ParamId) -> GroupSettings {
-        self.by_param.get(&param).copied().unwrap_or(self.others)
+        self.by_param.get(&param).copied().unwrap_or(self.default)
     }
 
     /// Whether all parameters have the same settings.
     pub fn is_uniform(&self) -> bool {
-        self.by_param.values().all(|own| *own == self.others)
+        self.by_param.values().all(|settings| *settings == self.default)
     }
 }

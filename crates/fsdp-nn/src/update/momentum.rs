@@ -77,7 +77,7 @@ impl Muon {
         scalars: &HostScalars,
         direction: &mut HostBuffer,
     ) -> Result<(), Error> {
-        let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
+        let (limits, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
         let (scale, weights) = (Scale::<A>::new(scalars), Weights::of(&self.options));
         let gradient = memory.floats(Slice::whole(shard.gradient))?;
         let mut momentum = memory.elements_mut::<A>(SliceMut::whole(&mut shard.state[0]))?;
@@ -92,7 +92,7 @@ impl Muon {
                     let (block, slopes) = (&mut block[..len], &mut slopes[..len]);
                     let start = piece.offset + index * TASK_ELEMS + offset;
                     transfer(gradient.range(start, len), A::floats_mut(slopes), false);
-                    if advance(weights, scale, slopes, momentum, block).exceeds(&most) {
+                    if advance(weights, scale, slopes, momentum, block).exceeds(&limits) {
                         exceeds.store(true, Ordering::Relaxed);
                     }
                     target.put(offset, block);

@@ -105,25 +105,25 @@ impl Muon {
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &HostScalars,
     ) -> Result<(), Error> {
-        let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
+        let (limits, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
         let gradient = memory.floats(Slice::whole(shard.gradient))?;
         let (rows, elements) = self.tasks::<A>(memory, shard.params, shard.state, shard.pieces)?;
         memory.workers().each(elements.into_iter(), |task| {
-            if self.adamw::<A>(task, gradient, scalars).exceeds(&most) {
+            if self.adamw::<A>(task, gradient, scalars).exceeds(&limits) {
                 exceeds.store(true, Ordering::Relaxed);
             }
         });
         for Rows { piece, shape, params } in rows {
-            let whole = shard.whole.as_mut().expect("the engine gathers the directions of all matrices");
-            let from = whole.start + piece.offset - piece.param_offset;
-            let direction = memory.floats(Slice::new(whole.directions, from, shape.len()))?;
-            let scratch = memory.elements_mut::<A>(SliceMut::whole(whole.scratch))?;
+            let gathered = shard.whole.as_mut().expect("the engine gathers the directions of all matrices");
+            let from = gathered.start + piece.offset - piece.param_offset;
+            let direction = memory.floats(Slice::new(gathered.directions, from, shape.len()))?;
+            let scratch = memory.elements_mut::<A>(SliceMut::whole(gathered.scratch))?;
             let update = orthogonalize(memory.workers(), shape, direction, self.options.eps, scratch);
             let GroupSettings { lr_scale, weight_decay } = self.options.adamw.groups.of(piece.param);
             let lr = scalars.lr * lr_scale;
             let factors = [1.0 - lr * weight_decay, -(lr * self.options.adjust_lr.ratio(shape))];
             let update = &update[piece.param_offset..][..piece.len];
-            if apply(factors.map(A::of), update, params).exceeds(&most) {
+            if apply(factors.map(A::of), update, params).exceeds(&limits) {
                 exceeds.store(true, Ordering::Relaxed);
             }
         }

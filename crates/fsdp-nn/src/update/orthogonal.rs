@@ -35,18 +35,18 @@ impl Shape {
     }
 
     /// Length of the shorter side.
-    fn least(self) -> usize {
+    fn min_dim(self) -> usize {
         self.rows.min(self.cols)
     }
 
     /// Number of scratch elements for [`orthogonalize`].
     pub(super) fn scratch(self) -> usize {
-        2 * (self.len() + self.least() * self.least())
+        2 * (self.len() + self.min_dim() * self.min_dim())
     }
 
     /// The matrix products of [`orthogonalize`].
     pub(super) fn products(self) -> [Products; 3] {
-        let (k, l, count) = (self.least(), self.rows.max(self.cols), STEPS);
+        let (k, l, count) = (self.min_dim(), self.rows.max(self.cols), STEPS);
         [(k, k, l), (k, k, k), (self.rows, self.cols, k)].map(|(m, n, k)| Products { m, n, k, count })
     }
 }
@@ -63,7 +63,7 @@ pub(super) fn orthogonalize<'s, A: Float>(
     eps: f64,
     scratch: &'s mut [A],
 ) -> &'s [A] {
-    let (k, [a, b, c]) = (shape.least(), COEFFICIENTS.map(A::of));
+    let (k, [a, b, c]) = (shape.min_dim(), COEFFICIENTS.map(A::of));
     let (x, rest) = scratch.split_at_mut(shape.len());
     let (next, rest) = rest.split_at_mut(shape.len());
     let (gram, rest) = rest.split_at_mut(k * k);

@@ -35,10 +35,10 @@ fn measured(calls: Points) -> Measured {
 #[test]
 fn rate_between_two_points_is_interpolated() {
     let points = points(&[(1, &[100.0], 100.0, 1e-4), (1, &[10_000.0], 10_000.0, 1e-3)]);
-    let said = ask(&points, 1, &[1000.0], 1000.0);
+    let result = ask(&points, 1, &[1000.0], 1000.0);
     // Equally far from both points: the geometric mean of 1e-6 and 1e-7.
-    assert!((said.seconds / (1000.0 * 1e-13_f64.sqrt()) - 1.0).abs() < 1e-9, "{said:?}");
-    assert!((said.distance - 10.0_f64.ln()).abs() < 1e-9);
+    assert!((result.seconds / (1000.0 * 1e-13_f64.sqrt()) - 1.0).abs() < 1e-9, "{result:?}");
+    assert!((result.distance - 10.0_f64.ln()).abs() < 1e-9);
 }
 
 #[test]
@@ -104,13 +104,13 @@ proptest! {
     fn constant_rate_is_estimated_everywhere(
         sizes in prop::collection::vec((1.0f64..1e6, 1.0f64..1e6), 1..20),
         rate in 1e-12f64..1e-3,
-        asked in (1.0f64..1e6, 1.0f64..1e6),
+        target in (1.0f64..1e6, 1.0f64..1e6),
     ) {
         let of: Vec<([f64; 2], f64)> = sizes.iter().map(|&(m, n)| ([m, n], m * n)).collect();
         let of: Vec<(usize, &[f64], f64, f64)> =
             of.iter().map(|(size, work)| (1, size.as_slice(), *work, work * rate)).collect();
-        let said = ask(&points(&of), 1, &[asked.0, asked.1], asked.0 * asked.1).seconds;
-        prop_assert!((said / (asked.0 * asked.1 * rate) - 1.0).abs() < 1e-9);
+        let result = ask(&points(&of), 1, &[target.0, target.1], target.0 * target.1).seconds;
+        prop_assert!((result / (target.0 * target.1 * rate) - 1.0).abs() < 1e-9);
     }
 
     #[test]

@@ -40,17 +40,17 @@ impl Collective {
 }
 
 /// Seconds before a collective within one node begins to move bytes (NCCL's launch).
-const START: f64 = 9e-6;
+const STARTUP_SECONDS: f64 = 9e-6;
 
 /// The smallest fraction of network bandwidth that remains with many nodes.
-const LEAST_OF_NETWORK: f64 = 0.3;
+const MIN_NETWORK_FRACTION: f64 = 0.3;
 
 impl Prices<'_> {
     /// The cost of a collective over groups of `group` neighboring ranks; `bytes` is the unsharded size of what is
     /// gathered or reduced.
     pub(super) fn collective(&self, collective: Collective, bytes: f64, group: usize) -> Work {
         let specified = self.ring(collective.passes(), bytes, group);
-        match self.timed(collective, bytes, group) {
+        match self.estimate_collective(collective, bytes, group) {
             // The drag on computation comes from the traffic, which is the same.
             Some(seconds) => {
                 Work { seconds, drag: specified.drag * specified.seconds / seconds, ..specified }
@@ -73,15 +73,15 @@ impl Prices<'_> {
         }
         let nodes = group.div_ceil(self.cluster.devices_per_node());
         let bus = self.node_bus();
-        let (slowest, over) = match self.network_bus(nodes) {
+        let (slowest, link_number) = match self.network_bus(nodes) {
             Some(network) if nodes > 1 => (network.min(bus), NETWORK),
             _ => (bus, NODE_LINK),
         };
         let latency = self.cluster.network.as_ref().map_or(0.0, |network| network.latency.value);
         let hops = (group - nodes) as f64 * link.latency.value + (nodes - 1) as f64 * 2.0 * latency;
-        let seconds = passes * (START + hops + moved / slowest);
+        let seconds = passes * (STARTUP_SECONDS + hops + moved / slowest);
         let drag = self.constants.get("drag") * passes * moved / bus / seconds;
-        Work { seconds, link: Some(over), drag }
+        Work { seconds, link: Some(link_number), drag }
     }
 
     /// The cost of an all-reduce of the shards of replicas, `bytes` each.
@@ -105,7 +105,7 @@ impl Prices<'_> {
         let (bandwidth, latency) =
             network.map_or((f64::INFINITY, 0.0), |network| (network.bandwidth.value, network.latency.value));
         let share = bandwidth / per_node as f64 * self.constants.get("network");
-        let seconds = 2.0 * (2.0 * START + (replicas - 1) as f64 * 2.0 * latency) + moved / share;
+        let seconds = 2.0 * (2.0 * STARTUP_SECONDS + (replicas - 1) as f64 * 2.0 * latency) + moved / share;
         let drag = self.constants.get("drag") * moved / self.node_bus() / seconds;
         Work { seconds, link: Some(NETWORK), drag }
     }
@@ -120,6 +120,6 @@ impl Prices<'_> {
     fn network_bus(&self, nodes: usize) -> Option<f64> {
         let network = self.cluster.network.as_ref()?;
         let lost = self.constants.get("congestion") * (nodes as f64).log2();
-        Some(network.bandwidth.value * self.constants.get("network") * (1.0 - lost).max(LEAST_OF_NETWORK))
+        Some(network.bandwidth.value * self.constants.get("network") * (1.0 - lost).max(MIN_NETWORK_FRACTION))
     }
 }

@@ -56,40 +56,50 @@ impl<'a> Prices<'a> {
 
     /// Estimates work that ranks do at the same time, each with its part of the threads. If there are more ranks than
     /// threads, they take turns.
-    fn in_turns(&self, measured: &Measured, points: &Points, asked: Question<'_>) -> Option<Estimate> {
+    fn estimate_in_turns(
+        &self,
+        measured: &Measured,
+        points: &Points,
+        question: Question<'_>,
+    ) -> Option<Estimate> {
         let ranks = self.sharing.min(measured.threads);
         let turns = self.sharing as f64 / ranks as f64;
-        let said = measured::estimate(points, Question { ranks, ..asked })?;
-        Some(Estimate { seconds: said.seconds * turns, ..said })
+        let estimate = measured::estimate(points, Question { ranks, ..question })?;
+        Some(Estimate { seconds: estimate.seconds * turns, ..estimate })
     }
 
     /// Estimates an operation that is not a collective and calls no block; `None` if it was not measured, as updates
     /// with products never are.
-    pub(super) fn operation(&self, op: &Op, work: &OpWork) -> Option<Estimate> {
+    pub(super) fn estimate_operation(&self, op: &Op, work: &OpWork) -> Option<Estimate> {
         let measured = self.measured().filter(|_| !op.kind.is_collective() && work.products.is_empty())?;
         let Point { size, work, .. } = &work.point();
         let question = Question { what: op.kind.name(), ranks: 1, size, work: *work };
-        self.in_turns(measured, &measured.operations, question)
+        self.estimate_in_turns(measured, &measured.operations, question)
     }
 
     /// Estimates an operation within a call: by its sizes, at infinite distance, if none of its name was measured.
-    pub(super) fn listed(&self, measured: &Measured, listed: &Listed) -> Estimate {
+    pub(super) fn estimate_listed(&self, measured: &Measured, listed: &Listed) -> Estimate {
         let Listed { op, size, work } = listed;
         let what = format!("{op} {}", self.setting.dtype);
         let question = Question { what: &what, ranks: 1, size, work: *work };
-        let said = self.in_turns(measured, &measured.calls, question);
-        let said =
-            said.unwrap_or_else(|| Estimate { seconds: self.by_size(listed), distance: f64::INFINITY });
-        Estimate { seconds: said.seconds + measured.between_calls, ..said }
+        let estimate = self.estimate_in_turns(measured, &measured.calls, question);
+        let estimate =
+            estimate.unwrap_or_else(|| Estimate { seconds: self.by_size(listed), distance: f64::INFINITY });
+        Estimate { seconds: estimate.seconds + measured.between_calls, ..estimate }
     }
 
     /// Estimates the seconds of a collective within a machine.
-    pub(super) fn timed(&self, collective: Collective, bytes: f64, group: usize) -> Option<f64> {
+    pub(super) fn estimate_collective(
+        &self,
+        collective: Collective,
+        bytes: f64,
+        group: usize,
+    ) -> Option<f64> {
         let measured = self.measured().filter(|_| group <= self.cluster.devices_per_node())?;
         let what = format!("{} {}", collective.name(), self.setting.transport);
         let size = [bytes.max(1.0)];
         let question = Question { what: &what, ranks: group, size: &size, work: size[0] };
-        measured::estimate(&measured.collectives, question).map(|said| said.seconds)
+        measured::estimate(&measured.collectives, question).map(|estimate| estimate.seconds)
     }
 
     /// The parts of a plan that were not measured, or not with this number of ranks, and the basis of their prices;
@@ -100,46 +110,47 @@ impl<'a> Prices<'a> {
         let mut all = BTreeMap::new();
         for (collective, group) in collectives(plan.mesh) {
             let points = measured.collectives.get(&format!("{} {transport}", collective.name()));
-            let instead = match group > self.cluster.devices_per_node() {
+            let basis = match group > self.cluster.devices_per_node() {
                 true => Some(Instead::Network),
-                false => instead(points, group, "by the links' specification"),
+                false => substitute(points, group, "by the links' specification"),
             };
-            let of = format!("{} over {transport} between {group} ranks", collective.name());
-            all.extend(instead.map(|instead| (of, instead)));
+            let name = format!("{} over {transport} between {group} ranks", collective.name());
+            all.extend(basis.map(|basis| (name, basis)));
         }
         for (op, bytes) in plan.step.ops.iter().zip(&work.ops) {
             let is_priced = self.op(plan, op, bytes).seconds > 0.0;
             if BlockCall::of(op.kind).is_none()
                 && !op.kind.is_collective()
                 && is_priced
-                && self.operation(op, bytes).is_none()
+                && self.estimate_operation(op, bytes).is_none()
             {
                 all.insert(op.kind.name().to_owned(), Instead::Price("by its bytes"));
             }
         }
         let steps = measured.steps.get(transport);
-        let instead = instead(steps, world, "nothing is added to the sum of operations");
-        let of = format!("whole steps over {transport} on {world} ranks");
-        all.extend(instead.map(|instead| (of, instead)));
+        let basis = substitute(steps, world, "nothing is added to the sum of operations");
+        let name = format!("whole steps over {transport} on {world} ranks");
+        all.extend(basis.map(|basis| (name, basis)));
         all
     }
 
     /// The parts of the work of calls without a point near, by operation; empty on a cluster without measurements.
     pub fn far_from_points(&self, plan: &Plan, work: &StepWork) -> BTreeMap<&'static str, Far> {
         let Some(measured) = self.measured() else { return BTreeMap::new() };
-        let (mut far, mut whole) = (BTreeMap::<_, Far>::new(), 0.0);
+        let (mut far, mut total) = (BTreeMap::<_, Far>::new(), 0.0);
         for call in plan.step.ops.iter().filter_map(|op| work.call(op)) {
             for listed in &call.listed {
-                let (asked, distance) = (self.by_size(listed), self.listed(measured, listed).distance);
-                whole += asked;
+                let (seconds, distance) =
+                    (self.by_size(listed), self.estimate_listed(measured, listed).distance);
+                total += seconds;
                 if distance > FAR {
                     let far = far.entry(listed.op).or_default();
-                    far.part += asked;
+                    far.part += seconds;
                     far.is_unknown |= distance.is_infinite();
                 }
             }
         }
-        far.values_mut().for_each(|far| far.part /= whole);
+        far.values_mut().for_each(|far| far.part /= total);
         far
     }
 }
@@ -158,7 +169,7 @@ fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
 
 /// The substitute for points with this number of ranks: points with another number, or a price; `None` if there are
 /// such points.
-fn instead(points: Option<&Vec<Point>>, ranks: usize, price: &'static str) -> Option<Instead> {
+fn substitute(points: Option<&Vec<Point>>, ranks: usize, price: &'static str) -> Option<Instead> {
     let points = points.map_or(&[][..], Vec::as_slice);
     if points.iter().any(|point| point.ranks == ranks) {
         return None;

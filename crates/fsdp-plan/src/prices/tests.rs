@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::work::Product;
 
-fn on<T>(name: &str, say: impl FnOnce(&Prices<'_>) -> T) -> T {
+fn on<T>(name: &str, price: impl FnOnce(&Prices<'_>) -> T) -> T {
     let (cluster, constants) = (Cluster::known(name).unwrap(), Constants::expected());
     let setting = Setting { world: 8, dtype: DType::Bf16, transport: "nccl" };
-    say(&Prices::new(&cluster, &constants, Software::OURS, setting).unwrap())
+    price(&Prices::new(&cluster, &constants, Software::OURS, setting).unwrap())
 }
 
 #[test]

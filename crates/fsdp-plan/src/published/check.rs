@@ -106,8 +106,8 @@ pub fn check(rows: &[Row], constants: &Constants) -> Check {
 impl Check {
     /// Errors of the runs that `which` selects.
     pub fn errors(&self, which: impl Fn(&Row) -> bool) -> Option<Errors> {
-        let taken = self.rows.iter().filter(|checked| which(&checked.row));
-        Errors::of(&taken.filter_map(Checked::error).collect::<Vec<_>>())
+        let selected = self.rows.iter().filter(|checked| which(&checked.row));
+        Errors::of(&selected.filter_map(Checked::error).collect::<Vec<_>>())
     }
 
     /// Errors of the runs grouped by `key`.
@@ -273,8 +273,8 @@ mod tests {
         let [odd, usual] = [odd, usual].map(|checked| checked.found.as_ref().unwrap());
         assert_eq!(odd.assumed.len(), 5, "{:?}", odd.assumed);
         assert_eq!(usual.assumed.len(), 1, "the model has no name: {:?}", usual.assumed);
-        let [least, most] = odd.band.unwrap();
-        assert!(least < odd.seconds && odd.seconds * 1.1 < most && usual.band.is_none());
+        let [shortest, longest] = odd.band.unwrap();
+        assert!(shortest < odd.seconds && odd.seconds * 1.1 < longest && usual.band.is_none());
     }
 
     #[test]

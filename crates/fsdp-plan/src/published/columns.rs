@@ -18,7 +18,7 @@ pub(super) const NEEDED: [&str; 11] = [
 ];
 
 /// The optional columns.
-const OTHERS: [&str; 14] = [
+const OPTIONAL: [&str; 14] = [
     "source",
     "model",
     "params",
@@ -59,7 +59,7 @@ impl Columns {
                 let (first, second) = (first + 1, index + 1);
                 return Err(RowError::Twice { origin: origin(), column: name.clone(), first, second });
             }
-            let mut known = NEEDED.into_iter().chain(OTHERS);
+            let mut known = NEEDED.into_iter().chain(OPTIONAL);
             if known.clone().any(|known| known == name) {
                 continue;
             }
@@ -93,7 +93,7 @@ mod tests {
     fn all_columns_of_published_runs_are_known() {
         let header = include_str!("../../data/published.csv").lines().next().unwrap();
         let columns = of(header).unwrap();
-        assert_eq!((columns.names.len(), columns.unknown.len()), (NEEDED.len() + OTHERS.len(), 0));
+        assert_eq!((columns.names.len(), columns.unknown.len()), (NEEDED.len() + OPTIONAL.len(), 0));
     }
 
     #[test]

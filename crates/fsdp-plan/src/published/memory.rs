@@ -13,7 +13,7 @@ use crate::cluster::Kind;
 const GIB: f64 = (1 << 30) as f64;
 
 /// Bytes of communicators, workspaces and fragmentation. Assumed.
-const BESIDE: f64 = GIB;
+const OVERHEAD_BYTES: f64 = GIB;
 
 /// Devices per node, the group within which hybrid sharding shards.
 const NODE: usize = 8;
@@ -23,7 +23,7 @@ const NODE: usize = 8;
 const TOLERANCE: f64 = 1.07;
 
 /// Matches tensor, pipeline and other parallelism.
-const OTHERS: &str = r"tp|pp|megatron";
+const OTHER_PARALLELISM: &str = r"tp|pp|megatron";
 
 /// Predicted and measured peak memory of a device, and whether the run fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +44,10 @@ impl PeakMemory {
     pub(super) fn of(row: &Row) -> Option<Self> {
         let words = &Words::of(row);
         let sizes = Sizes::of(row, words).filter(|sizes| sizes.contradiction().is_none())?;
-        if words.checkpointing.is_empty() || words.sharding.is_empty() || matches(OTHERS, &words.sharding) {
+        if words.checkpointing.is_empty()
+            || words.sharding.is_empty()
+            || matches(OTHER_PARALLELISM, &words.sharding)
+        {
             return None;
         }
         let cluster = hardware::cluster(row);
@@ -90,7 +93,7 @@ struct Peer<'a> {
 
 impl Peer<'_> {
     fn bytes(&self) -> f64 {
-        self.states() + self.unsharded() + self.activations() + self.logits() + BESIDE
+        self.states() + self.unsharded() + self.activations() + self.logits() + OVERHEAD_BYTES
     }
 
     /// Whether parameters are gathered unit by unit.
@@ -159,33 +162,33 @@ impl Peer<'_> {
     /// Bytes that forward saves for backward, plus one layer that is being computed.
     fn activations(&self) -> f64 {
         let (hidden, layers) = (self.sizes.hidden as f64, self.sizes.layers as f64);
-        let shared = self.sizes.kv_heads as f64 / self.sizes.heads as f64;
-        let wide = self.sizes.ffn as f64 / hidden;
-        let (whole, input) = (self.layer_bytes(shared, wide), 2.0 * hidden);
+        let kv_ratio = self.sizes.kv_heads as f64 / self.sizes.heads as f64;
+        let ffn_ratio = self.sizes.ffn as f64 / hidden;
+        let (layer_bytes, input) = (self.layer_bytes(kv_ratio, ffn_ratio), 2.0 * hidden);
         let kind = self.words.checkpointing.as_str();
         let each_token = match kind {
-            _ if kind.starts_with("full") => layers * input + whole,
+            _ if kind.starts_with("full") => layers * input + layer_bytes,
             _ if kind.starts_with("selective_op") => {
-                let outputs = if self.sizes.is_gated { 4.0 + shared + wide } else { 6.0 };
+                let outputs = if self.sizes.is_gated { 4.0 + kv_ratio + ffn_ratio } else { 6.0 };
                 let spared = if self.is_recent_titan() { 1.0 } else { 0.0 };
-                layers * input * (outputs - spared) + 0.5 * whole
+                layers * input * (outputs - spared) + 0.5 * layer_bytes
             }
-            _ if kind.starts_with("selective_layer") => layers * 0.5 * (whole + input),
+            _ if kind.starts_with("selective_layer") => layers * 0.5 * (layer_bytes + input),
             // A third of the layers.
-            "selective" => layers * (0.67 * whole + 0.33 * input),
-            _ => layers * whole,
+            "selective" => layers * (0.67 * layer_bytes + 0.33 * input),
+            _ => layers * layer_bytes,
         };
         self.tokens * each_token
     }
 
     /// Bytes per token that a layer saves: products, norms and attention, the gate, and what eager kernels keep in f32.
-    fn layer_bytes(&self, shared: f64, wide: f64) -> f64 {
+    fn layer_bytes(&self, kv_ratio: f64, ffn_ratio: f64) -> f64 {
         let hidden = self.sizes.hidden as f64;
         let is_fused = self.is_xla || recipe::is_fused(self.words);
         if self.sizes.is_gated {
             let gates = if is_fused { 3.0 } else { 4.0 };
             let in_f32 = if is_fused { 0.0 } else { 12.0 };
-            return hidden * (2.0 * (6.0 + 2.0 * shared + gates * wide) + in_f32);
+            return hidden * (2.0 * (6.0 + 2.0 * kv_ratio + gates * ffn_ratio) + in_f32);
         }
         // llm-foundry's layers have no dropout.
         let tensors = if is_fused || self.words.model.contains("mpt") { 16.0 } else { 17.0 };

@@ -100,7 +100,7 @@ fn gathers(words: &Words, mesh: Mesh) -> bool {
 /// The policy that the schedule is compiled with.
 pub(super) fn policy(words: &Words, mesh: Mesh) -> Policy {
     let Words { source, sharding, precision, .. } = words;
-    let keeps = sharding.contains("grad_op") || sharding.contains("zero2") || !gathers(words, mesh);
+    let keeps_unsharded = sharding.contains("grad_op") || sharding.contains("zero2") || !gathers(words, mesh);
     let reduces_in_f32 = precision.contains("reduce=fp32")
         || precision.contains("float8")
         || sharding.contains("fsdp2") && source.contains("torchtitan");
@@ -109,7 +109,7 @@ pub(super) fn policy(words: &Words, mesh: Mesh) -> Policy {
     let accumulation = if gathers(words, mesh) { Accumulation::Reduce } else { Accumulation::Unsharded };
     let is_kept = recomputed(words).is_none();
     Policy {
-        reshard_after_forward: if keeps { Reshard::Never } else { Reshard::Auto },
+        reshard_after_forward: if keeps_unsharded { Reshard::Never } else { Reshard::Auto },
         forward_prefetch: prefetch,
         backward_prefetch: prefetch,
         accumulation,
@@ -193,8 +193,8 @@ fn is_xla(words: &Words, cluster: &Cluster) -> bool {
 /// Whether the operations of a layer are fused into fewer kernels.
 pub(super) fn is_fused(words: &Words) -> bool {
     let compile = &words.compile;
-    let begins = ["yes", "true", "on", "xla", "torch.compile", "compiled", "inductor"];
-    begins.iter().any(|word| compile.starts_with(word))
+    let prefixes = ["yes", "true", "on", "xla", "torch.compile", "compiled", "inductor"];
+    prefixes.iter().any(|word| compile.starts_with(word))
         || is_c(words)
         || compile.contains("fused") && !compile.contains("unfused")
         || compile.contains("liger")

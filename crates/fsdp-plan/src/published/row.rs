@@ -17,7 +17,7 @@ const NUMBERS: [&str; 3] = ["params", "micro_batch", "global_batch_tokens"];
 const MEASURED: [&str; 4] = ["step_time_ms", "tokens_per_s_per_device", "tflops_per_device", "peak_mem_gib"];
 
 /// Values that count as empty, in lower case.
-const NOTHING: [&str; 8] = ["", "-", "\u{2013}", "\u{2014}", "?", "n/a", "na", "null"];
+const EMPTY_VALUES: [&str; 8] = ["", "-", "\u{2013}", "\u{2014}", "?", "n/a", "na", "null"];
 
 /// Also counts as empty, except in a measurement, where it is the result of a division by zero.
 const NOT_A_NUMBER: &str = "nan";
@@ -79,19 +79,19 @@ fn line_of(text: &str, begin: &csv::Position) -> u64 {
 }
 
 /// Whether a value counts as empty.
-fn is_nothing(column: &str, value: &str) -> bool {
+fn is_empty_value(column: &str, value: &str) -> bool {
     let value = value.to_lowercase();
-    NOTHING.contains(&value.as_str()) || (value == NOT_A_NUMBER && !MEASURED.contains(&column))
+    EMPTY_VALUES.contains(&value.as_str()) || (value == NOT_A_NUMBER && !MEASURED.contains(&column))
 }
 
 impl Row {
     fn read_numbers(&mut self, origin: &str) -> Result<(), RowError> {
-        let is_nothing = |(column, value): (&String, &mut String)| {
-            if is_nothing(column, value) {
+        let clear_empty = |(column, value): (&String, &mut String)| {
+            if is_empty_value(column, value) {
                 value.clear();
             }
         };
-        self.text.iter_mut().for_each(is_nothing);
+        self.text.iter_mut().for_each(clear_empty);
         for column in COUNTS.into_iter().chain(NUMBERS).chain(MEASURED) {
             let value = self.text(column).to_owned();
             if value.is_empty() {
@@ -109,8 +109,8 @@ impl Row {
                 (false, false) => "number of at least 0",
             };
             let number = value.parse().ok().filter(|number: &f64| {
-                let is_whole = !is_count || number.fract() == 0.0;
-                number.is_finite() && *number >= 0.0 && is_whole && !(is_measured && *number == 0.0)
+                let is_integral = !is_count || number.fract() == 0.0;
+                number.is_finite() && *number >= 0.0 && is_integral && !(is_measured && *number == 0.0)
             });
             let (origin, line) = (origin.to_owned(), self.line);
             let number = number.ok_or(RowError::Number { origin, line, column, value, expected })?;
@@ -145,7 +145,7 @@ impl Row {
     pub fn id(&self) -> Value {
         let text = self.text("row");
         match (text.parse::<i64>(), text.parse::<f64>()) {
-            (Ok(whole), _) => whole.into(),
+            (Ok(integer), _) => integer.into(),
             (_, Ok(number)) if number.is_finite() && number.fract() == 0.0 => (number as i64).into(),
             (_, Ok(number)) if number.is_finite() => number.into(),
             _ if text.is_empty() => self.line.into(),
@@ -206,8 +206,8 @@ mod tests {
     #[test]
     fn all_spellings_of_missing_value_are_accepted() {
         let header = format!("\u{feff}{},mfu,step_time_ms,row", NEEDED.join(","));
-        for nothing in NOTHING.into_iter().chain([" N/A "]) {
-            let row = of(&header, &format!("{LINE},guess,{nothing},{nothing}")).unwrap().remove(0);
+        for empty in EMPTY_VALUES.into_iter().chain([" N/A "]) {
+            let row = of(&header, &format!("{LINE},guess,{empty},{empty}")).unwrap().remove(0);
             assert_eq!(
                 (row.number("layers"), row.number("step_time_ms"), row.fitted()),
                 (Some(2.0), None, None)

@@ -122,11 +122,11 @@ impl Run {
     /// # Errors
     /// The reason for which the run cannot be compiled into a schedule.
     pub fn prepare(self) -> Result<Prepared, String> {
-        let (plan, work) = self.compiled().map_err(|error| error.to_string())?;
+        let (plan, work) = self.compile().map_err(|error| error.to_string())?;
         Ok(Prepared { run: self, plan, work })
     }
 
-    fn compiled(&self) -> Result<(Plan, StepWork), Error> {
+    fn compile(&self) -> Result<(Plan, StepWork), Error> {
         let architecture = Decoder::new(&self.sizes.config())?;
         let spec = architecture.description().spec.clone();
         let units = wrap::units(&spec, &WrapPolicy::Classes(vec!["LlamaDecoderLayer".to_owned()]))?;
@@ -193,10 +193,10 @@ impl Prepared {
     /// # Errors
     /// [`ClusterError::NoPeak`].
     pub fn forecast(&self, constants: &Constants) -> Result<Forecast, ClusterError> {
-        self.on(&self.run.cluster, constants)
+        self.forecast_on(&self.run.cluster, constants)
     }
 
-    fn on(&self, cluster: &Cluster, constants: &Constants) -> Result<Forecast, ClusterError> {
+    fn forecast_on(&self, cluster: &Cluster, constants: &Constants) -> Result<Forecast, ClusterError> {
         let Self { run, plan, work } = self;
         let software = run.software;
         forecast(&Planned { plan, work, cluster, software, constants, transport: "nccl" })
@@ -207,7 +207,7 @@ impl Prepared {
     /// # Errors
     /// [`ClusterError::NoPeak`].
     pub fn seconds(&self, constants: &Constants) -> Result<f64, ClusterError> {
-        Ok(self.whole(&self.forecast(constants)?))
+        Ok(self.step_seconds(&self.forecast(constants)?))
     }
 
     /// The shortest and longest expected step in seconds, for worlds so large that collectives of all ranks may be much
@@ -219,14 +219,14 @@ impl Prepared {
         if self.plan.mesh.world() <= band::LARGE_WORLD {
             return Ok(None);
         }
-        let slower = self.on(&band::slower(&self.run.cluster), constants)?;
+        let slower = self.forecast_on(&band::slower(&self.run.cluster), constants)?;
         let seconds = self.seconds(constants)?;
-        let most = self.whole(&slower).max(seconds);
-        Ok(Some([seconds * (1.0 - band::OF_FITTED), most * (1.0 + band::OF_FITTED)]))
+        let slowest = self.step_seconds(&slower).max(seconds);
+        Ok(Some([seconds * (1.0 - band::OF_FITTED), slowest * (1.0 + band::OF_FITTED)]))
     }
 
     /// Seconds of all micro-batches, if the schedule has fewer.
-    fn whole(&self, forecast: &Forecast) -> f64 {
+    fn step_seconds(&self, forecast: &Forecast) -> f64 {
         forecast.seconds * self.run.accumulated / self.run.rounds() as f64
     }
 }

@@ -18,7 +18,7 @@ const TIED: &str = r"^(.*/)?(mpt|gpt-?[23]|gpt-\d|gptneo\b|gpt-neo-|gpt$|opt|blo
 const UNTIED: &str = r"^(.*/)?(tiny|code)?-?(llama-?2|llama2|llama-?3(\.[013])?-|llama-|mistral|mixtral|vicuna|pythia|gpt-?neox|gpt-?j|internlm|maxtext|yi|phi-3|deepseek|baichuan)";
 
 /// Models whose heads may be larger or smaller than the width divided by their number.
-const OWN_HEAD_DIM: &str = r"qwen-?3|gemma|nemo|glm";
+const CUSTOM_HEAD_DIM: &str = r"qwen-?3|gemma|nemo|glm";
 
 /// Head sizes of models that do not divide their width evenly among heads.
 const HEAD_DIMS: [usize; 6] = [64, 80, 96, 128, 192, 256];
@@ -67,19 +67,20 @@ impl Sizes {
             is_gated: !matches(UNGATED, model),
             is_tied: matches(TIED, model),
         };
-        Some(row.number("params").map_or(named, |parameters| named.like(parameters, model)))
+        Some(row.number("params").map_or(named, |parameters| named.fit_to_parameters(parameters, model)))
     }
 
     /// The shape with the nearest number of parameters, among those that the name allows; `self` if it is near enough.
-    fn like(self, parameters: f64, model: &str) -> Self {
-        let off = |sizes: &Self| (sizes.parameters() / parameters).ln().abs();
-        if off(&self) < SAME_SIZE {
+    fn fit_to_parameters(self, parameters: f64, model: &str) -> Self {
+        let log_error = |sizes: &Self| (sizes.parameters() / parameters).ln().abs();
+        if log_error(&self) < SAME_SIZE {
             return self;
         }
         let [gates, ties] = [[UNGATED, GATED], [TIED, UNTIED]]
             .map(|names| if names.iter().any(|names| matches(names, model)) { 1 } else { 2 });
-        let is_own_dim = !self.hidden.is_multiple_of(self.heads) || matches(OWN_HEAD_DIM, model);
-        let dims: &[usize] = if is_own_dim && named_head_dim(model).is_none() { &HEAD_DIMS } else { &[] };
+        let is_custom_head_dim = !self.hidden.is_multiple_of(self.heads) || matches(CUSTOM_HEAD_DIM, model);
+        let dims: &[usize] =
+            if is_custom_head_dim && named_head_dim(model).is_none() { &HEAD_DIMS } else { &[] };
         let mut all = Vec::new();
         for head_dim in [self.head_dim].iter().chain(dims) {
             for gate in 0..gates {
@@ -90,7 +91,7 @@ impl Sizes {
             }
         }
         // Among equally near shapes, `min_by` returns the first, which changes least.
-        all.into_iter().min_by(|one, other| off(one).total_cmp(&off(other))).unwrap_or(self)
+        all.into_iter().min_by(|one, other| log_error(one).total_cmp(&log_error(other))).unwrap_or(self)
     }
 
     /// Describes the properties that were derived from the number of parameters, or assumed.
@@ -106,13 +107,13 @@ impl Sizes {
         if is_known([UNGATED, GATED]) && is_known([TIED, UNTIED]) && self.hidden.is_multiple_of(self.heads) {
             return None;
         }
-        let by = if row.number("params").is_some() { "from its parameters" } else { "assumed" };
+        let basis = if row.number("params").is_some() { "from its parameters" } else { "assumed" };
         let [gate, head] = [
             if self.is_gated { "gated" } else { "without a gate" },
             if self.is_tied { "tied to the embedding" } else { "untied" },
         ];
         Some(format!(
-            "model \"{}\": MLP {gate}, head {head}, heads of {} elements ({by})",
+            "model \"{}\": MLP {gate}, head {head}, heads of {} elements ({basis})",
             row.text("model"),
             self.head_dim
         ))
@@ -129,7 +130,7 @@ impl Sizes {
             ("vocab", vocab, VOCAB_MAX),
             ("seq", seq, SEQ_MAX),
         ];
-        if let Some((name, size, _)) = sizes.iter().find(|(_, size, most)| size > most) {
+        if let Some((name, size, _)) = sizes.iter().find(|(_, size, max)| size > max) {
             return Some(format!("{name} = {size}, more than any model has"));
         }
         if !heads.is_multiple_of(kv_heads) {
@@ -198,8 +199,8 @@ impl Sizes {
 
 /// Head size, if the name states it.
 fn named_head_dim(model: &str) -> Option<usize> {
-    let said = number_in(r"head_?dim[=_ ]?(\d+)", model).filter(|&size| size > 0 && size <= WIDTH_MAX);
-    said.or_else(|| matches(r"maxtext-(22|52)b", model).then_some(256))
+    let stated = number_in(r"head_?dim[=_ ]?(\d+)", model).filter(|&size| size > 0 && size <= WIDTH_MAX);
+    stated.or_else(|| matches(r"maxtext-(22|52)b", model).then_some(256))
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(super) struct Words {
     pub(super) compile: String,
 }
 
-fn spelled(text: String, spellings: &[(&str, &str)]) -> String {
+fn normalize(text: String, spellings: &[(&str, &str)]) -> String {
     spellings.iter().fold(text, |text, (pattern, replacement)| {
         pattern_of(pattern).replace_all(&text, *replacement).into_owned()
     })
@@ -67,9 +67,9 @@ impl Words {
         Self {
             source: row.word("source"),
             model: row.word("model"),
-            sharding: spelled(row.word("sharding"), &SHARDINGS),
+            sharding: normalize(row.word("sharding"), &SHARDINGS),
             precision: row.word("precision"),
-            checkpointing: spelled(row.word("act_ckpt"), &CHECKPOINTING),
+            checkpointing: normalize(row.word("act_ckpt"), &CHECKPOINTING),
             compile: row.word("compile"),
         }
     }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn policy_spellings_are_normalized() {
-        let sharding = |text: &str| spelled(text.to_lowercase(), &SHARDINGS);
+        let sharding = |text: &str| normalize(text.to_lowercase(), &SHARDINGS);
         for text in ["ZeRO-3", "zero_3", "ZeRO Stage 3", "zero3"] {
             assert_eq!(sharding(text), "zero3");
         }
@@ -111,7 +111,7 @@ mod tests {
         for (text, expected) in same {
             assert_eq!(sharding(text), expected);
         }
-        let kept = |text: &str| spelled(text.to_lowercase(), &CHECKPOINTING);
+        let kept = |text: &str| normalize(text.to_lowercase(), &CHECKPOINTING);
         assert_eq!(["Full", "TRUE", "none", "Off"].map(kept), ["full", "full", "none", "none"]);
         assert_eq!(
             ["selective-op", "Selective layer", "selective(attn)+seq_parallel"].map(kept),

@@ -124,8 +124,8 @@ fn span(spans: &[(Instant, Instant)]) -> Duration {
 struct Seat {
     kind: Kind,
     seat: launch::Seat<HostMemory>,
-    whole: Vec<HostBuffer>,
-    part: Vec<HostBuffer>,
+    unsharded: Vec<HostBuffer>,
+    shard: Vec<HostBuffer>,
 }
 
 impl Seat {
@@ -138,8 +138,8 @@ impl Seat {
             Ok::<_, Error>(vec![buffer])
         };
         let len = case.bytes / DType::F32.size_bytes();
-        let (whole, part) = (zeros(len)?, zeros(len / case.ranks)?);
-        Ok(Self { kind: case.kind, seat, whole, part })
+        let (unsharded, shard) = (zeros(len)?, zeros(len / case.ranks)?);
+        Ok(Self { kind: case.kind, seat, unsharded, shard })
     }
 
     /// Runs one collective to its end.
@@ -153,38 +153,40 @@ impl Seat {
 
     /// Releases the output of the last collective, which others may still read, before the next one.
     fn all_gather(&mut self) -> Result<(), Error> {
-        let (memory, mut whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
-        whole.iter_mut().for_each(|buffer| memory.release(Queue::Gather, buffer));
+        let (memory, mut unsharded) = (&*self.seat.memory, std::mem::take(&mut self.unsharded));
+        unsharded.iter_mut().for_each(|buffer| memory.release(Queue::Gather, buffer));
         let pending =
-            self.seat.gathers.all_gather(memory, Purpose::Forward, None, self.part.clone(), whole)?;
-        self.whole = pending.wait_on(memory, Queue::Gather)?.outputs;
+            self.seat.gathers.all_gather(memory, Purpose::Forward, None, self.shard.clone(), unsharded)?;
+        self.unsharded = pending.wait_on(memory, Queue::Gather)?.outputs;
         Ok(())
     }
 
     /// The last collective released the input. Writing one element restores its storage, all zeros; filling it would be
     /// timed too.
     fn reduce_scatter(&mut self) -> Result<(), Error> {
-        let (memory, mut whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
-        whole.iter_mut().try_for_each(|buffer| memory.zero(Queue::Compute, SliceMut::new(buffer, 0, 1)))?;
-        let part = std::mem::take(&mut self.part);
+        let (memory, mut unsharded) = (&*self.seat.memory, std::mem::take(&mut self.unsharded));
+        unsharded
+            .iter_mut()
+            .try_for_each(|buffer| memory.zero(Queue::Compute, SliceMut::new(buffer, 0, 1)))?;
+        let shard = std::mem::take(&mut self.shard);
         let pending = self.seat.reductions.reduce_scatter(
             memory,
             ReduceOp::Sum,
             Purpose::Gradient,
             None,
-            whole,
-            part,
+            unsharded,
+            shard,
         )?;
         let completed = pending.wait_on(memory, Queue::Reduce)?;
-        (self.whole, self.part) = (completed.inputs, completed.outputs);
+        (self.unsharded, self.shard) = (completed.inputs, completed.outputs);
         Ok(())
     }
 
     fn all_reduce(&mut self) -> Result<(), Error> {
-        let (memory, whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
+        let (memory, unsharded) = (&*self.seat.memory, std::mem::take(&mut self.unsharded));
         let pending =
-            self.seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, whole)?;
-        self.whole = pending.wait_on(memory, Queue::Reduce)?.outputs;
+            self.seat.reductions.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, unsharded)?;
+        self.unsharded = pending.wait_on(memory, Queue::Reduce)?.outputs;
         Ok(())
     }
 }

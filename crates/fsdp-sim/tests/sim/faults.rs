@@ -29,8 +29,8 @@ fn gather(comm: &mut Comm<PlainMemory>) -> Result<(), Error> {
     let memory = PlainMemory::new(true);
     let mut shard = memory.allocate(Category::CommStaging, DType::F32, 2)?;
     memory.zero(Queue::Gather, SliceMut::whole(&mut shard))?;
-    let whole = memory.allocate(Category::CommStaging, DType::F32, 2 * comm.size())?;
-    let pending = comm.all_gather(&memory, Purpose::Forward, Some(UnitId(0)), vec![shard], vec![whole])?;
+    let gathered = memory.allocate(Category::CommStaging, DType::F32, 2 * comm.size())?;
+    let pending = comm.all_gather(&memory, Purpose::Forward, Some(UnitId(0)), vec![shard], vec![gathered])?;
     pending.wait_on(&memory, Queue::Gather).map(drop)
 }
 
@@ -212,16 +212,16 @@ fn groups_waiting_for_each_other_are_reported() {
 
 #[test]
 fn busy_rank_is_reported_after_timeout() {
-    let (told, wait) = mpsc::channel();
-    let (told, wait) = (Mutex::new(told), Mutex::new(wait));
+    let (sender, receiver) = mpsc::channel();
+    let (sender, receiver) = (Mutex::new(sender), Mutex::new(receiver));
     let options = ThreadOptions { timeout: Duration::from_millis(50), ..options(1) };
     let end = fails(options, 2, |mut seat| {
         if seat.rank == Rank(1) {
             // Busy until rank 0 has its error, which only the time limit can cause.
-            wait.lock().unwrap().recv().unwrap();
+            receiver.lock().unwrap().recv().unwrap();
         }
         let result = reduce(&mut seat.reductions);
-        told.lock().unwrap_or_else(PoisonError::into_inner).send(()).unwrap();
+        sender.lock().unwrap_or_else(PoisonError::into_inner).send(()).unwrap();
         result
     });
     assert_eq!((end.failure.rank, end.others.len()), (Rank(1), 1));

@@ -41,26 +41,26 @@ fn zeros(memory: &PlainMemory, len: usize) -> Result<PlainBuffer, Error> {
 
 fn reduce_scatter(seat: &mut Seat<PlainMemory>) -> Result<Vec<PlainBuffer>, Error> {
     let (comm, memory) = (&mut seat.reductions, &*seat.memory);
-    let (whole, part) = (zeros(memory, comm.size())?, zeros(memory, 1)?);
+    let (unsharded, shard) = (zeros(memory, comm.size())?, zeros(memory, 1)?);
     let pending =
-        comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![whole], vec![part])?;
+        comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![unsharded], vec![shard])?;
     pending.wait_on(memory, Queue::Reduce).map(|completed| completed.inputs)
 }
 
 #[test]
 fn running_ranks_never_exceed_cores() {
     for cores in [1, 2, 5] {
-        let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let (running, max_running) = (AtomicUsize::new(0), AtomicUsize::new(0));
         run(on(cores), 16, |mut seat| {
             for _ in 0..20 {
-                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                max_running.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 std::thread::yield_now();
                 running.fetch_sub(1, Ordering::SeqCst);
                 reduce_scatter(&mut seat)?;
             }
             Ok(())
         });
-        assert!(most.load(Ordering::SeqCst) <= cores);
+        assert!(max_running.load(Ordering::SeqCst) <= cores);
     }
 }
 
@@ -111,9 +111,9 @@ fn outputs_share_storage_only_when_enabled() {
         let options = ThreadOptions { share_unsharded, ..ThreadOptions::default() };
         let outputs = run(options, 3, |mut seat| {
             let memory = &*seat.memory;
-            let (shard, whole) = (zeros(memory, 2)?, zeros(memory, 6)?);
+            let (shard, unsharded) = (zeros(memory, 2)?, zeros(memory, 6)?);
             let pending =
-                seat.gathers.all_gather(memory, Purpose::Forward, None, vec![shard], vec![whole])?;
+                seat.gathers.all_gather(memory, Purpose::Forward, None, vec![shard], vec![unsharded])?;
             Ok(pending.wait_on(memory, Queue::Gather)?.outputs.remove(0))
         });
         assert_eq!(outputs[0].shares_storage_with(&outputs[2]), share_unsharded);

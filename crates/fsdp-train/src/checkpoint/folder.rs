@@ -42,13 +42,13 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
         let entry = entry.map_err(TrainError::io("open", out_dir))?;
         let is_empty = || fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none());
         let name = entry.file_name();
-        let is_made_first = [RunDir::CHECKPOINTS, MODEL, ADAPTER].into_iter().any(|folder| name == folder);
-        let is_of_any_run =
+        let is_run_folder = [RunDir::CHECKPOINTS, MODEL, ADAPTER].into_iter().any(|folder| name == folder);
+        let is_coordination_file =
             [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE, LAUNCH_FOLDER].into_iter().any(|file| name == file);
-        let is_record =
+        let is_flight_record =
             name.to_str().is_some_and(|name| name.starts_with("flight-") && name.ends_with(".jsonl"));
         let has_cache = || cache.starts_with(resolve_links(&entry.path()));
-        if !(is_of_any_run || is_record || has_cache() || is_made_first && is_empty()) {
+        if !(is_coordination_file || is_flight_record || has_cache() || is_run_folder && is_empty()) {
             return Ok(true);
         }
     }
@@ -69,16 +69,16 @@ pub(super) fn finished_model(out_dir: &Path) -> Result<Option<PathBuf>, TrainErr
     let metrics = out_dir.join(METRICS);
     let done = last_step(&metrics).map_err(TrainError::io("read", &metrics))?;
     let planned = input_file::read_text(&out_dir.join(RESOLVED), input_file::CONFIG_BYTES_MAX).ok();
-    let is_cut_off =
+    let is_interrupted =
         done.zip(planned.as_deref().and_then(planned_steps)).is_some_and(|(done, planned)| done < planned);
     let is_older = is_older(&model, &out_dir.join(RESOLVED));
-    Ok((!(is_cut_off && is_older)).then_some(model))
+    Ok((!(is_interrupted && is_older)).then_some(model))
 }
 
 /// Whether one file was written before the other. A run writes its run file when it begins and its model when it ends.
 fn is_older(file: &Path, other: &Path) -> bool {
-    let written = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
-    written(file).zip(written(other)).is_some_and(|(file, other)| file < other)
+    let modified = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
+    modified(file).zip(modified(other)).is_some_and(|(file, other)| file < other)
 }
 
 /// Like [`finished_model`], in an object store: there, modification times are not compared.

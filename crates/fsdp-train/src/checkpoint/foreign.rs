@@ -60,11 +60,11 @@ impl Foreign {
     pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         let wanted = wanted(job, table)?;
         let found = Found::new(formats::open(path)?, &wanted)?;
-        let needs_state = wanted.iter().any(|one| !one.states.is_empty());
+        let needs_state = wanted.iter().any(|param| !param.states.is_empty());
         if needs_state && found.states.is_none() {
             return Err(TrainError::NoOptimizerState { path: path.to_owned() });
         }
-        let names = |one: Wanted| one.states.into_iter().map(|(name, _)| name).collect();
+        let names = |wanted: Wanted| wanted.states.into_iter().map(|(name, _)| name).collect();
         Ok(Self { path: path.to_owned(), found, states: wanted.into_iter().map(names).collect() })
     }
 
@@ -82,7 +82,7 @@ impl Foreign {
         &self,
         at_step: Option<u64>,
         stop: &AtomicBool,
-        taken: &mut ImportSummary,
+        summary: &mut ImportSummary,
     ) -> Result<u64, TrainError> {
         let options = Options::new(&NoProgress, stop);
         if let Some([first, second]) = self.found.tied_difference(&options)? {
@@ -91,7 +91,7 @@ impl Foreign {
         let mut rows = StateRows::new(&self.found, options)?;
         let counted = self.optimizer_step(&mut rows)?;
         let trainer = match self.found.run_count() {
-            Some(count) => Some((whole(&count, &self.path, &mut rows)?, count)),
+            Some(count) => Some((whole_steps(&count, &self.path, &mut rows)?, count)),
             None => None,
         };
         let (step, from) = match (counted, at_step, &trainer) {
@@ -100,16 +100,16 @@ impl Foreign {
             }
             (Some((counted, tensor)), ..) => (counted, tensor),
             (None, Some(given), _) => {
-                taken.derived.push(format!("step {given} (--at-step)"));
+                summary.derived.push(format!("step {given} (--at-step)"));
                 return Ok(given);
             }
             (None, None, Some((step, count))) => (*step, count.name.clone()),
             (None, None, None) => return Err(TrainError::NoStep { path: self.path.clone() }),
         };
         if let Some((other, count)) = trainer.filter(|(other, _)| *other != step) {
-            taken.notes.push(format!("{} counts {other} steps; the optimizer's count is used", count.name));
+            summary.notes.push(format!("{} counts {other} steps; the optimizer's count is used", count.name));
         }
-        taken.taken.push(format!("step {step} ({from})"));
+        summary.taken.push(format!("step {step} ({from})"));
         Ok(step)
     }
 
@@ -118,7 +118,7 @@ impl Foreign {
     fn optimizer_step(&self, rows: &mut StateRows<'_>) -> Result<Option<(u64, String)>, TrainError> {
         let mut agreed: Option<(u64, String)> = None;
         for count in &self.found.counts {
-            let got = whole(count, &self.path, rows)?;
+            let got = whole_steps(count, &self.path, rows)?;
             match &agreed {
                 Some((expected, _)) if *expected != got => {
                     let (path, tensor) = (self.path.clone(), count.name.clone());
@@ -131,30 +131,30 @@ impl Foreign {
     }
 
     /// Describes the checkpoint, except for its step.
-    pub(super) fn taken<A>(&self, job: &Job<A>) -> ImportSummary {
+    pub(super) fn summary<A>(&self, job: &Job<A>) -> ImportSummary {
         let spec = &job.plan.spec;
-        let mut taken =
+        let mut summary =
             ImportSummary { format: self.found.checkpoint.format.clone(), ..ImportSummary::default() };
-        taken.taken.push(format!("{} parameters", spec.params.len()));
+        summary.taken.push(format!("{} parameters", spec.params.len()));
         let trained = self.states.iter().filter(|states| !states.is_empty()).count();
         if let Some(states) = self.states.iter().find(|states| !states.is_empty()) {
-            taken.taken.push(format!("{} of {trained}", states.join(", ")));
+            summary.taken.push(format!("{} of {trained}", states.join(", ")));
         }
         if !self.found.wrappers.is_empty() {
             let all: Vec<String> = self.found.wrappers.iter().map(|step| format!("{step}.")).collect();
-            taken.derived.push(format!("names without {}", all.join(", ")));
+            summary.derived.push(format!("names without {}", all.join(", ")));
         }
         if self.found.is_numbered {
             let order = "names of the optimizer's numbered states, from the order of the model's parameters";
-            taken.derived.push(order.to_owned());
+            summary.derived.push(order.to_owned());
         }
         if self.found.settings.iter().all(std::collections::BTreeMap::is_empty) {
-            taken.missing.push("settings of the optimizer: those of the run file apply".to_owned());
+            summary.missing.push("settings of the optimizer: those of the run file apply".to_owned());
         }
-        taken.missing.push("random state: dropout follows from the seed and the step".to_owned());
-        taken.unused.clone_from(&self.found.unused);
-        taken.notes.clone_from(&self.found.checkpoint.notes);
-        taken
+        summary.missing.push("random state: dropout follows from the seed and the step".to_owned());
+        summary.unused.clone_from(&self.found.unused);
+        summary.notes.clone_from(&self.found.checkpoint.notes);
+        summary
     }
 
     /// Compares the run file with the settings saved by the optimizer.
@@ -203,15 +203,15 @@ impl Foreign {
 }
 
 /// Reads a count as a whole number of steps.
-fn whole(count: &Count, path: &Path, rows: &mut StateRows<'_>) -> Result<u64, TrainError> {
+fn whole_steps(count: &Count, path: &Path, rows: &mut StateRows<'_>) -> Result<u64, TrainError> {
     let steps = count.read(rows)?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is compared")]
-    let whole = steps as u64;
-    if whole as f64 == steps {
-        return Ok(whole);
+    let rounded = steps as u64;
+    if rounded as f64 == steps {
+        return Ok(rounded);
     }
     let (path, tensor) = (path.to_owned(), count.name.clone());
-    Err(TrainError::OtherStep { path, tensor, expected: whole, got: steps })
+    Err(TrainError::OtherStep { path, tensor, expected: rounded, got: steps })
 }
 
 /// The names, shape and states to look for, for each parameter.
@@ -219,13 +219,13 @@ fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError
     let (optimizer, spec) = (&job.config.train.optimizer, &job.plan.spec);
     let groups = rule::settings(optimizer, spec)?;
     // Without weight decay here, the patterns still predict the groups of a trainer that used it.
-    let spared = rule::matching(spec, "train.optimizer.no_decay", optimizer.no_decay())?;
-    let would = |id| optimizer.weight_decay() == 0.0 && !spared.contains(&id);
-    let decays = |id| groups.of(id).weight_decay != 0.0 || would(id);
+    let no_decay = rule::matching(spec, "train.optimizer.no_decay", optimizer.no_decay())?;
+    let would_decay = |id| optimizer.weight_decay() == 0.0 && !no_decay.contains(&id);
+    let decays = |id| groups.of(id).weight_decay != 0.0 || would_decay(id);
     let states = |fqn: &str| {
-        let below = format!("optim.state.{fqn}.");
+        let prefix = format!("optim.state.{fqn}.");
         let specs = table.tensors.iter().map(|tensor| &tensor.spec);
-        let named = specs.filter_map(|spec| Some((spec.name.strip_prefix(&below)?, &spec.shape)));
+        let named = specs.filter_map(|spec| Some((spec.name.strip_prefix(&prefix)?, &spec.shape)));
         let kept = named.filter(|(state, _)| *state != STEPS && !state.contains('.'));
         kept.map(|(state, shape)| (state.to_owned(), shape.clone())).collect()
     };

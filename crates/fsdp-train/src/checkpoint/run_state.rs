@@ -224,15 +224,15 @@ impl RunState {
                 refused.push(Difference { what, saved, given });
             }
         }
-        refused.extend(self.other_data(now));
-        refused.extend(self.other_base(now.base.as_deref()));
+        refused.extend(self.data_difference(now));
+        refused.extend(self.base_difference(now.base.as_deref()));
         let model = |state: &RunState| json_leaves(state.model.as_deref());
         let of_model = |d: Difference| Difference { what: format!("config.json {}", d.what), ..d };
         refused.extend(differences(&model(self), &model(now)).into_iter().map(of_model));
         if refused.is_empty() { Ok(changes) } else { Err(refused) }
     }
 
-    pub(super) fn other_base(&self, now: Option<&str>) -> Option<Difference> {
+    pub(super) fn base_difference(&self, now: Option<&str>) -> Option<Difference> {
         let text = |base: Option<&str>| base.unwrap_or("random weights").to_owned();
         (self.base.as_deref() != now).then(|| Difference {
             what: "weights of the base in model.path".to_owned(),
@@ -241,7 +241,7 @@ impl RunState {
         })
     }
 
-    fn other_data(&self, now: &RunState) -> Option<Difference> {
+    fn data_difference(&self, now: &RunState) -> Option<Difference> {
         let text = |data: &DataPosition| format!("{} samples, {}", data.samples, data.digest);
         let is_same = (self.data.samples, &self.data.digest) == (now.data.samples, &now.data.digest);
         (!is_same).then(|| Difference {

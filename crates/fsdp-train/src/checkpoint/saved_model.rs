@@ -71,8 +71,8 @@ impl SavedModel {
         });
         let expected: Vec<TensorSpec> = params.chain(others).collect();
         self.reader.check_tensors(&expected)?;
-        let other = self.state.other_base(init.base_digest()).filter(|_| has_base);
-        other.map_or(Ok(()), |difference| {
+        let difference = self.state.base_difference(init.base_digest()).filter(|_| has_base);
+        difference.map_or(Ok(()), |difference| {
             let path = self.reader.dir().to_owned();
             Err(TrainError::OtherRun { path, differences: vec![difference] })
         })

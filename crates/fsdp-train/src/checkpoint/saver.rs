@@ -145,8 +145,8 @@ impl SaveOptions {
         if let Some((_, lock)) = &*elsewhere {
             return Ok(Arc::clone(lock));
         }
-        let made = tempfile::Builder::new().prefix("fsdp-state-").tempdir();
-        let dir = made.map_err(TrainError::io("create a directory in", std::env::temp_dir()))?;
+        let created = tempfile::Builder::new().prefix("fsdp-state-").tempdir();
+        let dir = created.map_err(TrainError::io("create a directory in", std::env::temp_dir()))?;
         let lock = Arc::new(RunDir::new(dir.path()).lock()?);
         *elsewhere = Some((dir, Arc::clone(&lock)));
         Ok(lock)
@@ -160,20 +160,20 @@ impl SaveOptions {
             return Ok((self.run.clone(), self.attempt));
         }
         if shard == 0 {
-            let made = self.lock_of(place);
-            let told = |lock: &Arc<RunLock>| {
+            let lock = self.lock_of(place);
+            let location = |lock: &Arc<RunLock>| {
                 (lock.run().out_dir().as_os_str().as_encoded_bytes().to_vec(), lock.attempt())
             };
             // If the other ranks cannot receive this, the run has failed, which is reported elsewhere.
             let _ = self.assembly.announce(
                 TOPIC,
-                wire_result::encode(made.as_ref().map(told).as_ref().map_err(|error| *error)),
+                wire_result::encode(lock.as_ref().map(location).as_ref().map_err(|error| *error)),
             );
-            let lock = made?;
+            let lock = lock?;
             return Ok((lock.run().clone(), lock.attempt()));
         }
-        let heard = self.assembly.hear(TOPIC, self.limit).map_err(assembly_error)?;
-        let (path, attempt): (Vec<u8>, Attempt) = wire_result::decode(&heard)?;
+        let announced = self.assembly.hear(TOPIC, self.limit).map_err(assembly_error)?;
+        let (path, attempt): (Vec<u8>, Attempt) = wire_result::decode(&announced)?;
         Ok((RunDir::new(PathBuf::from(OsString::from_vec(path))), attempt))
     }
 

@@ -14,7 +14,7 @@ use crate::job::Job;
 use crate::rule::{self, ParamGroup};
 
 /// Largest relative difference of two equal settings: a learning rate is the product of a schedule.
-const CLOSE: f64 = 1e-9;
+const RELATIVE_TOLERANCE: f64 = 1e-9;
 
 /// Returns the differences between saved settings and those of the job for the next step, per parameter, as changes; or
 /// every difference that amounts to another update rule.
@@ -43,7 +43,7 @@ pub(super) fn compare<A>(
                 continue;
             }
             let what = format!("setting `{key}` of the optimizer");
-            if !refused.iter().any(|one: &Difference| one.what == what) {
+            if !refused.iter().any(|difference: &Difference| difference.what == what) {
                 refused.push(Difference { what, saved: from, given: to });
             }
         }
@@ -148,14 +148,14 @@ fn numbers(value: &Value) -> Option<Vec<f64>> {
 }
 
 fn are_close(a: &[f64], b: &[f64]) -> bool {
-    let is_close = |(a, b): (&f64, &f64)| (a - b).abs() <= CLOSE * a.abs().max(b.abs());
+    let is_close = |(a, b): (&f64, &f64)| (a - b).abs() <= RELATIVE_TOLERANCE * a.abs().max(b.abs());
     a.len() == b.len() && a.iter().zip(b).all(is_close)
 }
 
 /// Formats values as TOML does.
 fn text(values: &[f64]) -> String {
     match values {
-        [one] => one.to_string(),
+        [value] => value.to_string(),
         several => format!("{several:?}"),
     }
 }
@@ -196,7 +196,7 @@ mod tests {
         let job = job(dir.path(), optimizer);
         let groups = param_groups(&job, 1);
         let number = |group: &Json, key: &str| group[key].as_f64().unwrap();
-        let told: Vec<(f64, f64)> = groups
+        let lr_and_decay: Vec<(f64, f64)> = groups
             .as_array()
             .unwrap()
             .iter()
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(names(0), of(&|name| !name.contains("layers") && !name.contains("bias")));
         assert_eq!(names(1), of(&|name| name.contains("layers.0")));
         assert_eq!(names(2), of(&|name| name.contains("layers") && !name.contains("layers.0")));
-        assert_eq!(told[..3], [(0.1, 0.3), (0.1 * 0.5, 0.3), (0.1, 0.5)]);
+        assert_eq!(lr_and_decay[..3], [(0.1, 0.3), (0.1 * 0.5, 0.3), (0.1, 0.5)]);
     }
 
     #[test]

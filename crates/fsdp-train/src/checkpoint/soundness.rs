@@ -11,8 +11,8 @@ use super::warning::RunWarning;
 use crate::error::TrainError;
 use crate::train::RunOptions;
 
-/// `EIO`: the device cannot read what it has stored.
-const DEVICE_FAILED: i32 = 5;
+/// The device cannot read what it has stored.
+const EIO: i32 = 5;
 
 /// Reads a whole checkpoint and verifies its checksums. `stop` ends it early.
 ///
@@ -31,7 +31,7 @@ pub(super) fn is_damage(error: &Error) -> bool {
     match error {
         Error::Io { cause, .. } => {
             matches!(cause.kind(), NotFound | UnexpectedEof | IsADirectory | NotADirectory)
-                || cause.raw_os_error() == Some(DEVICE_FAILED)
+                || cause.raw_os_error() == Some(EIO)
         }
         Error::Malformed { .. } | Error::NotWhole { .. } => true,
         Error::Several { problems } => problems.iter().all(is_damage),
@@ -57,7 +57,7 @@ pub(super) fn newest_sound(
                 options.reporter.warn(&RunWarning::PassedOver { path, fault: error.to_string() });
                 unsound.push(step);
             }
-            Err(error) => return Err(given_up(error)),
+            Err(error) => return Err(stopped_if_canceled(error)),
         }
     }
     if unsound.is_empty() {
@@ -80,14 +80,14 @@ pub(super) fn damaged(run: &RunDir, step: u64, fault: Error, stop: &AtomicBool) 
                 sound = Some(older);
                 break;
             }
-            Err(error @ Error::Canceled) => return given_up(error),
+            Err(error @ Error::Canceled) => return stopped_if_canceled(error),
             Err(_) => {}
         }
     }
     TrainError::Damaged { path, fault: Box::new(fault), sound }
 }
 
-fn given_up(error: Error) -> TrainError {
+fn stopped_if_canceled(error: Error) -> TrainError {
     match error {
         Error::Canceled => TrainError::Stopped,
         error => error.into(),

@@ -109,13 +109,13 @@ fn choose_foreign<A>(
         Resume::From { at_step, .. } => at_step,
         _ => None,
     };
-    let mut taken = foreign.taken(job);
-    let step = foreign.step(at_step, options.stop, &mut taken)?;
+    let mut summary = foreign.summary(job);
+    let step = foreign.step(at_step, options.stop, &mut summary)?;
     let DataPosition { epoch, step_in_epoch, .. } = job.data.position(step);
-    taken.derived.push(format!("position in data.train: epoch {epoch}, step {step_in_epoch} of it"));
-    taken.derived.push(format!("learning rate of the next step: {}", job.schedule.lr(step)));
+    summary.derived.push(format!("position in data.train: epoch {epoch}, step {step_in_epoch} of it"));
+    summary.derived.push(format!("learning rate of the next step: {}", job.schedule.lr(step)));
     let changes = foreign.changes(job, step)?;
-    let resumed = Resumed { step, path: foreign.path().to_owned(), changes, taken: Some(taken) };
+    let resumed = Resumed { step, path: foreign.path().to_owned(), changes, taken: Some(summary) };
     let (earlier, watched) = (Vec::new(), Vec::new());
     Ok(Chosen { source: Source::Foreign(foreign), earlier, watched, resumed })
 }
@@ -124,13 +124,13 @@ fn choose_foreign<A>(
 ///
 /// # Errors
 /// [`TrainError::NoCheckpoint`] if nothing exists there.
-pub(super) fn found(path: &Path) -> Result<PathBuf, TrainError> {
-    let nothing = |detail: String| TrainError::NoCheckpoint { path: path.to_owned(), detail };
+pub(super) fn resolve_path(path: &Path) -> Result<PathBuf, TrainError> {
+    let no_checkpoint = |detail: String| TrainError::NoCheckpoint { path: path.to_owned(), detail };
     if !is_url(path) {
-        return fs::canonicalize(path).map_err(|source| nothing(source.to_string()));
+        return fs::canonicalize(path).map_err(|source| no_checkpoint(source.to_string()));
     }
     if objects::names(path)?.is_empty() && objects::version(path)?.is_none() {
-        return Err(nothing("no object has this name or prefix".to_owned()));
+        return Err(no_checkpoint("no object has this name or prefix".to_owned()));
     }
     Ok(path.to_owned())
 }

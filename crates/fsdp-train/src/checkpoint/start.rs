@@ -20,16 +20,16 @@ use super::foreign::ImportSummary;
 use super::run_state::Change;
 use super::save_coordination::assembly_error;
 use super::soundness::{damaged, is_damage, newest_sound};
-use super::source::{Chosen, Source, choose, found};
+use super::source::{Chosen, Source, choose, resolve_path};
 use super::table::StateTable;
 use super::warning::RunWarning;
+use crate::atomic_file::write_small;
 use crate::config::{Resolved, WatchedLoss};
 use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
 use crate::metrics::Recorder;
 use crate::train::RunOptions;
-use crate::whole_file::write_small;
 use crate::wire_result;
 
 /// Whether a run resumes from a checkpoint, and from which.
@@ -88,9 +88,9 @@ struct Folder {
 
 /// The start of a run, as the first rank announces it.
 #[derive(Serialize, Deserialize)]
-struct Beginning {
+struct Announcement {
     step: u64,
-    from: From,
+    from: AnnouncedSource,
     changes: Vec<Change>,
     watched: Vec<WatchedLoss>,
     attempt: Attempt,
@@ -98,7 +98,7 @@ struct Beginning {
 
 /// The checkpoint to resume from, as announced.
 #[derive(Serialize, Deserialize)]
-enum From {
+enum AnnouncedSource {
     /// None: the run starts from the beginning.
     Nothing,
     /// The checkpoint of this step in the run's own folder.
@@ -109,13 +109,13 @@ enum From {
 
 /// How long the other ranks wait while the first one finds the checkpoint, for which it may have to read all of them.
 /// If it fails, they hear that at once.
-const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
+const START_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What happens to an earlier run in the folder.
 enum Earlier {
     /// It is continued: its later checkpoints are removed, except for those of the `unsound` steps, which are set
     /// aside.
-    GoesOn { unsound: Vec<u64> },
+    Continued { unsound: Vec<u64> },
     /// It is replaced, together with all its checkpoints if it may have any.
     Replaced { has_checkpoints: bool },
 }
@@ -124,7 +124,7 @@ impl Start {
     /// Determines where the run begins, in the process of the first rank, and announces that to the others.
     ///
     /// # Errors
-    /// Errors of [`Start::prepare`], which other processes receive as [`TrainError::Told`]; there, also
+    /// Errors of [`Start::prepare`], which other processes receive as [`TrainError::Remote`]; there, also
     /// [`TrainError::Core`] if the first process is lost.
     pub(crate) fn agree<A>(
         job: &Job<A>,
@@ -134,39 +134,42 @@ impl Start {
     ) -> Result<Self, TrainError> {
         const TOPIC: &str = "start";
         if !assembly.is_leader() {
-            let told = assembly.hear(TOPIC, PATIENCE).map_err(assembly_error)?;
-            return Self::hear(job, table, options, wire_result::decode(&told)?);
+            let announced = assembly.hear(TOPIC, START_TIMEOUT).map_err(assembly_error)?;
+            return Self::from_announcement(job, table, options, wire_result::decode(&announced)?);
         }
         let start = Self::prepare(job, table, options);
-        let beginning = start.as_ref().map(|start| start.beginning(Path::new(&job.config.run.out_dir)));
-        let told = assembly.announce(TOPIC, wire_result::encode(beginning.as_ref().map_err(|error| *error)));
+        let announcement = start.as_ref().map(|start| start.announcement(Path::new(&job.config.run.out_dir)));
+        let announced =
+            assembly.announce(TOPIC, wire_result::encode(announcement.as_ref().map_err(|error| *error)));
         let start = start?;
-        told.map_err(fsdp_core::Error::from)?;
+        announced.map_err(fsdp_core::Error::from)?;
         Ok(start)
     }
 
-    fn beginning(&self, out_dir: &Path) -> Beginning {
-        let own = RunDir::new(out_dir).checkpoint(self.step);
+    fn announcement(&self, out_dir: &Path) -> Announcement {
+        let checkpoint = RunDir::new(out_dir).checkpoint(self.step);
         let from = match &self.source {
-            None => From::Nothing,
-            Some(Source::Native(source)) if source.dir() == own => From::Own,
-            Some(_) => From::Named,
+            None => AnnouncedSource::Nothing,
+            Some(Source::Native(source)) if source.dir() == checkpoint => AnnouncedSource::Own,
+            Some(_) => AnnouncedSource::Named,
         };
         let (changes, watched) = (self.changes.clone(), self.watched.clone());
-        Beginning { step: self.step, from, changes, watched, attempt: self.attempt }
+        Announcement { step: self.step, from, changes, watched, attempt: self.attempt }
     }
 
-    fn hear<A>(
+    fn from_announcement<A>(
         job: &Job<A>,
         table: &StateTable,
         options: &RunOptions<'_>,
-        beginning: Beginning,
+        announcement: Announcement,
     ) -> Result<Self, TrainError> {
-        let Beginning { step, from, changes, watched, attempt } = beginning;
+        let Announcement { step, from, changes, watched, attempt } = announcement;
         let source = match (from, &options.resume) {
-            (From::Nothing, _) => None,
-            (From::Named, Resume::From { path, .. }) => Some(Source::open(job, table, &found(path)?)?),
-            (From::Own | From::Named, _) => {
+            (AnnouncedSource::Nothing, _) => None,
+            (AnnouncedSource::Named, Resume::From { path, .. }) => {
+                Some(Source::open(job, table, &resolve_path(path)?)?)
+            }
+            (AnnouncedSource::Own | AnnouncedSource::Named, _) => {
                 let path = RunDir::new(&job.config.run.out_dir).checkpoint(step);
                 Some(Source::open(job, table, &path)?)
             }
@@ -185,42 +188,48 @@ impl Start {
         let out_dir = Path::new(&job.config.run.out_dir);
         let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir, &job.config.data)?);
         let choose = |path: &Path| choose(job, table, options, Source::open(job, table, path)?);
-        let named = if let Resume::From { path, .. } = &options.resume { Some(found(path)?) } else { None };
+        let named =
+            if let Resume::From { path, .. } = &options.resume { Some(resolve_path(path)?) } else { None };
         // Links were resolved, so that a checkpoint of this folder is recognized under any name.
-        let is_own = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, run.checkpoints()));
-        let (own, foreign) = named.map_or((None, None), |path| match is_own(&path) {
+        let is_in_out_dir = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, run.checkpoints()));
+        let (local, external) = named.map_or((None, None), |path| match is_in_out_dir(&path) {
             true => (Some(path), None),
             false => (None, Some(path)),
         });
-        let looks = matches!(options.resume, Resume::Newest | Resume::NewestSound);
-        if own.is_none() && !looks && !options.overwrite && is_filled {
+        let resumes_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
+        if local.is_none() && !resumes_newest && !options.overwrite && is_filled {
             return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
         }
         // Done before the folder is created, so that a run that cannot begin leaves none.
-        let foreign = foreign.as_deref().map(choose).transpose()?;
+        let external = external.as_deref().map(choose).transpose()?;
         if options.stop.load(Ordering::Relaxed) {
             return Err(TrainError::Stopped);
         }
         let lock = lock(&run, out_dir, options)?;
-        let (chosen, unsound) = match own {
+        let (chosen, unsound) = match local {
             Some(path) => (Some(choose(&path)?), Vec::new()),
-            None if looks => newest(lock.run(), options, choose)?,
+            None if resumes_newest => newest(lock.run(), options, choose)?,
             None => (None, Vec::new()),
         };
-        let goes_on = chosen.is_some();
+        let continues = chosen.is_some();
         if let Some(Chosen { resumed, .. }) = &chosen {
             refuse_newer(lock.run(), resumed.step, &unsound, options)?;
-        } else if looks && !options.overwrite && !lock.is_clearing()? {
+        } else if resumes_newest && !options.overwrite && !lock.is_clearing()? {
             refuse_only_model(out_dir)?;
         }
-        let earlier = match goes_on {
-            true => Earlier::GoesOn { unsound },
+        let earlier = match continues {
+            true => Earlier::Continued { unsound },
             false => Earlier::Replaced { has_checkpoints: options.overwrite },
         };
-        Ok(Self::at(chosen.or(foreign), lock, earlier, options))
+        Ok(Self::from_choice(chosen.or(external), lock, earlier, options))
     }
 
-    fn at(chosen: Option<Chosen>, lock: RunLock, earlier: Earlier, options: &RunOptions<'_>) -> Self {
+    fn from_choice(
+        chosen: Option<Chosen>,
+        lock: RunLock,
+        earlier: Earlier,
+        options: &RunOptions<'_>,
+    ) -> Self {
         chosen.iter().for_each(|chosen| events::resumed(&chosen.resumed));
         if chosen.is_some() || matches!(options.resume, Resume::Newest | Resume::NewestSound) {
             options.reporter.resumed(chosen.as_ref().map(|chosen| &chosen.resumed));
@@ -254,7 +263,7 @@ impl Start {
         let Folder { lock, earlier, is_settled } = self.folder.as_ref().expect("the first rank has the lock");
         is_settled.store(true, Ordering::Relaxed);
         let lines_until = match earlier {
-            Earlier::GoesOn { unsound } => {
+            Earlier::Continued { unsound } => {
                 unsound.iter().try_for_each(|&step| lock.set_aside(step, "unsound").map(drop))?;
                 lock.delete_after(self.step)?;
                 self.step

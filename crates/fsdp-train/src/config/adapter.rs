@@ -8,7 +8,7 @@ use super::kind::{BETA, BOOL, Kind, POSITIVE, SIZE, TEXT, TEXTS};
 use super::named::named;
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 const TARGETS: Kind<Targets> = Kind {
     allowed: "\"all-linear\", or a list of names of modules, such as [\"q_proj\", \"v_proj\"]",

@@ -4,7 +4,7 @@ use super::error::ConfigError;
 use super::kind::{BOOL, COUNT, SIZE_OR_ZERO};
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 table! {
     /// The `[checkpoint]` table.

@@ -6,7 +6,7 @@ use super::error::ConfigError;
 use super::kind::{NON_NEGATIVE, POSITIVE_COUNT, TEXT};
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 table! {
     /// The `[train.early_stop]` table.
@@ -33,15 +33,15 @@ pub struct WatchedLoss {
 impl EarlyStopConfig {
     /// Whether a run with these losses, in the order of steps, should end.
     pub fn is_over(&self, losses: &[WatchedLoss]) -> bool {
-        let (mut lowest, mut since) = (f64::INFINITY, 0);
+        let (mut lowest, mut evaluations_since) = (f64::INFINITY, 0);
         for WatchedLoss { loss, .. } in losses {
             if *loss < lowest - self.min_delta {
-                (lowest, since) = (*loss, 0);
+                (lowest, evaluations_since) = (*loss, 0);
             } else {
-                since += 1;
+                evaluations_since += 1;
             }
         }
-        since >= self.patience
+        evaluations_since >= self.patience
     }
 }
 
@@ -49,7 +49,7 @@ impl WatchedLoss {
     /// Sorts from the lowest loss up; equal losses keep their order.
     pub fn from_lowest(losses: &[WatchedLoss]) -> Vec<WatchedLoss> {
         let mut sorted = losses.to_vec();
-        sorted.sort_by(|one, other| one.loss.total_cmp(&other.loss));
+        sorted.sort_by(|a, b| a.loss.total_cmp(&b.loss));
         sorted
     }
 }

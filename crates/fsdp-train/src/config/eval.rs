@@ -7,7 +7,7 @@ use super::error::ConfigError;
 use super::kind::{COUNT, NAME, SOME_TEXTS};
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 table! {
     /// A set of evaluation data.

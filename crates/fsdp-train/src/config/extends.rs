@@ -16,10 +16,10 @@ pub(super) const KEY: &str = "extends";
 /// # Errors
 /// If a file cannot be read or is not TOML, if `extends` is not a path, or if a file extends itself.
 pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
-    let mut files = vec![read_one(path)?];
+    let mut files = vec![read_file(path)?];
     let mut paths = vec![path.to_owned()];
-    while let Some(base) = beneath(files.last_mut().expect("there is one"), &paths)? {
-        files.push(read_one(&base)?);
+    while let Some(base) = take_base(files.last_mut().expect("there is one"), &paths)? {
+        files.push(read_file(&base)?);
         paths.push(base);
     }
     Ok(files)
@@ -29,20 +29,20 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
 /// other values, including lists, are replaced.
 pub(super) fn join(files: &[(String, Table)]) -> Table {
     let mut joined = Table::new();
-    files.iter().rev().for_each(|(_, table)| put(&mut joined, table));
+    files.iter().rev().for_each(|(_, table)| merge(&mut joined, table));
     joined
 }
 
-fn put(under: &mut Table, over: &Table) {
-    for (key, value) in over {
-        match (under.get_mut(key), value) {
-            (Some(Value::Table(under)), Value::Table(over)) => put(under, over),
-            _ => drop(under.insert(key.clone(), value.clone())),
+fn merge(base: &mut Table, overrides: &Table) {
+    for (key, value) in overrides {
+        match (base.get_mut(key), value) {
+            (Some(Value::Table(base)), Value::Table(overrides)) => merge(base, overrides),
+            _ => drop(base.insert(key.clone(), value.clone())),
         }
     }
 }
 
-fn read_one(path: &Path) -> Result<(String, Table), ConfigError> {
+fn read_file(path: &Path) -> Result<(String, Table), ConfigError> {
     let origin = path.display().to_string();
     let text = input_file::read_text(path, CONFIG_BYTES_MAX)
         .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
@@ -52,18 +52,21 @@ fn read_one(path: &Path) -> Result<(String, Table), ConfigError> {
 }
 
 /// Takes `extends` out of a table and returns the path that it names, relative to the folder of the file.
-fn beneath((origin, table): &mut (String, Table), paths: &[PathBuf]) -> Result<Option<PathBuf>, ConfigError> {
+fn take_base(
+    (origin, table): &mut (String, Table),
+    paths: &[PathBuf],
+) -> Result<Option<PathBuf>, ConfigError> {
     let Some(value) = table.remove(KEY) else { return Ok(None) };
     let Some(name) = value.as_str().filter(|name| !name.is_empty()) else {
         let (origin, key, value) = (origin.clone(), KEY.to_owned(), value.to_string());
         return Err(ConfigError::Value { origin, key, value, allowed: "the path of a run file".to_owned() });
     };
     let file = paths.last().expect("a file was read").parent().unwrap_or(Path::new("")).join(name);
-    let same = |other: &PathBuf| match (fs::canonicalize(other), fs::canonicalize(&file)) {
+    let is_same_file = |other: &PathBuf| match (fs::canonicalize(other), fs::canonicalize(&file)) {
         (Ok(one), Ok(other)) => one == other,
         _ => other == &file,
     };
-    match paths.iter().any(same) {
+    match paths.iter().any(is_same_file) {
         true => Err(ConfigError::ExtendsItself { origin: origin.clone(), file }),
         false => Ok(Some(file)),
     }

@@ -11,7 +11,7 @@ use super::error::ConfigError;
 use super::kind::{LENGTH, SIZE};
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 table! {
     /// The `[fsdp]` table.

@@ -126,12 +126,12 @@ impl File<'_> {
     fn wrap(&mut self) -> Result<(), ConfigError> {
         let classes =
             self.take(CLASSES, "a class name or a list of class names", classes)?.unwrap_or_default();
-        let size = self.take(SIZE, "an integer of at least 0", whole_number)?.unwrap_or(0);
+        let size = self.take(SIZE, "an integer of at least 0", non_negative_integer)?.unwrap_or(0);
         let [by_class, by_size] = WRAP;
         match (classes.is_empty(), size) {
             (true, 0) => {}
-            (false, 0) => self.says(by_class, classes),
-            (true, size) => self.says(by_size, size),
+            (false, 0) => self.set(by_class, classes),
+            (true, size) => self.set(by_size, size),
             (false, _) => {
                 return Err(ConfigError::Conflict {
                     origin: self.origin.to_owned(),
@@ -144,35 +144,40 @@ impl File<'_> {
         Ok(())
     }
 
-    fn says(&mut self, key: &str, value: impl Into<toml::Value>) {
+    fn set(&mut self, key: &str, value: impl Into<toml::Value>) {
         self.result.keys.insert(key.to_owned(), value.into());
     }
 
     /// Reads the keys of `fsdp_version` 2 that have a counterpart.
     fn top_level(&mut self) -> Result<(), ConfigError> {
-        self.says_which("reshard_after_forward", "reshard_after_forward", [false.into(), "auto".into()])?;
-        self.says_which(
+        self.set_from_bool("reshard_after_forward", "reshard_after_forward", [false.into(), "auto".into()])?;
+        self.set_from_bool(
             "activation_checkpointing",
             "activation_checkpointing",
             ["none".into(), "full".into()],
         )?;
-        self.says_which("offload_params", "offload", ["none".into(), "cpu".into()])
+        self.set_from_bool("offload_params", "offload", ["none".into(), "cpu".into()])
     }
 
     /// Reads a boolean that selects one of two values for a key of `[fsdp]`.
-    fn says_which(&mut self, from: &str, key: &str, [off, on]: [toml::Value; 2]) -> Result<(), ConfigError> {
+    fn set_from_bool(
+        &mut self,
+        from: &str,
+        key: &str,
+        [off, on]: [toml::Value; 2],
+    ) -> Result<(), ConfigError> {
         if let Some(is_on) = self.take_bool(from)? {
-            self.says(key, if is_on { on } else { off });
+            self.set(key, if is_on { on } else { off });
         }
         Ok(())
     }
 
     fn xla(&mut self) -> Result<(), ConfigError> {
-        let on = self.take_bool("xla")?.unwrap_or(false);
+        let is_xla = self.take_bool("xla")?.unwrap_or(false);
         let grad_ckpt = self.take_bool("xla_fsdp_grad_ckpt")?.unwrap_or(false);
         let object = |value: &Value| value.as_object().cloned();
         let settings = self.take("xla_fsdp_settings", "an object", object)?.unwrap_or_default();
-        if !on {
+        if !is_xla {
             if grad_ckpt {
                 self.warn_needs("xla_fsdp_grad_ckpt", "`xla`: true");
             }
@@ -182,7 +187,7 @@ impl File<'_> {
             return Ok(());
         }
         if grad_ckpt {
-            self.says("activation_checkpointing", "full");
+            self.set("activation_checkpointing", "full");
             if !WRAP.iter().any(|&key| self.result.keys.contains_key(key)) {
                 self.warn_needs("xla_fsdp_grad_ckpt", "a wrap policy: the root is not checkpointed");
             }
@@ -208,13 +213,13 @@ impl File<'_> {
     }
 
     fn xla_reshard(&mut self) -> Result<(), ConfigError> {
-        let free = self.take_bool("xla_fsdp_settings.reshard_after_forward")?;
+        let reshard = self.take_bool("xla_fsdp_settings.reshard_after_forward")?;
         let keep_root = self.take_bool("xla_fsdp_settings.disable_reshard_on_root")?;
-        if free.is_some() || keep_root.is_some() {
-            match (free.unwrap_or(true), keep_root.unwrap_or(true)) {
-                (false, _) => self.says("reshard_after_forward", false),
-                (true, true) => self.says("reshard_after_forward", "auto"),
-                (true, false) => self.says("reshard_after_forward", true),
+        if reshard.is_some() || keep_root.is_some() {
+            match (reshard.unwrap_or(true), keep_root.unwrap_or(true)) {
+                (false, _) => self.set("reshard_after_forward", false),
+                (true, true) => self.set("reshard_after_forward", "auto"),
+                (true, false) => self.set("reshard_after_forward", true),
             }
         }
         Ok(())
@@ -225,11 +230,11 @@ impl File<'_> {
         let compute = self.take("xla_fsdp_settings.compute_dtype", allowed, compute_dtype)?;
         let in_f32 = self.take_bool("xla_fsdp_settings.fp32_reduce_scatter")?.unwrap_or(false);
         if let Some(dtype) = compute {
-            self.says("param_dtype", dtype);
+            self.set("param_dtype", dtype);
         }
         // As in XLA, gradients are reduced in the compute dtype unless requested otherwise.
         if let Some(dtype) = if in_f32 { Some("f32") } else { compute } {
-            self.says("reduce_dtype", dtype);
+            self.set("reduce_dtype", dtype);
         }
         Ok(())
     }
@@ -266,16 +271,16 @@ fn classes(value: &Value) -> Option<Vec<String>> {
     let class = |value: &Value| value.as_str().filter(|class| !class.is_empty()).map(str::to_owned);
     match value {
         Value::Array(list) => list.iter().map(class).collect(),
-        one => Some(vec![class(one)?]),
+        single => Some(vec![class(single)?]),
     }
 }
 
 /// Reads a size; Python writes both `100000000` and `1e8`.
 #[expect(clippy::cast_possible_truncation, reason = "whole and in range, checked here")]
-fn whole_number(value: &Value) -> Option<i64> {
-    let whole = |x: &f64| x.fract() == 0.0 && (0.0..9e15).contains(x);
+fn non_negative_integer(value: &Value) -> Option<i64> {
+    let is_whole = |x: &f64| x.fract() == 0.0 && (0.0..9e15).contains(x);
     let integer = value.as_i64().filter(|&x| x >= 0);
-    integer.or_else(|| value.as_f64().filter(whole).map(|x| x as i64))
+    integer.or_else(|| value.as_f64().filter(is_whole).map(|x| x as i64))
 }
 
 fn compute_dtype(value: &Value) -> Option<&'static str> {

@@ -4,7 +4,7 @@ use super::error::ConfigError;
 use super::kind::{NON_NEGATIVE, SOME_TEXTS};
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 /// Description of the accepted values of `group`.
 pub(super) const GROUPS: &str =

@@ -10,7 +10,7 @@ use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, PATHS, POSITIVE, SOME_TEX
 use super::named::named;
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 const DATE: Kind<String> = Kind { allowed: "a day such as \"2024-07-26\"", read: date };
 
@@ -27,7 +27,7 @@ table! {
     pub struct DataConfig {
         /// Files and folders to train on, relative to the current directory. Files of tokens are mapped: they must not
         /// change during a run.
-        train: Vec<String> = unless("source", SOME_TEXTS),
+        train: Vec<String> = required_unless("source", SOME_TEXTS),
         /// Evaluation sets, in order; empty means no evaluation.
         eval: Vec<EvalSet> = eval_sets(),
         /// Number of steps between evaluations; 0 evaluates only after the last step.

@@ -115,7 +115,7 @@ pub(super) const TEXT: Kind<String> = Kind { allowed: "a string that is not empt
 pub(super) const NAME: Kind<String> = Kind {
     allowed: "a name of at most 64 letters, digits, '-', '_' and '.'",
     read: |value| {
-        let is_plain = |text: &String| text.len() <= 64 && text.chars().all(is_of_name);
+        let is_plain = |text: &String| text.len() <= 64 && text.chars().all(is_name_char);
         text(value).filter(is_plain)
     },
 };
@@ -133,10 +133,10 @@ pub(super) const SOME_TEXTS: Kind<Vec<String>> = Kind {
 /// One string or a list of at least one.
 pub(super) const PATHS: Kind<Vec<String>> = Kind {
     allowed: "a string or a list of strings, none of them empty",
-    read: |value| (SOME_TEXTS.read)(value).or_else(|| text(value).map(|one| vec![one])),
+    read: |value| (SOME_TEXTS.read)(value).or_else(|| text(value).map(|path| vec![path])),
 };
 
-fn is_of_name(character: char) -> bool {
+fn is_name_char(character: char) -> bool {
     character.is_ascii_alphanumeric() || "-_.".contains(character)
 }
 

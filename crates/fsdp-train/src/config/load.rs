@@ -18,7 +18,7 @@ use super::table::table;
 use super::train::TrainConfig;
 use super::validate::validate;
 use super::warning::Warning;
-use super::written;
+use super::writer;
 
 table! {
     /// A run file with all defaults filled in.

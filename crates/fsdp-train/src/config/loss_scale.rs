@@ -4,7 +4,7 @@ use super::error::ConfigError;
 use super::kind::{BOOL, POSITIVE_COUNT, POWER_OF_TWO};
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 /// Initial scale of `torch.amp.GradScaler`.
 const INIT: f64 = 65536.0;

@@ -32,7 +32,7 @@ mod table;
 mod train;
 mod validate;
 mod warning;
-mod written;
+mod writer;
 
 pub use adapter::{AdapterConfig, AdapterKind, Targets};
 pub use checkpoint::CheckpointConfig;

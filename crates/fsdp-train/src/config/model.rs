@@ -5,7 +5,7 @@ use super::kind::{COUNT, TEXT};
 use super::named::named;
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 table! {
     /// The `[model]` table.

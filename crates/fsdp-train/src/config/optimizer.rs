@@ -11,7 +11,7 @@ use super::named::named;
 use super::reader::Reader;
 use super::schema::{self, TableSchema};
 use super::table::table;
-use super::written;
+use super::writer;
 
 /// An update rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -17,11 +17,11 @@ use super::named::{Named, one_of};
 const SIMILARITY_MIN: f64 = 0.7;
 
 /// Whether a file has a dotted key. A list counts as a whole: indices are ignored.
-fn holds(table: &Table, key: &str) -> bool {
+fn has_key(table: &Table, key: &str) -> bool {
     let key = key.split('[').next().unwrap_or_default();
     let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
     match (table.get(first), rest) {
-        (Some(Value::Table(inner)), Some(rest)) => holds(inner, rest),
+        (Some(Value::Table(inner)), Some(rest)) => has_key(inner, rest),
         (Some(_), None) => true,
         _ => false,
     }
@@ -54,13 +54,14 @@ impl Origin {
     /// Returns the file that wrote the key, or `--set` if it wrote the key or a table around it. A key that was not
     /// written is attributed to the run file.
     pub(super) fn of(&self, key: &str) -> String {
-        let wrote = |by: &String| {
-            key.strip_prefix(by.as_str()).is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']))
+        let covers_key = |overridden: &String| {
+            key.strip_prefix(overridden.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
         };
-        match self.overridden.iter().find(|by| wrote(by)) {
-            Some(by) => format!("--set {by}"),
+        match self.overridden.iter().find(|overridden| covers_key(overridden)) {
+            Some(overridden) => format!("--set {overridden}"),
             None => {
-                let wrote = |(_, table): &&(String, Table)| holds(table, key);
+                let wrote = |(_, table): &&(String, Table)| has_key(table, key);
                 self.files.iter().find(wrote).map_or_else(|| self.file().to_owned(), |(file, _)| file.clone())
             }
         }
@@ -102,7 +103,7 @@ impl<'a> Reader<'a> {
     pub(super) fn optional<T>(&self, key: &'static str, kind: Kind<T>) -> Result<Option<T>, ConfigError> {
         let Some(value) = self.table.get(key) else { return Ok(None) };
         match (kind.read)(value) {
-            Some(read) => Ok(Some(read)),
+            Some(parsed) => Ok(Some(parsed)),
             None => Err(self.rejected(key, kind.allowed)),
         }
     }
@@ -179,8 +180,8 @@ impl<'a> Reader<'a> {
     pub(super) fn names<T: Named>(&self, key: &'static str) -> Result<Vec<T>, ConfigError> {
         let Some(value) = self.table.get(key) else { return Ok(Vec::new()) };
         let values: Option<Vec<T>> = value.as_array().and_then(|names| names.iter().map(T::of).collect());
-        let is_once = |values: &Vec<T>| (1..values.len()).all(|at| !values[..at].contains(&values[at]));
-        values.filter(is_once).ok_or_else(|| {
+        let is_unique = |values: &Vec<T>| (1..values.len()).all(|at| !values[..at].contains(&values[at]));
+        values.filter(is_unique).ok_or_else(|| {
             let names = one_of(T::NAMES.iter().map(|(name, _)| *name));
             self.rejected(key, &format!("a list of {names}, each at most once"))
         })
@@ -235,7 +236,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// As [`Reader::required`], and [`ConfigError::Conflict`] if both are written.
-    pub(super) fn unless<T>(
+    pub(super) fn required_unless<T>(
         &self,
         key: &'static str,
         other: &'static str,
@@ -295,8 +296,8 @@ impl<'a> Reader<'a> {
         let allowed =
             "a list of regular expressions over parameter names, such as [\"bias\", \"norm\\\\.weight$\"]";
         let patterns = self.or(key, Kind { allowed, ..TEXTS }, Vec::new())?;
-        let bad = patterns.iter().find_map(|pattern| Some((pattern, Regex::new(pattern).err()?)));
-        let Some((pattern, fault)) = bad else { return Ok(patterns) };
+        let invalid = patterns.iter().find_map(|pattern| Some((pattern, Regex::new(pattern).err()?)));
+        let Some((pattern, fault)) = invalid else { return Ok(patterns) };
         let (key, pattern, fault) = (self.dotted(key), pattern.clone(), Box::new(fault));
         Err(ConfigError::Pattern { origin: self.origin.of(&key), key, pattern, fault })
     }

@@ -10,7 +10,7 @@ use super::kind::{BOOL, Kind, POSITIVE, RANKS, SIZE_OR_ZERO, TEXT};
 use super::named::{Named, named};
 use super::reader::Reader;
 use super::table::table;
-use super::written;
+use super::writer;
 
 /// The limit exceeds the core count of any machine; more threads would only exhaust memory.
 const THREADS: Kind<usize> = Kind {

@@ -125,17 +125,17 @@ const WARMUP: [&str; 2] = ["warmup_steps", "start_factor"];
 
 impl TableSchema for LrScheduleConfig {
     fn schema() -> serde_json::Value {
-        let of =
-            |(name, own): (_, &[&str])| (name, schema::of_table("", Vec::new(), &[&WARMUP, own].concat()));
-        schema::by_name(NAMES.map(of))
+        let variant_schema =
+            |(name, keys): (_, &[&str])| (name, schema::of_table("", Vec::new(), &[&WARMUP, keys].concat()));
+        schema::by_name(NAMES.map(variant_schema))
     }
 }
 
 impl LrScheduleConfig {
     pub(super) fn read(reader: &Reader<'_>) -> Result<LrScheduleConfig, ConfigError> {
         let (name, reader) = reader.split_name(&NAMES.map(|(name, _)| name))?;
-        let own = NAMES.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, keys)| keys);
-        reader.expect_known(&[&WARMUP, own].concat())?;
+        let keys = NAMES.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, keys)| keys);
+        reader.expect_known(&[&WARMUP, keys].concat())?;
         let warmup = Warmup {
             steps: reader.or("warmup_steps", COUNT, 0)?,
             start_factor: reader.or("start_factor", FACTOR, 0.1)?,

@@ -3,7 +3,7 @@
 //! probed for the values it reads.
 //!
 //! A file that extends another one may omit anything, so no key is required. Rules between keys, and ranges other than
-//! the least integer, are left to `fsdp check`.
+//! the smallest integer, are left to `fsdp check`.
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -29,12 +29,12 @@ pub fn schema() -> Value {
         ValueSchema::of(&TEXT),
     );
     schema["properties"][extends::KEY] = base;
-    let mut whole = Map::from_iter([
+    let mut document = Map::from_iter([
         ("$schema".to_owned(), "http://json-schema.org/draft-07/schema#".into()),
         ("title".to_owned(), "A run file of fsdp".into()),
     ]);
-    whole.extend(schema.as_object().cloned().unwrap_or_default());
-    whole.into()
+    document.extend(schema.as_object().cloned().unwrap_or_default());
+    document.into()
 }
 
 /// A type that reads a table of the run file.
@@ -72,8 +72,8 @@ pub(super) fn by_name(tables: impl IntoIterator<Item = (&'static str, Value)>) -
 
 /// Puts `about` in front of the schema's own description.
 fn described(about: &str, mut schema: Value) -> Value {
-    let own = schema.get("description").and_then(Value::as_str).unwrap_or_default();
-    schema["description"] = format!("{} {own}", about.trim()).trim().into();
+    let existing = schema.get("description").and_then(Value::as_str).unwrap_or_default();
+    schema["description"] = format!("{} {existing}", about.trim()).trim().into();
     schema
 }
 
@@ -113,7 +113,7 @@ pub(super) fn required<T: ValueSchema>(_: PhantomData<T>, kind: Kind<T>) -> Valu
     of_kind(&kind, None)
 }
 
-pub(super) fn unless<T: ValueSchema>(_: PhantomData<T>, _other: &str, kind: Kind<T>) -> Value {
+pub(super) fn required_unless<T: ValueSchema>(_: PhantomData<T>, _other: &str, kind: Kind<T>) -> Value {
     of_kind(&kind, None)
 }
 
@@ -163,8 +163,8 @@ fn names_of<T: Named>() -> Vec<&'static str> {
 }
 
 fn integer<T>(kind: &Kind<T>) -> Value {
-    let least = i64::from((kind.read)(&toml::Value::Integer(0)).is_none());
-    json!({"type": "integer", "minimum": least})
+    let minimum = i64::from((kind.read)(&toml::Value::Integer(0)).is_none());
+    json!({"type": "integer", "minimum": minimum})
 }
 
 impl ValueSchema for u64 {

@@ -6,7 +6,7 @@
 /// Declares the struct of a table, and how it is read, written and described.
 ///
 /// After `=` comes the method of [`Reader`](super::reader::Reader) that reads the key. The function of the same name in
-/// [`written`](super::written) writes it, and the one in [`schema`](mod@super::schema) describes it for editors, together
+/// [`writer`](super::writer) writes it, and the one in [`schema`](mod@super::schema) describes it for editors, together
 /// with the doc comment of the field. `as` gives the key if it differs from the name of the field; `also` lists keys
 /// that are read together with others.
 macro_rules! table {
@@ -48,7 +48,7 @@ macro_rules! table {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 let keys = [$(table!(@ $field $($key)?)),*].len();
                 let mut fields = serializer.serialize_struct(stringify!($table), keys)?;
-                $(written::$method(&mut fields, table!(@ $field $($key)?), &self.$field)?;)*
+                $(writer::$method(&mut fields, table!(@ $field $($key)?), &self.$field)?;)*
                 serde::ser::SerializeStruct::end(fields)
             }
         }

@@ -11,7 +11,7 @@ use super::optimizer::OptimizerConfig;
 use super::reader::Reader;
 use super::schedule::LrScheduleConfig;
 use super::table::table;
-use super::written;
+use super::writer;
 
 table! {
     /// The `[train]` table.

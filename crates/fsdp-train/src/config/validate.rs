@@ -26,7 +26,7 @@ pub(super) fn validate(
     batches(config, origin)?;
     cache(config, origin)?;
     export(config, origin)?;
-    watched(config, origin)?;
+    evaluations(config, origin)?;
     metrics(config, origin)?;
     columns(config, origin)?;
     mesh(config, origin)?;
@@ -42,9 +42,9 @@ fn batches(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
     let seq_len = config.data.seq_len;
     if micro * seq_len > MICRO_BATCH_TOKENS_MAX {
-        let most = MICRO_BATCH_TOKENS_MAX / seq_len;
+        let max = MICRO_BATCH_TOKENS_MAX / seq_len;
         let allowed = format!(
-            "at most {most} with data.seq_len = {seq_len}: a micro-batch has at most {MICRO_BATCH_TOKENS_MAX} tokens"
+            "at most {max} with data.seq_len = {seq_len}: a micro-batch has at most {MICRO_BATCH_TOKENS_MAX} tokens"
         );
         return Err(out_of_range(origin, "train.micro_batch_size", &micro.to_string(), allowed));
     }
@@ -73,7 +73,7 @@ fn export(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 }
 
 /// Early stopping and `keep_best` need evaluations.
-fn watched(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+fn evaluations(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let names: Vec<&str> = config.data.eval.iter().map(|set| &*set.name).collect();
     let best = config.checkpoint.keep_best;
     if names.is_empty() && best > 0 {
@@ -182,13 +182,13 @@ fn xla(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
             allowed,
         ));
     }
-    let refused = match &config.train.optimizer {
+    let unsupported = match &config.train.optimizer {
         OptimizerConfig::Adamw8bit(_) => "adamw8bit",
         OptimizerConfig::Muon(_) => "muon",
         _ => return Ok(()),
     };
     let allowed = "\"adamw\", \"sgd\", \"lion\" or \"adafactor\" with run.device = \"xla\"".to_owned();
-    Err(out_of_range(origin, "train.optimizer.name", &format!("\"{refused}\""), allowed))
+    Err(out_of_range(origin, "train.optimizer.name", &format!("\"{unsupported}\""), allowed))
 }
 
 fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {
@@ -214,16 +214,16 @@ fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> 
         let allowed = format!("at most train.optimizer.lr = {lr}");
         return Err(out_of_range(origin, "train.lr_schedule.min_lr", &min_lr.to_string(), allowed));
     }
-    scheduled(config, origin)
+    adafactor_schedule(config, origin)
 }
 
 /// Adafactor's own learning rate cannot have a schedule.
-fn scheduled(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
-    let own =
+fn adafactor_schedule(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let derives_lr =
         matches!(&config.train.optimizer, OptimizerConfig::Adafactor(adafactor) if adafactor.relative_step);
     let schedule = &config.train.lr_schedule;
-    let plain = schedule.shape == LrShape::Constant && schedule.warmup.steps == 0;
-    if !own || plain {
+    let is_constant = schedule.shape == LrShape::Constant && schedule.warmup.steps == 0;
+    if !derives_lr || is_constant {
         return Ok(());
     }
     Err(ConfigError::Conflict {

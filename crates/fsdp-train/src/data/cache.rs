@@ -23,7 +23,7 @@ use super::dataset::Loading;
 use super::error::DataError;
 use super::image::{Image, ImageFault};
 use super::mapped::Mapped;
-use super::text::{Key, NotTokenized, Text};
+use super::text::{Key, Text, TokenizeFault};
 use super::tokens::Bytes;
 use super::warning::DataWarning;
 use crate::config::DataConfig;
@@ -33,7 +33,7 @@ use crate::resolve_links::resolve_links;
 pub(crate) const CACHE: &str = "cache";
 
 /// Tokens that are not cached stay in memory up to this size, in bytes.
-const UNNAMED_BYTES_MAX: usize = 1 << 25;
+const UNCACHED_BYTES_MAX: usize = 1 << 25;
 
 /// Mode of cache files: they are mapped by their readers, so they must not be written to.
 const READ_ONLY: u32 = 0o444;
@@ -68,7 +68,7 @@ pub(super) struct PendingEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The tokens are in memory only.
-    Nowhere,
+    InMemory,
     /// The file is there for the other processes of the run, and is deleted on drop unless the run is accepted.
     Shared,
     /// The file is permanent.
@@ -88,7 +88,7 @@ pub(super) fn tokens(
     let folder = config.cache_folder(out_dir);
     // Cached tokens are memory-mapped, which requires a local file.
     if is_url(&folder) {
-        let image = unnamed(text, &text.uncached_key(), out_dir)?;
+        let image = uncached(text, &text.uncached_key(), out_dir)?;
         return Ok(Cached { image, pending: None, warnings: Vec::new() });
     }
     let key = text.key()?;
@@ -104,36 +104,36 @@ pub(super) fn tokens(
     if !is_output && loading.keeps {
         match build(&folder, text, &key) {
             Ok(image) => return Ok(Cached { image, pending: None, warnings }),
-            Err(NotTokenized::Data(error)) => return Err(error),
-            Err(NotTokenized::Write(fault)) => warnings.push(not_kept(&folder, &fault)),
+            Err(TokenizeFault::Data(error)) => return Err(error),
+            Err(TokenizeFault::Write(fault)) => warnings.push(not_kept(&folder, &fault)),
         }
     }
-    let image = unnamed(text, &key, out_dir)?;
+    let image = uncached(text, &key, out_dir)?;
     let pending =
-        is_output.then_some(PendingEntry { folder, key: key.digest, stage: Mutex::new(Stage::Nowhere) });
+        is_output.then_some(PendingEntry { folder, key: key.digest, stage: Mutex::new(Stage::InMemory) });
     Ok(Cached { image, pending, warnings })
 }
 
 /// Tokenizes into a file of a folder, without holding all tokens in memory.
-fn build(folder: &Path, text: &Text<'_>, key: &Key) -> Result<Image, NotTokenized> {
-    let file = beside(folder)?;
+fn build(folder: &Path, text: &Text<'_>, key: &Key) -> Result<Image, TokenizeFault> {
+    let file = create_temporary(folder)?;
     text.tokenize(BufWriter::new(file.as_file()), key)?;
     let image =
         Image::open(Bytes::Mapped(Mapped::of(file.as_file())?), key.digest).map_err(io::Error::other)?;
-    Ok(name_it(file, folder, key.digest)?.unwrap_or(image))
+    Ok(persist(file, folder, key.digest)?.unwrap_or(image))
 }
 
 impl PendingEntry {
     /// Advances to the stage `next`, writing the bytes of an [`Image`] unless they were written before. Returns a
     /// warning if that fails.
-    pub(super) fn reach(&self, next: Stage, bytes: &[u8]) -> Option<DataWarning> {
+    pub(super) fn advance_to(&self, next: Stage, bytes: &[u8]) -> Option<DataWarning> {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || -> io::Result<()> {
-            let mut file = beside(&self.folder)?;
+            let mut file = create_temporary(&self.folder)?;
             file.write_all(bytes)?;
-            name_it(file, &self.folder, self.key).map(drop)
+            persist(file, &self.folder, self.key).map(drop)
         };
-        let written = if *stage == Stage::Nowhere { write() } else { Ok(()) };
+        let written = if *stage == Stage::InMemory { write() } else { Ok(()) };
         match written {
             Ok(()) => *stage = next,
             Err(fault) => return Some(not_kept(&self.folder, &fault)),
@@ -156,9 +156,9 @@ impl Drop for PendingEntry {
 ///
 /// # Errors
 /// If text cannot be read or tokenized.
-pub(super) fn unnamed(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Image, DataError> {
-    let spill = || -> Result<Image, NotTokenized> {
-        let file = spooled_tempfile_in(UNNAMED_BYTES_MAX, existing(out_dir));
+pub(super) fn uncached(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Image, DataError> {
+    let spill = || -> Result<Image, TokenizeFault> {
+        let file = spooled_tempfile_in(UNCACHED_BYTES_MAX, existing_ancestor(out_dir));
         let file = text.tokenize(BufWriter::new(file), key)?.into_inner().map_err(io::Error::from)?;
         let bytes = match file.into_inner() {
             SpooledData::InMemory(bytes) => Bytes::Owned(bytes.into_inner()),
@@ -168,24 +168,24 @@ pub(super) fn unnamed(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Imag
     };
     match spill() {
         Ok(image) => return Ok(image),
-        Err(NotTokenized::Data(error)) => return Err(error),
-        Err(NotTokenized::Write(fault)) => tracing::info!("tokens are held in memory: {fault}"),
+        Err(TokenizeFault::Data(error)) => return Err(error),
+        Err(TokenizeFault::Write(fault)) => tracing::info!("tokens are held in memory: {fault}"),
     }
     let bytes = match text.tokenize(Vec::new(), key) {
-        Ok(made) => made,
-        Err(NotTokenized::Data(error)) => return Err(error),
-        Err(NotTokenized::Write(fault)) => unreachable!("memory takes everything, but: {fault}"),
+        Ok(bytes) => bytes,
+        Err(TokenizeFault::Data(error)) => return Err(error),
+        Err(TokenizeFault::Write(fault)) => unreachable!("memory takes everything, but: {fault}"),
     };
     Ok(Image::open(Bytes::Owned(bytes), key.digest).expect("what was just made is whole"))
 }
 
 /// Returns the folder itself or its nearest existing ancestor.
-fn existing(folder: &Path) -> PathBuf {
+fn existing_ancestor(folder: &Path) -> PathBuf {
     if is_url(folder) {
         return std::env::temp_dir();
     }
-    let there = folder.ancestors().find(|above| above.is_dir());
-    there.map_or_else(|| PathBuf::from("."), Path::to_owned)
+    let ancestor = folder.ancestors().find(|ancestor| ancestor.is_dir());
+    ancestor.map_or_else(|| PathBuf::from("."), Path::to_owned)
 }
 
 fn open(file: &Path, key: Digest) -> Result<Image, ImageFault> {
@@ -198,14 +198,14 @@ fn name(key: Digest) -> String {
 }
 
 /// Creates a file with a unique temporary name in a folder, which is created if necessary.
-fn beside(folder: &Path) -> io::Result<NamedTempFile> {
+fn create_temporary(folder: &Path) -> io::Result<NamedTempFile> {
     fs::create_dir_all(folder)?;
     let permissions = Permissions::from_mode(READ_ONLY);
     tempfile::Builder::new().prefix("new-").suffix(".tmp").permissions(permissions).tempfile_in(folder)
 }
 
 /// Gives a file its final name. If another process created that file first, returns its image instead.
-fn name_it(file: NamedTempFile, folder: &Path, key: Digest) -> io::Result<Option<Image>> {
+fn persist(file: NamedTempFile, folder: &Path, key: Digest) -> io::Result<Option<Image>> {
     let path = folder.join(name(key));
     match file.persist_noclobber(&path) {
         Ok(_) => Ok(None),

@@ -99,13 +99,13 @@ impl Chats {
                 self.compiled.get_or_init(|| compiled)
             }
         };
-        let template = compiled.of(conversation.context.contains_key(TOOLS));
+        let template = compiled.select(conversation.context.contains_key(TOOLS));
         let chat = Chat { template, tokenizer, conversation };
-        let whole = chat.render(conversation.messages.len(), false).map_err(|fault| fault.to_string())?;
-        let tokenized = chat.tokenize(&whole.text)?;
+        let rendered = chat.render(conversation.messages.len(), false).map_err(|fault| fault.to_string())?;
+        let tokenized = chat.tokenize(&rendered.text)?;
         let counts = match self.loss_on {
             LossOn::All => vec![true; tokenized.tokens.ids.len()],
-            LossOn::Answers => answers::find(&chat, &whole, &tokenized)?,
+            LossOn::Answers => answers::find(&chat, &rendered, &tokenized)?,
         };
         Ok(Marked { ids: tokenized.tokens.ids, counts })
     }
@@ -131,11 +131,11 @@ impl Chat<'_> {
     /// Renders the first `messages` messages, followed by the prompt for an answer if `prompt` is set.
     fn render(&self, messages: usize, prompt: bool) -> Result<Rendered, RenderFault> {
         // As in transformers, a record's own values override special tokens of the same name.
-        let none = [(TOOLS, &Value::Null), ("documents", &Value::Null)];
+        let absent = [(TOOLS, &Value::Null), ("documents", &Value::Null)];
         let special = self.tokenizer.special_tokens();
-        let named =
+        let variables =
             special.iter().chain(&self.conversation.context).map(|(name, value)| (name.as_str(), value));
-        let mut others: BTreeMap<&str, &Value> = none.into_iter().chain(named).collect();
+        let mut others: BTreeMap<&str, &Value> = absent.into_iter().chain(variables).collect();
         others.retain(|name, _| ![MESSAGES, PROMPT].contains(name));
         let messages = &self.conversation.messages[..messages];
         self.template.render(&Context { messages, add_generation_prompt: prompt, others })

@@ -14,7 +14,7 @@ use super::record::Fields;
 use super::special::Form;
 use super::text::Text;
 use super::tokenizer::Tokenizer;
-use super::tokens::{Bytes, Scan, Token, Tokens, WHOLE_BYTES_MAX, Width};
+use super::tokens::{Bytes, FULL_SCAN_BYTES_MAX, Scan, Token, Tokens, Width};
 use super::warning::DataWarning;
 use crate::config::{DataConfig, Format};
 
@@ -79,19 +79,22 @@ impl Corpus {
         let cached = match tokenizer.digest() {
             Some(_) => cache::tokens(&text, config, loading)?,
             None => {
-                let image = cache::unnamed(&text, &text.uncached_key(), loading.out_dir)?;
+                let image = cache::uncached(&text, &text.uncached_key(), loading.out_dir)?;
                 Cached { image, pending: None, warnings: Vec::new() }
             }
         };
         // Every text file that was not dropped has a document.
         if cached.image.documents.is_empty() && found.iter().all(|file| file.kind == Kind::Text) {
-            return Err(DataError::NoFiles { wanted: files::wanted(Format::Text), paths: paths.to_vec() });
+            return Err(DataError::NoFiles {
+                wanted: files::expected_files(Format::Text),
+                paths: paths.to_vec(),
+            });
         }
         Ok(Corpus::of_text(found, cached))
     }
 
     fn of_text(found: Vec<DataFile>, Cached { image, pending, mut warnings }: Cached) -> Corpus {
-        warnings.extend(left_out(&found, &image));
+        warnings.extend(document_warnings(&found, &image));
         Corpus {
             files: found.into_iter().map(|file| file.path).collect(),
             parts: vec![Part { tokens: image.tokens, start: 0 }],
@@ -110,7 +113,7 @@ impl Corpus {
             documents.push(Document { file: index, start, form: Form::Ids });
             parts.push(Part { tokens: token_file(file, width)?, start });
         }
-        let scan = Scan::of_files(parts.iter().map(|part| &part.tokens), WHOLE_BYTES_MAX);
+        let scan = Scan::of_files(parts.iter().map(|part| &part.tokens), FULL_SCAN_BYTES_MAX);
         Ok(Corpus { files, parts, documents, scan, pending: None, warnings: Vec::new() })
     }
 
@@ -121,8 +124,8 @@ impl Corpus {
 
     /// Writes the tokens that were made for this run into its output folder, if they are cached there, and advances to
     /// `stage`. Returns a warning if that fails.
-    pub(super) fn reach(&self, stage: Stage) -> Option<DataWarning> {
-        self.pending.as_ref().and_then(|pending| pending.reach(stage, self.parts[0].tokens.bytes()))
+    pub(super) fn advance_to(&self, stage: Stage) -> Option<DataWarning> {
+        self.pending.as_ref().and_then(|pending| pending.advance_to(stage, self.parts[0].tokens.bytes()))
     }
 
     /// Returns the tokens in a range, which must lie within this corpus.
@@ -131,8 +134,8 @@ impl Corpus {
         let Range { start, end } = range;
         let parts = self.parts[first..].iter().take_while(move |part| part.start < end);
         parts.flat_map(move |part| {
-            let inside = start.max(part.start)..end.min(part.end());
-            inside.map(|index| part.tokens.token(index - part.start))
+            let overlap = start.max(part.start)..end.min(part.end());
+            overlap.map(|index| part.tokens.token(index - part.start))
         })
     }
 
@@ -164,7 +167,7 @@ impl Corpus {
 }
 
 /// Returns warnings about documents, whether they were tokenized now or come from the cache.
-fn left_out(files: &[DataFile], image: &Image) -> Vec<DataWarning> {
+fn document_warnings(files: &[DataFile], image: &Image) -> Vec<DataWarning> {
     let mut has_document = vec![false; files.len()];
     image.documents.iter().for_each(|document| has_document[document.file] = true);
     let is_dropped = |(file, has_document): &(&DataFile, bool)| file.kind == Kind::Text && !has_document;

@@ -20,7 +20,7 @@ use super::corpus::Corpus;
 use super::error::DataError;
 use super::packed::Packed;
 use super::progress::Watch;
-use super::special::{Around, Form, Special};
+use super::special::{AddedIds, Form, Special};
 use super::tokenizer::Tokenizer;
 use super::tokens::Token;
 use super::warning::DataWarning;
@@ -44,7 +44,7 @@ pub struct Loading<'a> {
 impl<'a> Loading<'a> {
     /// Options for a run with this output folder, without progress reports.
     pub fn quietly(out_dir: &'a Path) -> Loading<'a> {
-        Loading { out_dir, watch: &Watch::NOBODY, keeps: true }
+        Loading { out_dir, watch: &Watch::NONE, keeps: true }
     }
 
     /// As [`quietly`](Loading::quietly), but nothing is written.
@@ -101,20 +101,20 @@ impl Dataset {
             special,
             layout: Layout::Documents,
         };
-        dataset.leave_out_short(config.packing);
+        dataset.drop_short(config.packing);
         let count =
             |form| dataset.documents.iter().filter(|&&index| dataset.corpus.form(index) == form).count();
         let warnings = special.warnings(config, tokenizer.digest().is_some(), count);
         dataset.corpus.warnings.extend(warnings);
         dataset.expect_targets(paths, config.packing)?;
         if config.packing != Packing::Stream {
-            dataset.leave_out_silent();
+            dataset.drop_uncounted();
         }
-        dataset.layout = dataset.laid_out(config.packing);
+        dataset.layout = dataset.build_layout(config.packing);
         Ok(dataset)
     }
 
-    fn laid_out(&self, packing: Packing) -> Layout {
+    fn build_layout(&self, packing: Packing) -> Layout {
         let documents = 0..self.documents.len();
         match packing {
             Packing::Stream => {
@@ -136,10 +136,10 @@ impl Dataset {
 
     /// Drops documents that are empty and, unless packing is "stream", those that have no target because they are a
     /// single token without bos and eos.
-    fn leave_out_short(&mut self, packing: Packing) {
+    fn drop_short(&mut self, packing: Packing) {
         let is_long = |document: usize| {
-            let alone = packing != Packing::Stream && self.around(document).count() == 0;
-            self.corpus.document(self.documents[document]).len() > usize::from(alone)
+            let needs_second_token = packing != Packing::Stream && self.added_ids(document).count() == 0;
+            self.corpus.document(self.documents[document]).len() > usize::from(needs_second_token)
         };
         let used = (0..self.documents.len()).filter(|&document| is_long(document));
         self.documents = used.map(|document| self.documents[document]).collect();
@@ -150,7 +150,7 @@ impl Dataset {
     fn expect_targets(&self, paths: &[String], packing: Packing) -> Result<(), DataError> {
         let documents = self.documents.len();
         let has_target = |document: usize| match packing {
-            Packing::Stream => self.tokens(self.whole(document)).any(|token| token.counts),
+            Packing::Stream => self.tokens(self.untruncated(document)).any(|token| token.counts),
             Packing::Documents | Packing::Packed => self.has_target(document),
         };
         if !self.has_ignored() || documents == 0 || (0..documents).any(has_target) {
@@ -168,17 +168,17 @@ impl Dataset {
     /// Returns the least number of inputs with which a sample of the document has a target that counts; `None` if there
     /// is none.
     fn inputs_to_target(&self, document: usize) -> Option<usize> {
-        let whole = self.whole(document);
+        let run = self.untruncated(document);
         // The first token of a document is never a target.
-        let mut counted = self.tokens(whole).enumerate().skip(1).filter(|(_, token)| token.counts);
+        let mut counted = self.tokens(run).enumerate().skip(1).filter(|(_, token)| token.counts);
         match self.special.clips_left {
-            true => counted.last().map(|(at, _)| whole.len - at),
+            true => counted.last().map(|(at, _)| run.len - at),
             false => counted.next().map(|(at, _)| at),
         }
     }
 
     /// Drops documents without a target that counts.
-    fn leave_out_silent(&mut self) {
+    fn drop_uncounted(&mut self) {
         if !self.has_ignored() {
             return;
         }
@@ -254,13 +254,13 @@ impl Dataset {
     /// Caches the tokens of text for later starts if the cache is inside the output folder, where nothing may be
     /// created before the run is accepted. (Other caches are written already.) Returns a warning if that fails.
     pub fn keep(&self) -> Option<DataWarning> {
-        self.corpus.reach(Stage::Kept)
+        self.corpus.advance_to(Stage::Kept)
     }
 
     /// Writes these tokens early, for other processes of this run. They are deleted when the value is dropped, unless
     /// they are [kept](Dataset::keep). Returns a warning if that fails.
     pub fn share(&self) -> Option<DataWarning> {
-        self.corpus.reach(Stage::Shared)
+        self.corpus.advance_to(Stage::Shared)
     }
 
     /// Returns the tokens of a sample in the order in which the model sees them, each with whether it is a target that
@@ -268,17 +268,17 @@ impl Dataset {
     ///
     /// # Panics
     /// If there is no such sample.
-    pub(super) fn heard(&self, index: usize) -> Vec<Token> {
-        let mut heard: Vec<Token> = Vec::new();
+    pub(super) fn sample_tokens(&self, index: usize) -> Vec<Token> {
+        let mut tokens: Vec<Token> = Vec::new();
         for run in self.runs(index) {
             // The first token of a sample, or of each document in a packed sample, has no input that predicts it.
-            let first = if self.is_packed() || heard.is_empty() { heard.len() } else { usize::MAX };
-            heard.extend(self.tokens(run));
-            if let Some(token) = heard.get_mut(first) {
+            let first = if self.is_packed() || tokens.is_empty() { tokens.len() } else { usize::MAX };
+            tokens.extend(self.tokens(run));
+            if let Some(token) = tokens.get_mut(first) {
                 token.counts = false;
             }
         }
-        heard
+        tokens
     }
 
     /// Whether a sample has tokens that do not count.
@@ -343,8 +343,8 @@ impl Dataset {
     /// For the first id that is not.
     pub fn check_vocabulary(&self, vocab_size: usize) -> Result<(), DataError> {
         self.special.check_vocabulary(self.corpus.forms(), vocab_size)?;
-        let beyond = |id: u32| id as usize >= vocab_size;
-        if !self.corpus.scan.id_max.is_some_and(beyond) {
+        let is_out_of_range = |id: u32| id as usize >= vocab_size;
+        if !self.corpus.scan.id_max.is_some_and(is_out_of_range) {
             return Ok(());
         }
         // The id may not be part of any sample.
@@ -352,7 +352,7 @@ impl Dataset {
             let mut before = 0;
             for run in self.runs(sample) {
                 if let Some((at, Token { id, .. })) =
-                    self.tokens(run).enumerate().find(|(_, token)| beyond(token.id))
+                    self.tokens(run).enumerate().find(|(_, token)| is_out_of_range(token.id))
                 {
                     let file = self.corpus.file_of_document(self.documents[run.document]).to_owned();
                     let reason = format!(
@@ -380,32 +380,32 @@ impl Dataset {
 
     /// Returns the tokens of a document, truncated to fit into a sample.
     fn clipped(&self, document: usize) -> Run {
-        let all = self.len_of(document);
-        let len = all.min(self.seq_len + 1);
-        Run { document, skipped: if self.special.clips_left { all - len } else { 0 }, from: 0, len }
+        let total = self.len_of(document);
+        let len = total.min(self.seq_len + 1);
+        Run { document, skipped: if self.special.clips_left { total - len } else { 0 }, from: 0, len }
     }
 
     /// Returns the tokens of a document, whatever its length.
-    fn whole(&self, document: usize) -> Run {
+    fn untruncated(&self, document: usize) -> Run {
         Run { document, skipped: 0, from: 0, len: self.len_of(document) }
     }
 
     /// Returns the number of tokens of a document, including bos and eos.
     fn len_of(&self, document: usize) -> usize {
-        self.corpus.document(self.documents[document]).len() + self.around(document).count()
+        self.corpus.document(self.documents[document]).len() + self.added_ids(document).count()
     }
 
     /// Returns the bos and eos of a document. A completion that already ends with eos does not get another one.
-    fn around(&self, document: usize) -> Around {
+    fn added_ids(&self, document: usize) -> AddedIds {
         let index = self.documents[document];
         let form = self.corpus.form(index);
-        let Around { bos, eos } = self.special.around(form);
+        let AddedIds { bos, eos } = self.special.added_ids(form);
         let end = self.corpus.document(index).end;
         let ends_with = |id: u32| {
             let last = end.checked_sub(1).and_then(|last| self.corpus.tokens(last..end).next());
             form == Form::Completion && last.is_some_and(|last| last.id == id)
         };
-        Around { bos, eos: eos.filter(|&id| !ends_with(id)) }
+        AddedIds { bos, eos: eos.filter(|&id| !ends_with(id)) }
     }
 
     fn stream_runs(&self, starts: &[usize], index: usize) -> Vec<Run> {
@@ -421,7 +421,7 @@ impl Dataset {
     }
 
     fn tokens(&self, Run { document, skipped, from, len }: Run) -> impl Iterator<Item = Token> {
-        let Around { bos, eos } = self.around(document);
+        let AddedIds { bos, eos } = self.added_ids(document);
         let [bos, eos] = [bos, eos].map(|id| id.map(Token::counted));
         let range = self.corpus.document(self.documents[document]);
         let before = usize::from(bos.is_some());

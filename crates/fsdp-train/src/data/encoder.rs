@@ -21,17 +21,17 @@ pub(super) struct Encoder<'a> {
 
 /// The tokens of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Made {
+pub(super) struct EncodedDocument {
     /// Token ids, with [`IGNORED_BIT`] set in those that do not count in the loss.
     pub(super) ids: Vec<u32>,
     /// The form of the document.
     pub(super) form: Form,
 }
 
-impl Made {
-    fn marked(Marked { ids, counts }: Marked, form: Form) -> Made {
-        let word = |(id, counts): (u32, bool)| if counts { id } else { id | IGNORED_BIT };
-        Made { ids: ids.into_iter().zip(counts).map(word).collect(), form }
+impl EncodedDocument {
+    fn from_marked(Marked { ids, counts }: Marked, form: Form) -> EncodedDocument {
+        let mark = |(id, counts): (u32, bool)| if counts { id } else { id | IGNORED_BIT };
+        EncodedDocument { ids: ids.into_iter().zip(counts).map(mark).collect(), form }
     }
 }
 
@@ -57,48 +57,56 @@ impl Encoder<'_> {
     ///
     /// # Errors
     /// [`EncodeFault`].
-    pub(super) fn encode(&self, record: Record) -> Result<Made, EncodeFault> {
+    pub(super) fn encode(&self, record: Record) -> Result<EncodedDocument, EncodeFault> {
         match record {
             Record::Text(text) => Ok(self.text(&text)?),
-            Record::Tokens(ids) => Ok(Made { ids, form: Form::Ids }),
+            Record::Tokens(ids) => Ok(EncodedDocument { ids, form: Form::Ids }),
             Record::Object(object) => self.object(object),
         }
     }
 
-    fn object(&self, object: Map<String, Value>) -> Result<Made, EncodeFault> {
+    fn object(&self, object: Map<String, Value>) -> Result<EncodedDocument, EncodeFault> {
         let keys: Vec<String> = names(&object).into_iter().map(str::to_owned).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match self.fields.choose(&keys)? {
-            Chosen::One(name) => self.one(name, object),
+            Chosen::One(name) => self.single_field(name, object),
             Chosen::Pair(names) => self.pair(names, object),
         }
     }
 
-    fn one(&self, name: &str, mut object: Map<String, Value>) -> Result<Made, EncodeFault> {
-        let of_field = |fault: String| EncodeFault::Record(format!("\"{name}\" {fault}"));
+    fn single_field(
+        &self,
+        name: &str,
+        mut object: Map<String, Value>,
+    ) -> Result<EncodedDocument, EncodeFault> {
+        let field_fault = |fault: String| EncodeFault::Record(format!("\"{name}\" {fault}"));
         match object.remove(name).unwrap_or_default() {
             Value::Array(messages) if name == MESSAGES || messages.first().is_some_and(Value::is_object) => {
-                self.conversation(Conversation::new(messages, 0, context(&mut object)?).map_err(of_field)?)
+                self.conversation(Conversation::new(messages, 0, context(&mut object)?).map_err(field_fault)?)
             }
             value if name == MESSAGES => {
-                Err(of_field(format!("is {}, but must be a list of messages", kind(&value))))
+                Err(field_fault(format!("is {}, but must be a list of messages", kind(&value))))
             }
-            value => Ok(self.value(&value).map_err(of_field)?),
+            value => Ok(self.value(&value).map_err(field_fault)?),
         }
     }
 
-    fn pair(&self, [prompt, answer]: [&str; 2], mut object: Map<String, Value>) -> Result<Made, EncodeFault> {
+    fn pair(
+        &self,
+        [prompt, answer]: [&str; 2],
+        mut object: Map<String, Value>,
+    ) -> Result<EncodedDocument, EncodeFault> {
         match [prompt, answer].map(|name| object.remove(name).unwrap_or_default()) {
             [Value::String(prompt), Value::String(answer)] => {
                 let marked = completion(&prompt, &answer, self.chats.loss_on(), self.tokenizer)?;
-                Ok(Made::marked(marked, Form::Completion))
+                Ok(EncodedDocument::from_marked(marked, Form::Completion))
             }
             [Value::Array(mut messages), Value::Array(answers)] => {
-                let before = messages.len();
+                let prompt_len = messages.len();
                 messages.extend(answers);
-                let of_field = |fault| EncodeFault::Record(format!("\"{prompt}\" {fault}"));
+                let field_fault = |fault| EncodeFault::Record(format!("\"{prompt}\" {fault}"));
                 self.conversation(
-                    Conversation::new(messages, before, context(&mut object)?).map_err(of_field)?,
+                    Conversation::new(messages, prompt_len, context(&mut object)?).map_err(field_fault)?,
                 )
             }
             [first, second] => Err(EncodeFault::Record(format!(
@@ -109,23 +117,26 @@ impl Encoder<'_> {
         }
     }
 
-    fn conversation(&self, conversation: Conversation) -> Result<Made, EncodeFault> {
-        Ok(Made::marked(self.chats.encode(&conversation, self.tokenizer)?, Form::Conversation))
+    fn conversation(&self, conversation: Conversation) -> Result<EncodedDocument, EncodeFault> {
+        Ok(EncodedDocument::from_marked(
+            self.chats.encode(&conversation, self.tokenizer)?,
+            Form::Conversation,
+        ))
     }
 
-    fn value(&self, value: &Value) -> Result<Made, String> {
+    fn value(&self, value: &Value) -> Result<EncodedDocument, String> {
         match value {
             Value::String(text) => self.text(text),
             Value::Array(items) => {
-                Ok(Made { ids: items.iter().map(id).collect::<Result<_, _>>()?, form: Form::Ids })
+                Ok(EncodedDocument { ids: items.iter().map(id).collect::<Result<_, _>>()?, form: Form::Ids })
             }
             other => Err(format!("is {}, but must be a string or a list of token ids", kind(other))),
         }
     }
 
-    fn text(&self, text: &str) -> Result<Made, String> {
+    fn text(&self, text: &str) -> Result<EncodedDocument, String> {
         let ids = self.tokenizer.encode(text).map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
-        Ok(Made { ids, form: Form::Text })
+        Ok(EncodedDocument { ids, form: Form::Text })
     }
 }
 
@@ -133,8 +144,8 @@ impl Encoder<'_> {
 fn id(item: &Value) -> Result<u32, String> {
     let id = item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < IGNORED_BIT);
     id.ok_or_else(|| {
-        let what = if item.is_number() { item.to_string() } else { kind(item).to_owned() };
-        format!("contains {what}, but must be a string or a list of token ids, integers from 0 to 2147483647")
+        let got = if item.is_number() { item.to_string() } else { kind(item).to_owned() };
+        format!("contains {got}, but must be a string or a list of token ids, integers from 0 to 2147483647")
     })
 }
 

@@ -19,7 +19,7 @@ use crate::error::TrainError;
 const FOLDER: &str = "FSDP_CACHE_DIR";
 
 /// Files next to a tokenizer that belong to it.
-const BESIDE_TOKENIZER: [&str; 3] =
+const TOKENIZER_COMPANIONS: [&str; 3] =
     ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 
 /// An object to copy.
@@ -35,44 +35,44 @@ impl DataConfig {
     /// # Errors
     /// [`TrainError::Checkpoint`] if the store does not have them, [`TrainError::Io`] if they cannot be written here.
     pub(crate) fn fetched(&self) -> Result<DataConfig, TrainError> {
-        let mut here = self.clone();
-        let fetch = |path: &mut String, beside: &[&str]| -> Result<(), TrainError> {
+        let mut local = self.clone();
+        let fetch = |path: &mut String, companions: &[&str]| -> Result<(), TrainError> {
             if is_url(&path) {
-                *path = copy_of(Path::new(path), &folder(), beside)?.to_string_lossy().into_owned();
+                *path = copy_of(Path::new(path), &folder(), companions)?.to_string_lossy().into_owned();
             }
             Ok(())
         };
-        let sources = here.source.iter_mut().flat_map(|source| &mut source.path);
-        let eval = here.eval.iter_mut().flat_map(|set| &mut set.paths);
-        let paths = here.train.iter_mut().chain(sources).chain(eval).chain(&mut here.chat_template);
+        let sources = local.source.iter_mut().flat_map(|source| &mut source.path);
+        let eval = local.eval.iter_mut().flat_map(|set| &mut set.paths);
+        let paths = local.train.iter_mut().chain(sources).chain(eval).chain(&mut local.chat_template);
         paths.into_iter().try_for_each(|path| fetch(path, &[]))?;
-        fetch(&mut here.tokenizer, &BESIDE_TOKENIZER)?;
-        Ok(here)
+        fetch(&mut local.tokenizer, &TOKENIZER_COMPANIONS)?;
+        Ok(local)
     }
 }
 
 /// Returns the folder for copies.
 fn folder() -> PathBuf {
-    let named = std::env::var_os(FOLDER).map(PathBuf::from);
-    let usual = || {
+    let configured = std::env::var_os(FOLDER).map(PathBuf::from);
+    let default = || {
         let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
         std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home).map(|cache| cache.join("fsdp"))
     };
-    named.or_else(usual).unwrap_or_else(|| std::env::temp_dir().join("fsdp"))
+    configured.or_else(default).unwrap_or_else(|| std::env::temp_dir().join("fsdp"))
 }
 
-/// Returns the copy of an object, together with those of `beside` that exist next to it, or of all objects directly
-/// below a URL.
-fn copy_of(url: &Path, folder: &Path, beside: &[&str]) -> Result<PathBuf, TrainError> {
+/// Returns the copy of an object, together with those of `companions` that exist next to it, or of all objects
+/// directly below a URL.
+fn copy_of(url: &Path, folder: &Path, companions: &[&str]) -> Result<PathBuf, TrainError> {
     let object = |url: PathBuf| -> Result<Option<Object>, TrainError> {
         let name = url.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(objects::version(&url)?.map(|version| Object { url, name, version }))
     };
-    let (is_one, found) = match object(url.to_owned())? {
-        Some(one) => {
-            let beside = beside.iter().map(|name| object(url.with_file_name(name)));
-            let beside = beside.filter_map(Result::transpose);
-            (true, std::iter::once(Ok(one)).chain(beside).collect::<Result<Vec<_>, _>>()?)
+    let (is_object, found) = match object(url.to_owned())? {
+        Some(single) => {
+            let companions = companions.iter().map(|name| object(url.with_file_name(name)));
+            let companions = companions.filter_map(Result::transpose);
+            (true, std::iter::once(Ok(single)).chain(companions).collect::<Result<Vec<_>, _>>()?)
         }
         None => {
             let inside = objects::names(url)?.into_iter().map(|name| object(url.join(name)));
@@ -98,14 +98,14 @@ fn copy_of(url: &Path, folder: &Path, beside: &[&str]) -> Result<PathBuf, TrainE
             copy(url, &file)?;
         }
     }
-    Ok(if is_one { dir.join(&found[0].name) } else { dir })
+    Ok(if is_object { dir.join(&found[0].name) } else { dir })
 }
 
 /// Copies an object; the file appears only once it is complete.
 fn copy(url: &Path, file: &Path) -> Result<(), TrainError> {
     let failed = |action| TrainError::io(action, file);
-    let beside = file.parent().and_then(Path::parent).unwrap_or(Path::new("."));
-    let mut temporary = NamedTempFile::new_in(beside).map_err(failed("create"))?;
+    let temporary_folder = file.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let mut temporary = NamedTempFile::new_in(temporary_folder).map_err(failed("create"))?;
     objects::read_to(url, temporary.as_file_mut())?;
     temporary.as_file().sync_all().map_err(failed("sync"))?;
     temporary.persist(file).map_err(|error| failed("name")(error.error))?;
@@ -148,7 +148,7 @@ mod tests {
             put(&format!("memory://fetched/beside/{name}"), name);
         }
         let url = Path::new("memory://fetched/beside/tokenizer.json");
-        let copy = copy_of(url, dir.path(), &BESIDE_TOKENIZER).unwrap();
+        let copy = copy_of(url, dir.path(), &TOKENIZER_COMPANIONS).unwrap();
         assert_eq!(read(&copy), "tokenizer.json");
         assert_eq!(read(&copy.with_file_name("tokenizer_config.json")), "tokenizer_config.json");
         assert!(!copy.with_file_name("config.json").exists());

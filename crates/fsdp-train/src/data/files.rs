@@ -19,13 +19,13 @@ use glob::{MatchOptions, Pattern};
 use super::error::DataError;
 use crate::config::DataConfig;
 use crate::resolve_links::resolve_links;
-pub(super) use formats::{Compression, Kind, wanted};
+pub(super) use formats::{Compression, Kind, expected_files};
 
 /// Names the given paths in errors, until the key that they belong to is known.
 const DATA: &str = "[data]";
 
 /// As in a shell: `*` matches neither `/` nor a leading dot.
-const LIKE_A_SHELL: MatchOptions =
+const GLOB_OPTIONS: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
 /// A data file.
@@ -42,16 +42,18 @@ pub(super) struct DataFile {
 }
 
 /// The folders that a run writes to.
-struct Written {
+struct OutputFolders {
     /// For each folder its key, its path, and its path with links resolved.
     folders: Vec<(&'static str, PathBuf, PathBuf)>,
 }
 
-impl Written {
-    fn by(config: &DataConfig, out_dir: &Path) -> Written {
+impl OutputFolders {
+    fn of(config: &DataConfig, out_dir: &Path) -> OutputFolders {
         let cache = config.cache.iter().map(|cache| ("data.cache", PathBuf::from(cache)));
         let named = [("run.out_dir", out_dir.to_owned())].into_iter().chain(cache);
-        Written { folders: named.map(|(key, path)| (key, path.clone(), resolve_links(&path))).collect() }
+        OutputFolders {
+            folders: named.map(|(key, path)| (key, path.clone(), resolve_links(&path))).collect(),
+        }
     }
 
     /// Returns the key and the path of the folder that contains a path.
@@ -61,7 +63,7 @@ impl Written {
         Some((key, folder))
     }
 
-    fn refuse(&self, path: &Path) -> Result<(), DataError> {
+    fn reject(&self, path: &Path) -> Result<(), DataError> {
         self.folder_of(path).map_or(Ok(()), |(written, folder)| {
             let (path, folder) = (path.to_owned(), folder.to_owned());
             Err(DataError::InOutput { key: DATA, path, written, folder })
@@ -80,32 +82,32 @@ pub(super) fn find(
     config: &DataConfig,
     out_dir: &Path,
 ) -> Result<Vec<DataFile>, DataError> {
-    let (format, written) = (config.format, Written::by(config, out_dir));
+    let (format, outputs) = (config.format, OutputFolders::of(config, out_dir));
     let mut files = Vec::new();
     for path in paths {
-        let there = fs::metadata(path);
-        if there.is_err()
+        let metadata = fs::metadata(path);
+        if metadata.is_err()
             && let Some(pattern) = pattern(path)
         {
             for path in matching(path, &pattern)? {
-                written.refuse(&path)?;
-                files.push(formats::of_named(path, format)?);
+                outputs.reject(&path)?;
+                files.push(formats::named_file(path, format)?);
             }
             continue;
         }
         let path = Path::new(path);
-        let metadata = there.map_err(|source| unreadable(path, source))?;
-        written.refuse(path)?;
+        let metadata = metadata.map_err(|source| unreadable(path, source))?;
+        outputs.reject(path)?;
         if metadata.is_dir() {
             let mut found = Vec::new();
-            walk(path, &written, &mut found)?;
-            files.extend(formats::of_folder(path, found, format)?);
+            walk(path, &outputs, &mut found)?;
+            files.extend(formats::folder_files(path, found, format)?);
         } else {
-            files.push(formats::of_named(path.to_owned(), format)?);
+            files.push(formats::named_file(path.to_owned(), format)?);
         }
     }
     if files.is_empty() {
-        return Err(DataError::NoFiles { wanted: wanted(format), paths: paths.to_vec() });
+        return Err(DataError::NoFiles { wanted: expected_files(format), paths: paths.to_vec() });
     }
     Ok(files)
 }
@@ -117,7 +119,7 @@ fn pattern(path: &str) -> Option<Pattern> {
 
 /// Returns the files that match a pattern, in the order of names.
 fn matching(path: &str, pattern: &Pattern) -> Result<Vec<PathBuf>, DataError> {
-    let found = glob::glob_with(pattern.as_str(), LIKE_A_SHELL);
+    let found = glob::glob_with(pattern.as_str(), GLOB_OPTIONS);
     let malformed = |fault: glob::PatternError| DataError::Malformed {
         file: path.into(),
         reason: format!("it is not a valid file pattern: {fault}"),
@@ -125,8 +127,8 @@ fn matching(path: &str, pattern: &Pattern) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for entry in found.map_err(malformed)? {
         let entry = entry.map_err(|fault| {
-            let place = fault.path().to_owned();
-            unreadable(&place, fault.into())
+            let path = fault.path().to_owned();
+            unreadable(&path, fault.into())
         })?;
         if !entry.is_dir() {
             files.push(entry);
@@ -141,30 +143,31 @@ fn matching(path: &str, pattern: &Pattern) -> Result<Vec<PathBuf>, DataError> {
 
 /// Whether a file with this path is data of a run, or would be if it existed.
 pub fn is_data(data: &DataConfig, out_dir: &Path, file: &Path) -> bool {
-    let is_written = Written::by(data, out_dir).folder_of(file).is_some();
-    let (named, file) = (file, resolve_links(file));
-    let leads_there = |path: &String| {
-        let matches = |pattern: Pattern| pattern.matches_path_with(named, LIKE_A_SHELL);
+    let is_output = OutputFolders::of(data, out_dir).folder_of(file).is_some();
+    let (unresolved, file) = (file, resolve_links(file));
+    let yields_file = |path: &String| {
+        let matches = |pattern: Pattern| pattern.matches_path_with(unresolved, GLOB_OPTIONS);
         let folder = resolve_links(Path::new(path));
-        let is_inside = || folder.is_dir() && file.starts_with(&folder) && formats::is_of(&file, data.format);
+        let is_inside =
+            || folder.is_dir() && file.starts_with(&folder) && formats::has_data_name(&file, data.format);
         file == folder || is_inside() || pattern(path).is_some_and(matches)
     };
-    !is_written && data.paths().any(leads_there)
+    !is_output && data.paths().any(yields_file)
 }
 
 /// Returns the paths of a configuration that do not exist on this machine, as written in the run file; URLs are not
 /// checked.
 pub fn missing(data: &DataConfig) -> Vec<&String> {
     let paths = data.paths().filter(|path| !is_url(path));
-    let is_there = |path: &str| {
+    let exists = |path: &str| {
         Path::new(path).exists() || pattern(path).is_some_and(|pattern| matching(path, &pattern).is_ok())
     };
-    paths.filter(|path| !is_there(path)).collect()
+    paths.filter(|path| !exists(path)).collect()
 }
 
 /// Collects all files below a folder.
-fn walk(folder: &Path, written: &Written, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    if written.folder_of(folder).is_some() {
+fn walk(folder: &Path, outputs: &OutputFolders, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    if outputs.folder_of(folder).is_some() {
         return Ok(());
     }
     let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>);
@@ -178,9 +181,9 @@ fn walk(folder: &Path, written: &Written, files: &mut Vec<PathBuf>) -> Result<()
         let kind = entry.file_type().map_err(|source| unreadable(&path, source))?;
         if kind.is_dir() {
             if entry.file_name() != "target" {
-                walk(&path, written, files)?;
+                walk(&path, outputs, files)?;
             }
-        } else if kind.is_symlink() && written.folder_of(&path).is_some() {
+        } else if kind.is_symlink() && outputs.folder_of(&path).is_some() {
             continue;
         } else if path.is_file() {
             files.push(path);

@@ -36,7 +36,7 @@ impl Mapped {
 
     /// Disables read-ahead: from now on, a read loads only the pages it touches and not those around them, which may be
     /// megabytes each time.
-    pub(super) fn is_read_here_and_there(&self) {
+    pub(super) fn disable_read_ahead(&self) {
         // An error is ignored, because the advice only affects speed.
         let _ = self.0.advise(Advice::Random);
     }

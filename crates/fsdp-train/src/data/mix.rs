@@ -42,8 +42,8 @@ impl Mix {
         // Use number i of a source is due in the middle of the i-th part of the cycle: at (2i + 1) / (2 share).
         let due = |&(source, index): &(u32, u32)| (2 * u64::from(index) + 1, shares[source as usize] as u64);
         order.sort_by(|first, second| {
-            let ((a, of_a), (b, of_b)) = (due(first), due(second));
-            (a * of_b).cmp(&(b * of_a)).then(first.0.cmp(&second.0))
+            let ((a, share_a), (b, share_b)) = (due(first), due(second));
+            (a * share_b).cmp(&(b * share_a)).then(first.0.cmp(&second.0))
         });
         Ok(Mix { slots: order, shares })
     }
@@ -65,7 +65,8 @@ impl Mix {
     /// Returns how many of the first `count` samples of a run come from a source.
     pub(super) fn taken(&self, source: usize, count: u64) -> u64 {
         let (cycles, rest) = (count / SLOTS as u64, (count % SLOTS as u64) as usize);
-        let in_rest = self.slots[..rest].iter().filter(|(of, _)| *of as usize == source).count();
+        let in_rest =
+            self.slots[..rest].iter().filter(|(slot_source, _)| *slot_source as usize == source).count();
         cycles * self.shares[source] as u64 + in_rest as u64
     }
 }
@@ -85,8 +86,8 @@ fn shares(weights: &[f64]) -> Vec<usize> {
     let mut shares: Vec<usize> = exact.iter().map(|share| share.floor() as usize).collect();
     let mut by_remainder: Vec<usize> = (0..shares.len()).collect();
     by_remainder.sort_by(|&a, &b| (exact[b] - exact[b].floor()).total_cmp(&(exact[a] - exact[a].floor())));
-    let left = SLOTS.saturating_sub(shares.iter().sum());
-    by_remainder.iter().cycle().take(left).for_each(|&source| shares[source] += 1);
+    let remaining = SLOTS.saturating_sub(shares.iter().sum());
+    by_remainder.iter().cycle().take(remaining).for_each(|&source| shares[source] += 1);
     shares
 }
 

@@ -11,20 +11,20 @@ thread_local! {
 }
 
 /// Runs a closure, and returns the message of a panic as an error.
-pub(super) fn caught<T>(run: impl FnOnce() -> T + UnwindSafe) -> Result<T, String> {
+pub(super) fn catch_panic<T>(run: impl FnOnce() -> T + UnwindSafe) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
-        let usual = panic::take_hook();
+        let default_hook = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !IS_CAUGHT.get() {
-                usual(info);
+                default_hook(info);
             }
         }));
     });
-    let outer = IS_CAUGHT.replace(true);
-    let outcome = catch_unwind(run);
-    IS_CAUGHT.set(outer);
-    outcome.map_err(|panic| message(&*panic))
+    let previous = IS_CAUGHT.replace(true);
+    let result = catch_unwind(run);
+    IS_CAUGHT.set(previous);
+    result.map_err(|panic| message(&*panic))
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

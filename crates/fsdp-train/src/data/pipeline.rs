@@ -6,12 +6,12 @@
 
 use rayon::prelude::*;
 
-use super::encoder::{EncodeFault, Encoder, Made};
+use super::encoder::{EncodeFault, EncodedDocument, Encoder};
 use super::error::DataError;
 use super::files::DataFile;
 use super::progress::{Meter, Tokenizing};
 use super::record::RecordPosition;
-use super::source::{self, Batch, Batches, NoRecord};
+use super::source::{self, Batch, Batches, RecordFault};
 use super::special::Form;
 use super::text::Text;
 use crate::config::Malformed;
@@ -51,27 +51,27 @@ pub(super) fn run<E: From<DataError>>(
     mut write: impl FnMut(Encoded) -> Result<(), E>,
 ) -> Result<(), E> {
     let all_bytes =
-        text.files.iter().filter_map(|file| file.path.metadata().ok()).map(|found| found.len()).sum();
+        text.files.iter().filter_map(|file| file.path.metadata().ok()).map(|metadata| metadata.len()).sum();
     tracing::info!(files = text.files.len(), "tokenizing text");
-    let mut told = Tokenizing { read_bytes: 0, all_bytes, documents: 0, tokens: 0, is_done: false };
+    let mut progress = Tokenizing { read_bytes: 0, all_bytes, documents: 0, tokens: 0, is_done: false };
     let mut reader = Reader::new(text);
     let mut round = reader.round(ROUND_BYTES)?;
     while !round.is_empty() {
         // Bytes of the next round, read at the same time, do not count as tokenized yet.
-        told.read_bytes = reader.meter.total();
-        let encode = |batch| encoded(text, batch);
-        let all = || round.into_par_iter().map(encode).collect::<Vec<_>>();
-        let (encoded, next) = rayon::join(all, || reader.round(ROUND_BYTES));
+        progress.read_bytes = reader.meter.total();
+        let encode = |batch| encode_batch(text, batch);
+        let encode_all = || round.into_par_iter().map(encode).collect::<Vec<_>>();
+        let (encoded, next) = rayon::join(encode_all, || reader.round(ROUND_BYTES));
         for batch in encoded {
             let batch = batch?;
-            told.documents += batch.ends.len() as u64;
-            told.tokens += batch.ids.len() as u64;
+            progress.documents += batch.ends.len() as u64;
+            progress.tokens += batch.ids.len() as u64;
             write(batch)?;
         }
         round = next?;
-        text.watch.tell(told);
+        text.watch.report(progress);
     }
-    text.watch.tell(Tokenizing { is_done: true, ..told });
+    text.watch.report(Tokenizing { is_done: true, ..progress });
     Ok(())
 }
 
@@ -95,7 +95,7 @@ pub(super) fn beginning(text: &Text<'_>, bytes: usize) -> Result<Beginning, Data
     let is_cut = round.last_mut().is_some_and(|last| last.cut(bytes));
     let is_all = !is_cut && reader.batch()?.is_none();
     let bytes = round.iter().map(Batch::len_bytes).sum();
-    let batches = round.into_par_iter().map(|batch| encoded(text, batch)).collect::<Vec<_>>();
+    let batches = round.into_par_iter().map(|batch| encode_batch(text, batch)).collect::<Vec<_>>();
     let encoded = batches.into_iter().collect::<Result<_, _>>()?;
     Ok(Beginning { encoded, bytes, is_all })
 }
@@ -141,44 +141,44 @@ impl<'a> Reader<'a> {
 }
 
 /// Tokenizes a batch.
-fn encoded(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
+fn encode_batch(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
     let file = &text.files[batch.file];
     let mut out = Encoded { file: batch.file, ids: Vec::new(), ends: Vec::new(), skipped: 0 };
-    let mut failed = None;
-    batch.for_each(&text.encoder.fields, |(place, record)| {
-        let made = record.map(|record| text.encoder.encode(record));
-        let made = match made {
+    let mut first_fault = None;
+    batch.for_each(&text.encoder.fields, |(position, record)| {
+        let document = record.map(|record| text.encoder.encode(record));
+        let document = match document {
             Ok(Err(EncodeFault::Data(fault))) => {
-                failed.get_or_insert(fault);
+                first_fault.get_or_insert(fault);
                 return;
             }
-            Ok(Err(EncodeFault::Record(fault))) => Err(NoRecord::Malformed(fault)),
-            Ok(Ok(made)) => Ok(made),
+            Ok(Err(EncodeFault::Record(fault))) => Err(RecordFault::Malformed(fault)),
+            Ok(Ok(document)) => Ok(document),
             Err(fault) => Err(fault),
         };
-        match made {
-            Ok(Made { ids, form }) => {
+        match document {
+            Ok(EncodedDocument { ids, form }) => {
                 out.ids.extend_from_slice(&ids);
                 out.ends.push((out.ids.len(), form));
             }
             // Folders of text usually contain files that are not UTF-8, so these are dropped. A file named by the user
             // must be text.
-            Err(NoRecord::NotText(_)) if !file.named => {}
+            Err(RecordFault::NotText(_)) if !file.named => {}
             Err(_) if text.malformed == Malformed::Skip => out.skipped += 1,
-            Err(fault) if failed.is_none() => failed = Some(malformed(file, place, &fault)),
+            Err(fault) if first_fault.is_none() => first_fault = Some(malformed(file, position, &fault)),
             Err(_) => {}
         }
     });
-    failed.map_or(Ok(out), Err)
+    first_fault.map_or(Ok(out), Err)
 }
 
-fn malformed(file: &DataFile, place: RecordPosition, fault: &NoRecord) -> DataError {
+fn malformed(file: &DataFile, position: RecordPosition, fault: &RecordFault) -> DataError {
     let reason = match fault {
-        NoRecord::NotText(byte) => {
+        RecordFault::NotText(byte) => {
             format!("it is not UTF-8 text (byte {byte}); convert it, or choose another data.format")
         }
-        NoRecord::Malformed(reason) if place == RecordPosition::Whole => reason.clone(),
-        NoRecord::Malformed(reason) => format!("{place}: {reason}"),
+        RecordFault::Malformed(reason) if position == RecordPosition::WholeFile => reason.clone(),
+        RecordFault::Malformed(reason) => format!("{position}: {reason}"),
     };
     DataError::Malformed { file: file.path.clone(), reason }
 }

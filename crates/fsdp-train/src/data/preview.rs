@@ -27,7 +27,7 @@ impl Preview {
     /// If there is no such sample.
     pub(crate) fn of(dataset: &Dataset, sample: usize, config: &DataConfig) -> Result<Preview, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
-        let tokens = dataset.heard(sample);
+        let tokens = dataset.sample_tokens(sample);
         let len = tokens.len();
         let mut runs: Vec<(Vec<u32>, bool)> = Vec::new();
         for Token { id, counts } in tokens {

@@ -25,16 +25,16 @@ pub struct Watch<'a>(Option<&'a (dyn Fn(Tokenizing) + Sync)>);
 
 impl<'a> Watch<'a> {
     /// Ignores the progress.
-    pub const NOBODY: Watch<'static> = Watch(None);
+    pub const NONE: Watch<'static> = Watch(None);
 
     /// Calls a function with the progress.
-    pub fn new(told: &'a (dyn Fn(Tokenizing) + Sync)) -> Watch<'a> {
-        Watch(Some(told))
+    pub fn new(report: &'a (dyn Fn(Tokenizing) + Sync)) -> Watch<'a> {
+        Watch(Some(report))
     }
 
-    pub(super) fn tell(&self, tokenizing: Tokenizing) {
-        if let Some(told) = self.0 {
-            told(tokenizing);
+    pub(super) fn report(&self, tokenizing: Tokenizing) {
+        if let Some(report) = self.0 {
+            report(tokenizing);
         }
     }
 }

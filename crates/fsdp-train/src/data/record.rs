@@ -31,7 +31,7 @@ impl Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordPosition {
     /// The record is the whole file.
-    Whole,
+    WholeFile,
     /// A line, from 1.
     Line(u64),
     /// A row, from 0.
@@ -46,7 +46,7 @@ pub(super) enum RecordPosition {
 impl fmt::Display for RecordPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RecordPosition::Whole => write!(f, "the whole file"),
+            RecordPosition::WholeFile => write!(f, "the whole file"),
             RecordPosition::Line(line) => write!(f, "line {line}"),
             RecordPosition::Row { group: Some(group), row } => write!(f, "row group {group}, row {row}"),
             RecordPosition::Row { group: None, row } => write!(f, "row {row}"),
@@ -64,7 +64,7 @@ const KNOWN: [&str; 2] = ["text", "input_ids"];
 const PAIR: [&str; 2] = ["prompt", "completion"];
 
 /// Fields that a conversation may have besides its messages.
-pub(super) const BESIDE: [&str; 2] = ["tools", "chat_template_kwargs"];
+pub(super) const COMPANIONS: [&str; 2] = ["tools", "chat_template_kwargs"];
 
 /// Selects the fields of an object that make up its document.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,39 +111,41 @@ impl Fields {
     /// # Errors
     /// A description that lists the existing fields.
     pub(super) fn choose<'n>(&self, names: &[&'n str]) -> Result<Chosen<'n>, String> {
-        let has = |wanted: &str| names.iter().copied().find(|name| *name == wanted);
-        let one = |wanted: &str| has(wanted).map(Chosen::One);
-        let both = |[prompt, completion]: [&str; 2]| Some(Chosen::Pair([has(prompt)?, has(completion)?]));
+        let find = |field: &str| names.iter().copied().find(|name| *name == field);
+        let single = |field: &str| find(field).map(Chosen::One);
+        let pair = |[prompt, completion]: [&str; 2]| Some(Chosen::Pair([find(prompt)?, find(completion)?]));
         let found = match (&self.column, &self.pair) {
-            (Some(column), _) => one(column),
-            (None, Some([prompt, completion])) => both([prompt, completion]),
-            (None, None) => one(MESSAGES).or_else(|| both(PAIR)).or_else(|| KNOWN.into_iter().find_map(one)),
+            (Some(column), _) => single(column),
+            (None, Some([prompt, completion])) => pair([prompt, completion]),
+            (None, None) => {
+                single(MESSAGES).or_else(|| pair(PAIR)).or_else(|| KNOWN.into_iter().find_map(single))
+            }
         };
         found.ok_or_else(|| {
-            let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            let existing = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             match (&self.column, &self.pair) {
                 (Some(column), _) => {
-                    format!("there is no \"{column}\" (data.column); there are: {there}")
+                    format!("there is no \"{column}\" (data.column); there are: {existing}")
                 }
                 (None, Some([prompt, completion])) => format!(
                     "there is no \"{prompt}\" (data.prompt) with \"{completion}\" (data.completion); there \
-                     are: {there}"
+                     are: {existing}"
                 ),
                 (None, None) => format!(
                     "there is no \"messages\", no \"prompt\" with \"completion\", no \"text\" and no \
-                     \"input_ids\"; set data.column to one of: {there}"
+                     \"input_ids\"; set data.column to one of: {existing}"
                 ),
             }
         })
     }
 
-    fn wants(&self, name: &str) -> bool {
+    fn selects(&self, name: &str) -> bool {
         let is_of_document = match (&self.column, &self.pair) {
             (Some(column), _) => column == name,
             (None, Some(pair)) => pair.iter().any(|field| field == name),
             (None, None) => name == MESSAGES || PAIR.contains(&name) || KNOWN.contains(&name),
         };
-        is_of_document || BESIDE.contains(&name)
+        is_of_document || COMPANIONS.contains(&name)
     }
 
     /// Parses a JSON object, and drops the fields that are not selected.
@@ -152,7 +154,8 @@ impl Fields {
     /// A description of what is wrong with the text.
     pub(super) fn parse(&self, json: &[u8]) -> Result<Record, String> {
         let mut parser = serde_json::Deserializer::from_slice(json);
-        let parsed = Wanted(self).deserialize(&mut parser).and_then(|object| parser.end().map(|()| object));
+        let parsed =
+            SelectedFields(self).deserialize(&mut parser).and_then(|object| parser.end().map(|()| object));
         let object = parsed.map_err(|fault| self.explain(&fault))?;
         if self.choose(&names(&object)).is_err() {
             // The error for a missing field lists all existing ones.
@@ -175,9 +178,9 @@ pub(super) fn names(object: &Map<String, Value>) -> Vec<&str> {
 }
 
 /// Reads an object, and keeps the fields that [`Fields`] selects.
-struct Wanted<'a>(&'a Fields);
+struct SelectedFields<'a>(&'a Fields);
 
-impl<'de> DeserializeSeed<'de> for Wanted<'_> {
+impl<'de> DeserializeSeed<'de> for SelectedFields<'_> {
     type Value = Map<String, Value>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -185,7 +188,7 @@ impl<'de> DeserializeSeed<'de> for Wanted<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Wanted<'_> {
+impl<'de> Visitor<'de> for SelectedFields<'_> {
     type Value = Map<String, Value>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -195,7 +198,7 @@ impl<'de> Visitor<'de> for Wanted<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
         let mut object = Map::new();
         while let Some(name) = access.next_key::<String>()? {
-            if !self.0.wants(&name) {
+            if !self.0.selects(&name) {
                 access.next_value::<IgnoredAny>()?;
             } else if object.contains_key(&name) {
                 return Err(A::Error::custom(format_args!("duplicate field `{name}`")));

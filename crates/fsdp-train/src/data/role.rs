@@ -28,7 +28,7 @@ pub enum Role {
 impl Role {
     /// Returns the role of an evaluation set.
     pub fn of_set(set: &EvalSet, data: &DataConfig, global_batch: usize) -> Role {
-        let limit = |most: u64| usize::try_from(most).ok().filter(|&most| most > 0).unwrap_or(usize::MAX);
+        let limit = |max: u64| usize::try_from(max).ok().filter(|&max| max > 0).unwrap_or(usize::MAX);
         let in_batches = limit(data.eval_batches).saturating_mul(global_batch);
         Role::Evaluation { set: set.name.clone(), samples_max: limit(set.max_samples).min(in_batches) }
     }

@@ -25,14 +25,14 @@ impl Form {
 
 /// Ids that are added around a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Around {
+pub(super) struct AddedIds {
     /// The id before the document, if any.
     pub(super) bos: Option<u32>,
     /// The id after the document, if any.
     pub(super) eos: Option<u32>,
 }
 
-impl Around {
+impl AddedIds {
     /// Number of added ids.
     pub(super) fn count(self) -> usize {
         usize::from(self.bos.is_some()) + usize::from(self.eos.is_some())
@@ -42,9 +42,9 @@ impl Around {
 /// Ids that are added to documents.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Special {
-    text: Around,
-    ids: Around,
-    completion: Around,
+    text: AddedIds,
+    ids: AddedIds,
+    completion: AddedIds,
     /// The id that fills up short samples.
     pub(super) pad: u32,
     /// Whether documents that are too long are truncated at their start rather than at their end.
@@ -58,11 +58,11 @@ impl Special {
     /// [`DataError::SpecialToken`] if a token does not exist; [`DataError::Tokenizer`].
     pub(super) fn resolve(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Special, DataError> {
         let ends = tokenizer.ends()?;
-        let text = Around {
-            bos: resolved(&config.bos, &ends.before, "data.bos", tokenizer)?,
-            eos: resolved(&config.eos, &ends.after, "data.eos", tokenizer)?,
+        let text = AddedIds {
+            bos: resolve_end(&config.bos, &ends.before, "data.bos", tokenizer)?,
+            eos: resolve_end(&config.eos, &ends.after, "data.eos", tokenizer)?,
         };
-        let ids = Around {
+        let ids = AddedIds {
             bos: text.bos.filter(|_| is_given(&config.bos)),
             eos: text.eos.filter(|_| is_given(&config.eos)),
         };
@@ -73,17 +73,17 @@ impl Special {
             Packing::Stream => 0,
             Packing::Documents | Packing::Packed => tokenizer.resolve(&config.pad, "data.pad")?,
         };
-        let completion = Around { eos: text.eos.or_else(end), ..text };
+        let completion = AddedIds { eos: text.eos.or_else(end), ..text };
         Ok(Special { text, ids, completion, pad, clips_left: tokenizer.truncates_left() })
     }
 
     /// Returns the ids added around documents of a form.
-    pub(super) fn around(&self, form: Form) -> Around {
+    pub(super) fn added_ids(&self, form: Form) -> AddedIds {
         match form {
             Form::Text => self.text,
             Form::Ids => self.ids,
             Form::Completion => self.completion,
-            Form::Conversation => Around::default(),
+            Form::Conversation => AddedIds::default(),
         }
     }
 
@@ -98,8 +98,9 @@ impl Special {
         let [texts, completions, conversations] =
             [Form::Text, Form::Completion, Form::Conversation].map(&count);
         let mut warnings = Vec::new();
-        let joins = config.packing == Packing::Stream && Form::ALL.into_iter().map(&count).sum::<usize>() > 1;
-        if joins && has_vocabulary && texts > 0 && self.text.count() == 0 {
+        let is_joined =
+            config.packing == Packing::Stream && Form::ALL.into_iter().map(&count).sum::<usize>() > 1;
+        if is_joined && has_vocabulary && texts > 0 && self.text.count() == 0 {
             warnings.push(DataWarning::Joined { documents: texts });
         }
         let lacks_end = config.eos == Some(EndToken::Auto) && self.completion.eos.is_none();
@@ -121,8 +122,8 @@ impl Special {
         forms: impl IntoIterator<Item = Form>,
         vocab_size: usize,
     ) -> Result<(), DataError> {
-        let around = forms.into_iter().map(|form| self.around(form));
-        let ids = around.flat_map(|Around { bos, eos }| [("data.bos", bos), ("data.eos", eos)]);
+        let added_ids = forms.into_iter().map(|form| self.added_ids(form));
+        let ids = added_ids.flat_map(|AddedIds { bos, eos }| [("data.bos", bos), ("data.eos", eos)]);
         for (key, id) in ids.chain([("data.pad", Some(self.pad))]) {
             if let Some(id) = id.filter(|&id| id as usize >= vocab_size) {
                 let reason = format!(
@@ -135,18 +136,18 @@ impl Special {
     }
 }
 
-/// Resolves a setting to an id; `own` are the ids that the tokenizer itself adds there.
-fn resolved(
+/// Resolves a setting to an id; `tokenizer_ids` are the ids that the tokenizer itself adds there.
+fn resolve_end(
     token: &Option<EndToken>,
-    own: &[u32],
+    tokenizer_ids: &[u32],
     key: &'static str,
     tokenizer: &Tokenizer,
 ) -> Result<Option<u32>, DataError> {
-    match (token, own) {
+    match (token, tokenizer_ids) {
         (None, _) | (Some(EndToken::Auto), []) => Ok(None),
         (Some(EndToken::Auto), &[id]) => Ok(Some(id)),
-        (Some(EndToken::Auto), several) => {
-            let count = several.len();
+        (Some(EndToken::Auto), ids) => {
+            let count = ids.len();
             let reason =
                 format!("is \"auto\", but the tokenizer puts {count} tokens there; set one, or \"none\"");
             Err(DataError::SpecialToken { key, reason })

@@ -19,7 +19,7 @@ use super::warning::DataWarning;
 use crate::config::{DataConfig, Packing};
 
 /// Size of the text records that are examined, in bytes. These are tokenized in a second or two.
-const LOOKED_AT_BYTES: usize = 1 << 21;
+const SURVEY_BYTES: usize = 1 << 21;
 
 /// Statistics of the files that were found, whose first records could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,14 +67,14 @@ pub struct Whole {
 /// # Errors
 /// As [`Dataset::load`], as far as the first records reveal them.
 pub fn survey(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Survey, DataError> {
-    Ok(look(paths, config, out_dir)?.survey)
+    Ok(survey_files(paths, config, out_dir)?.survey)
 }
 
 /// Returns the errors that keep paths from leading to data files.
 pub fn lost(paths: &[String], config: &DataConfig, out_dir: &Path, role: &Role) -> Vec<DataError> {
     let Err(first) = files::find(paths, config, out_dir) else { return Vec::new() };
-    let of_one = |path: &String| files::find(std::slice::from_ref(path), config, out_dir).err();
-    let each: Vec<DataError> = paths.iter().filter_map(of_one).collect();
+    let error_of = |path: &String| files::find(std::slice::from_ref(path), config, out_dir).err();
+    let each: Vec<DataError> = paths.iter().filter_map(error_of).collect();
     let all = if each.is_empty() { vec![first] } else { each };
     all.into_iter().map(|error| error.of_key(role.key(config))).collect()
 }
@@ -92,12 +92,13 @@ pub fn outlook(
     vocab: usize,
 ) -> Result<Outlook, DataError> {
     let of_key = |error: DataError| error.of_key(role.key(config));
-    let Look { survey, found, tokenizer, beginning } = look(paths, config, out_dir).map_err(of_key)?;
+    let SurveyedData { survey, found, tokenizer, beginning } =
+        survey_files(paths, config, out_dir).map_err(of_key)?;
     let tokenizer_ids = tokenizer.vocab_size();
     if let Some(beginning) = beginning.filter(|beginning| !beginning.is_all) {
         let special = Special::resolve(config, &tokenizer)?;
         check_vocabulary(&beginning, &found, special, vocab)?;
-        let warnings = expected(&beginning, special, config, tokenizer.digest().is_some());
+        let warnings = expected_warnings(&beginning, special, config, tokenizer.digest().is_some());
         return Ok(Outlook { survey, whole: None, tokenizer_ids, warnings });
     }
     let mut dataset = Dataset::load(paths, config, &Loading::read_only(out_dir)).map_err(of_key)?;
@@ -109,18 +110,18 @@ pub fn outlook(
 }
 
 /// Returns the warnings that the first records imply for a run.
-fn expected(
+fn expected_warnings(
     beginning: &Beginning,
     special: Special,
     config: &DataConfig,
     has_vocabulary: bool,
 ) -> Vec<DataWarning> {
     let documents = || beginning.encoded.iter().flat_map(Encoded::documents).filter(|(len, _)| *len > 0);
-    let count = |form: Form| documents().filter(|(_, of)| *of == form).count();
+    let count = |form: Form| documents().filter(|(_, other)| *other == form).count();
     let mut warnings = special.warnings(config, has_vocabulary, count);
     if config.packing != Packing::Stream {
         let excess = |(len, form): (usize, Form)| {
-            (len + special.around(form).count()).saturating_sub(config.seq_len + 1)
+            (len + special.added_ids(form).count()).saturating_sub(config.seq_len + 1)
         };
         warnings.extend(DataWarning::clipped(documents().map(excess)));
     }
@@ -128,7 +129,7 @@ fn expected(
 }
 
 /// A survey, with the data that it is based on.
-struct Look {
+struct SurveyedData {
     survey: Survey,
     found: Vec<DataFile>,
     tokenizer: Tokenizer,
@@ -136,7 +137,7 @@ struct Look {
     beginning: Option<Beginning>,
 }
 
-fn look(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Look, DataError> {
+fn survey_files(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<SurveyedData, DataError> {
     let found = files::find(paths, config, out_dir)?;
     let mut bytes = 0;
     for file in &found {
@@ -155,7 +156,7 @@ fn look(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Look, D
             has_prompts: false,
             has_text: false,
         };
-        return Ok(Look { survey, found, tokenizer, beginning: None });
+        return Ok(SurveyedData { survey, found, tokenizer, beginning: None });
     }
     let beginning = beginning(&found, config, &tokenizer)?;
     let count: usize = beginning.encoded.iter().map(|batch| batch.ids.len()).sum();
@@ -164,15 +165,15 @@ fn look(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Look, D
     let has_prompts = beginning.encoded.iter().any(|batch| batch.ids.iter().any(|id| id & IGNORED_BIT != 0));
     let has_text = beginning.encoded.iter().flat_map(Encoded::documents).any(|(_, form)| form == Form::Text);
     let survey = Survey { files, bytes, tokens: None, about_tokens, has_prompts, has_text };
-    Ok(Look { survey, found, tokenizer, beginning: Some(beginning) })
+    Ok(SurveyedData { survey, found, tokenizer, beginning: Some(beginning) })
 }
 
 fn beginning(found: &[DataFile], config: &DataConfig, tokenizer: &Tokenizer) -> Result<Beginning, DataError> {
     let pair = [&config.prompt, &config.completion].map(Option::as_deref);
     let fields = Fields::new(config.column.as_deref()).with_pair(pair);
     let encoder = Encoder { tokenizer, fields, chats: Chats::find(config, tokenizer)? };
-    let text = Text { files: found, encoder, malformed: config.malformed, watch: &Watch::NOBODY };
-    pipeline::beginning(&text, LOOKED_AT_BYTES)
+    let text = Text { files: found, encoder, malformed: config.malformed, watch: &Watch::NONE };
+    pipeline::beginning(&text, SURVEY_BYTES)
 }
 
 /// Checks that the model has the ids of the first records, and those added around documents.

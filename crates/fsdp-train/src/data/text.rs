@@ -40,7 +40,7 @@ pub(super) struct Key {
 
 /// Reasons why there are no tokens.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotTokenized {
+pub(super) enum TokenizeFault {
     /// The text is at fault.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -55,7 +55,7 @@ impl Text<'_> {
     /// # Errors
     /// [`DataError::Read`].
     pub(super) fn key(&self) -> Result<Key, DataError> {
-        let mut key = Key { digest: self.key_of_none(), stamps: Vec::with_capacity(self.files.len()) };
+        let mut key = Key { digest: self.key_without_files(), stamps: Vec::with_capacity(self.files.len()) };
         for file in self.files {
             let failed = |source| files::unreadable(&file.path, source);
             let stamp = Stamp::of(&file.path).map_err(failed)?;
@@ -74,9 +74,9 @@ impl Text<'_> {
     /// # Errors
     /// If the text cannot be read or tokenized, or has changed since its key was computed, or if the sink cannot be
     /// written.
-    pub(super) fn tokenize<W: Write>(&self, sink: W, key: &Key) -> Result<W, NotTokenized> {
+    pub(super) fn tokenize<W: Write>(&self, sink: W, key: &Key) -> Result<W, TokenizeFault> {
         let mut image = ImageWriter::new(sink);
-        pipeline::run(self, |Encoded { file, ids, ends, skipped }| -> Result<(), NotTokenized> {
+        pipeline::run(self, |Encoded { file, ids, ends, skipped }| -> Result<(), TokenizeFault> {
             let starts = std::iter::once(0).chain(ends.iter().map(|&(end, _)| end));
             for (start, &(end, form)) in starts.zip(&ends) {
                 image.push(file, &ids[start..end], form)?;
@@ -94,12 +94,12 @@ impl Text<'_> {
 
     /// Returns a key that no cache file has, for tokens that are not cached; it is computed without reading the files.
     pub(super) fn uncached_key(&self) -> Key {
-        Key { digest: self.key_of_none(), stamps: Vec::new() }
+        Key { digest: self.key_without_files(), stamps: Vec::new() }
     }
 
     /// Computes the key without files. It does not include the special tokens that packing adds, because they are not
     /// part of the cached tokens.
-    fn key_of_none(&self) -> Digest {
+    fn key_without_files(&self) -> Digest {
         let Encoder { tokenizer, fields, chats } = &self.encoder;
         Digest::of(&(MAGIC, TOKENIZERS, tokenizer.digest(), fields, chats.digest(), self.malformed))
     }

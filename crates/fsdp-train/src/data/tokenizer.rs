@@ -74,7 +74,7 @@ impl Tokenizer {
         let load = || -> Result<_, Source> {
             let text = input_file::read_text(Path::new(name), TOKENIZER_BYTES_MAX)?;
             let digest = (text.len(), DigestKind::Crc64.of(text.as_bytes()));
-            let config = TokenizerConfig::beside(Path::new(name))?;
+            let config = TokenizerConfig::read_next_to(Path::new(name))?;
             Ok((Vocabulary::parse(&text, &config.special)?, config, digest))
         };
         let failed = |source| DataError::Tokenizer { file: name.into(), source };

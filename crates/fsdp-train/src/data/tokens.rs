@@ -17,7 +17,7 @@ const MAPPED_BYTES_MIN: u64 = 1 << 16;
 const BLOCK_BYTES: usize = 1 << 18;
 
 /// Token files of a larger total size, in bytes, are not read completely at every start but sampled.
-pub(super) const WHOLE_BYTES_MAX: usize = 1 << 28;
+pub(super) const FULL_SCAN_BYTES_MAX: usize = 1 << 28;
 
 /// Minimum number of samples, and the size of each in bytes.
 const SAMPLES_MIN: usize = 1024;
@@ -166,7 +166,7 @@ impl Tokens {
     fn sample(&self, every: usize) -> Scan {
         // Training also reads samples of such large files at random.
         if let Bytes::Mapped(mapped) = &self.bytes {
-            mapped.is_read_here_and_there();
+            mapped.disable_read_ahead();
         }
         let blocks = self.ids().par_chunks(BLOCK_BYTES).step_by(every);
         let samples = blocks.map(|block| Scan::of(&block[..block.len().min(SAMPLE_BYTES)], self.width));
@@ -188,14 +188,14 @@ impl Tokens {
 /// Maps each block of the bytes, on all cores, and combines the results of adjacent blocks.
 fn in_blocks<T: Send>(
     bytes: &[u8],
-    of: impl Fn(&[u8]) -> T + Sync + Send,
-    then: impl Fn(T, T) -> T + Sync + Send,
+    map: impl Fn(&[u8]) -> T + Sync + Send,
+    combine: impl Fn(T, T) -> T + Sync + Send,
 ) -> T {
     // Small inputs do not start threads.
     if bytes.len() <= BLOCK_BYTES {
-        return of(bytes);
+        return map(bytes);
     }
-    bytes.par_chunks(BLOCK_BYTES).map(of).reduce_with(then).expect("there is a block")
+    bytes.par_chunks(BLOCK_BYTES).map(map).reduce_with(combine).expect("there is a block")
 }
 
 /// Statistics of ids, all of which or samples of which were read. Scans of adjacent ids can be combined.
@@ -218,13 +218,16 @@ impl Scan {
         Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None, has_ignored: false }
     }
 
-    /// Scans a sequence of token files: all ids if they have at most `whole_bytes`, else samples, so that the time of a
-    /// start is bounded.
-    pub(super) fn of_files<'a>(files: impl Iterator<Item = &'a Tokens> + Clone, whole_bytes: usize) -> Scan {
+    /// Scans a sequence of token files: all ids if they have at most `full_scan_bytes_max`, else samples, so that the
+    /// time of a start is bounded.
+    pub(super) fn of_files<'a>(
+        files: impl Iterator<Item = &'a Tokens> + Clone,
+        full_scan_bytes_max: usize,
+    ) -> Scan {
         let len_bytes: usize = files.clone().map(|tokens| tokens.ids().len()).sum();
         let every = (len_bytes / BLOCK_BYTES / SAMPLES_MIN).max(1);
         let scan = |tokens: &Tokens| {
-            if len_bytes <= whole_bytes { tokens.scan() } else { tokens.sample(every) }
+            if len_bytes <= full_scan_bytes_max { tokens.scan() } else { tokens.sample(every) }
         };
         files.map(scan).fold(Scan::empty(), Scan::then)
     }

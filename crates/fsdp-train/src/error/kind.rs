@@ -16,7 +16,7 @@ impl TrainError {
             | TrainError::Data(DataError::Read { source, .. })
             | TrainError::Base { source, .. }
             | TrainError::Io { source, .. } => FailureKind::of_io(source),
-            TrainError::Told { kind, .. } => *kind,
+            TrainError::Remote { kind, .. } => *kind,
             TrainError::Checkpoint(source) => source.kind(),
             TrainError::Core(source) => source.kind(),
             TrainError::RankFailed { source, .. }

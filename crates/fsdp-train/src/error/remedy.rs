@@ -23,7 +23,7 @@ fn remedy(error: &Error) -> &'static str {
         Error::TiedAcrossUnits { .. } => {
             ": change fsdp.wrap or fsdp.min_num_params so that neither has a unit of its own"
         }
-        Error::OutOfMemory(full) => room(full),
+        Error::OutOfMemory(error) => memory_remedy(error),
         Error::Device(source) if source.to_string().contains("deterministic implementation") => {
             "; run.deterministic = false allows it"
         }
@@ -32,8 +32,8 @@ fn remedy(error: &Error) -> &'static str {
 }
 
 /// Advice for freeing memory.
-fn room(full: &OutOfMemory) -> &'static str {
-    match (full.kind, full.category) {
+fn memory_remedy(error: &OutOfMemory) -> &'static str {
+    match (error.kind, error.category) {
         (MemoryKind::Host, _) => {
             ". Lower data.seq_len or train.micro_batch_size, recompute (fsdp.activation_checkpointing), or train on a \
              machine with more memory"
@@ -59,7 +59,7 @@ fn room(full: &OutOfMemory) -> &'static str {
 mod tests {
     use super::*;
 
-    fn full(kind: MemoryKind, category: Category) -> String {
+    fn out_of_memory(kind: MemoryKind, category: Category) -> String {
         let error = OutOfMemory { kind, category, bytes: Some(3 << 20), in_use: "nothing".to_owned() };
         with_remedy(&error.into())
     }
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn out_of_memory_error_names_keys_that_free_memory() {
         assert_eq!(
-            full(MemoryKind::Device, Category::Activation),
+            out_of_memory(MemoryKind::Device, Category::Activation),
             "no room for 3.0 MiB of device memory for activations: nothing. Lower train.micro_batch_size, or \
              use fsdp.activation_checkpointing or fsdp.offload = \"cpu\""
         );
@@ -77,7 +77,7 @@ mod tests {
             (MemoryKind::Pinned, Category::OptimizerState, "fsdp.offload = \"none\""),
             (MemoryKind::Host, Category::OptimizerState, "data.seq_len"),
         ] {
-            assert!(full(kind, category).contains(key), "{}", full(kind, category));
+            assert!(out_of_memory(kind, category).contains(key), "{}", out_of_memory(kind, category));
         }
     }
 

@@ -67,7 +67,7 @@ fn every_policy_matches_training_bits_and_predicted_memory() {
             trainer.evaluate(0, &AtomicBool::new(false), &mut ProgramOrder, &mut ())
         });
         let expected = in_training.unwrap().remove(0).unwrap();
-        let job = Job::to_evaluate(config, model, init, &Watch::NOBODY).unwrap();
+        let job = Job::to_evaluate(config, model, init, &Watch::NONE).unwrap();
         let found = evaluate(&job, &launcher(), None).unwrap();
         assert_eq!(found.evaluations, expected, "{fsdp}, {ranks} ranks");
         for (rank, usage) in found.usage.iter().enumerate() {
@@ -102,7 +102,7 @@ fn non_finite_weights_are_reported_as_cause() {
     let (config, model, _) = parts(dir.path(), "mesh = { replicate = 1 }", 2);
     let init = model.description().init.iter().map(|_| fsdp_nn::Init::Normal { std: f64::INFINITY });
     let init = InitSource::Random { seed: 0, init: Arc::new(init.collect()) };
-    let job = Job::to_evaluate(config, model, init, &Watch::NOBODY).unwrap();
+    let job = Job::to_evaluate(config, model, init, &Watch::NONE).unwrap();
     let error = evaluate(&job, &launcher(), None).unwrap_err();
     assert_eq!(error.kind(), fsdp_core::FailureKind::Permanent);
     assert!(error.to_string().contains("weights contain values that are not finite"), "{error}");

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use fsdp_ckpt::{is_url, objects};
 
+use crate::atomic_file::write_small;
 use crate::error::TrainError;
-use crate::whole_file::write_small;
 
 /// The file names that transformers uses.
 const NAMES: [&str; 14] = [

@@ -45,7 +45,7 @@ impl Available {
         let swap = kib("SwapFree:").unwrap_or(0);
         let machine = kib("MemAvailable:").map(|bytes| (bytes.saturating_add(swap), Limit::Machine));
         let groups = control_groups(root, &proc).into_iter().filter_map(|group| {
-            let left = group.left()?.saturating_add(swap);
+            let left = group.available_bytes()?.saturating_add(swap);
             Some((left, Limit::ControlGroup(group.dir)))
         });
         let space = address_space(&proc).map(|bytes| (bytes, Limit::AddressSpace));
@@ -69,7 +69,7 @@ struct ControlGroup {
 
 impl ControlGroup {
     /// Bytes that the group leaves; `None` if it has no limit.
-    fn left(&self) -> Option<u64> {
+    fn available_bytes(&self) -> Option<u64> {
         let read = |file: &str| fs::read_to_string(self.dir.join(file)).ok();
         let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
         let (limit, used) = match self.version {
@@ -103,11 +103,13 @@ fn control_groups(root: &Path, proc: &Path) -> Vec<ControlGroup> {
             list if list.split(',').any(|name| name == "memory") => Version::V1,
             _ => continue,
         };
-        let Some((mounted, at)) = mounts.lines().find_map(|line| mount(line, version)) else { continue };
-        let at = root.join(at.strip_prefix("/").unwrap_or(at));
+        let Some((mount_root, mount_point)) = mounts.lines().find_map(|line| mount(line, version)) else {
+            continue;
+        };
+        let mount_point = root.join(mount_point.strip_prefix("/").unwrap_or(mount_point));
         // A container may see only a part of the tree; groups outside of it cannot be read.
-        let inside = Path::new(path).strip_prefix(mounted).unwrap_or(Path::new(""));
-        let dirs = inside.ancestors().map(|inside| at.join(inside));
+        let inside = Path::new(path).strip_prefix(mount_root).unwrap_or(Path::new(""));
+        let dirs = inside.ancestors().map(|inside| mount_point.join(inside));
         groups.extend(dirs.map(|dir| ControlGroup { version, dir }));
     }
     groups
@@ -117,14 +119,14 @@ fn control_groups(root: &Path, proc: &Path) -> Vec<ControlGroup> {
 fn mount(line: &str, version: Version) -> Option<(&Path, &Path)> {
     let (place, kind) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(3);
-    let (mounted, at) = (place.next()?, place.next()?);
+    let (mount_root, mount_point) = (place.next()?, place.next()?);
     let mut kind = kind.split(' ');
     let found = match (kind.next()?, version) {
         ("cgroup2", Version::V2) => true,
         ("cgroup", Version::V1) => kind.nth(1)?.split(',').any(|option| option == "memory"),
         _ => false,
     };
-    found.then_some((Path::new(mounted), Path::new(at)))
+    found.then_some((Path::new(mount_root), Path::new(mount_point)))
 }
 
 /// Bytes that the limit on the address space leaves; `None` if there is no limit.

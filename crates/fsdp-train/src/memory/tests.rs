@@ -53,12 +53,12 @@ fn held(job: &Job<HfModel>, storage: Storage) -> u64 {
         let pool = Arc::clone(&shared);
         Ok::<_, Error>(Arc::new(HostMemory::new(HostOptions { pool, resident, ..HostOptions::default() })?))
     });
-    let ran = launcher.launch(job.plan.mesh.world(), &|seat| {
+    let result = launcher.launch(job.plan.mesh.world(), &|seat| {
         let mut trainer = RankTrainer::new(job, seat)?;
         trainer.step(0, false, &mut ProgramOrder, &mut ())?;
         trainer.step(1, false, &mut ProgramOrder, &mut ()).map(drop)
     });
-    ran.unwrap_or_else(|error| panic!("{}", TrainError::from(error)));
+    result.unwrap_or_else(|error| panic!("{}", TrainError::from(error)));
     pool.held_bytes() as u64
 }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::recorder::{Figure, Sink};
-use crate::whole_file;
+use crate::atomic_file;
 
 /// Name of the table of steps, in the output folder.
 pub(crate) const STEPS: &str = "metrics.csv";
@@ -14,7 +14,7 @@ pub(crate) const STEPS: &str = "metrics.csv";
 pub(crate) const EVALUATIONS: &str = "evaluations.csv";
 
 /// The columns of [`STEPS`]: all figures that a step can have. The cell of a missing figure is empty.
-const OF_STEPS: [&str; 21] = [
+const STEP_COLUMNS: [&str; 21] = [
     "step",
     "loss",
     "grad_norm",
@@ -39,7 +39,7 @@ const OF_STEPS: [&str; 21] = [
 ];
 
 /// The columns of [`EVALUATIONS`].
-const OF_EVALUATIONS: [&str; 5] = ["step", "set", "eval_loss", "eval_perplexity", "eval_tokens"];
+const EVALUATION_COLUMNS: [&str; 5] = ["step", "set", "eval_loss", "eval_perplexity", "eval_tokens"];
 
 /// Both tables.
 pub(super) struct Tables {
@@ -54,8 +54,8 @@ impl Tables {
     /// # Errors
     /// If a file cannot be read or replaced.
     pub(super) fn resume(out_dir: &Path, step: u64) -> io::Result<Self> {
-        let steps = open(&out_dir.join(STEPS), &OF_STEPS, step)?;
-        let evaluations = open(&out_dir.join(EVALUATIONS), &OF_EVALUATIONS, step)?;
+        let steps = open(&out_dir.join(STEPS), &STEP_COLUMNS, step)?;
+        let evaluations = open(&out_dir.join(EVALUATIONS), &EVALUATION_COLUMNS, step)?;
         Ok(Self { path: out_dir.join(STEPS), steps, evaluations })
     }
 }
@@ -66,14 +66,14 @@ impl Sink for Tables {
     }
 
     fn step(&mut self, step: u64, figures: &[Figure]) -> io::Result<()> {
-        let cells = [step.to_string()].into_iter().chain(cells(&OF_STEPS[1..], figures));
+        let cells = [step.to_string()].into_iter().chain(cells(&STEP_COLUMNS[1..], figures));
         self.steps.write_all(row(cells).as_bytes())
     }
 
     fn evaluation(&mut self, step: u64, set: &str, figures: &[Figure]) -> io::Result<()> {
         // The name of a set needs no quotes.
-        let begin = [step.to_string(), set.to_owned()];
-        let cells = begin.into_iter().chain(cells(&OF_EVALUATIONS[2..], figures));
+        let leading = [step.to_string(), set.to_owned()];
+        let cells = leading.into_iter().chain(cells(&EVALUATION_COLUMNS[2..], figures));
         self.evaluations.write_all(row(cells).as_bytes())
     }
 }
@@ -94,7 +94,7 @@ fn row(cells: impl Iterator<Item = String>) -> String {
 /// # Errors
 /// If a file cannot be read or replaced.
 pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
-    for (name, columns) in [(STEPS, &OF_STEPS[..]), (EVALUATIONS, &OF_EVALUATIONS)] {
+    for (name, columns) in [(STEPS, &STEP_COLUMNS[..]), (EVALUATIONS, &EVALUATION_COLUMNS)] {
         let path = out_dir.join(name);
         match (path.exists(), step) {
             (false, _) => {}
@@ -120,7 +120,7 @@ fn open(path: &Path, columns: &[&str], step: u64) -> io::Result<File> {
             && number.and_then(|cell| cell.parse().ok()).is_some_and(|done: u64| done <= step)
     };
     let kept: usize = rows.split_inclusive(|&byte| byte == b'\n').take_while(is_kept).map(<[u8]>::len).sum();
-    whole_file::replace(path, &[header.as_bytes(), &rows[..kept]].concat())
+    atomic_file::replace(path, &[header.as_bytes(), &rows[..kept]].concat())
 }
 
 #[cfg(test)]
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn every_step_figure_has_column() {
         let names: Vec<String> = figures(&full(1)).into_iter().map(|figure| figure.name).collect();
-        assert_eq!(names, OF_STEPS[1..]);
+        assert_eq!(names, STEP_COLUMNS[1..]);
     }
 
     #[test]

@@ -30,8 +30,8 @@ impl ExpertLoads {
 /// Returns the largest load over the mean load.
 #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
 fn imbalance(loads: &[u64]) -> f64 {
-    let (largest, all) = (loads.iter().max().copied().unwrap_or(0), loads.iter().sum::<u64>());
-    if all == 0 { 1.0 } else { largest as f64 * loads.len() as f64 / all as f64 }
+    let (largest, total) = (loads.iter().max().copied().unwrap_or(0), loads.iter().sum::<u64>());
+    if total == 0 { 1.0 } else { largest as f64 * loads.len() as f64 / total as f64 }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::recorder::Figure;
 
 /// Time limit for a request and its response.
-const PATIENCE: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum size of the head of a request, in bytes.
 const HEAD_MAX: usize = 8 << 10;
@@ -71,7 +71,7 @@ pub(crate) struct MetricsServer {
 
 #[derive(Default)]
 struct Shared {
-    is_over: AtomicBool,
+    is_shut_down: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -81,8 +81,8 @@ struct State {
     step: u64,
     /// Time of the last update, in seconds since 1970.
     updated_s: f64,
-    of_step: BTreeMap<String, f64>,
-    of_sets: BTreeMap<String, BTreeMap<String, f64>>,
+    step_figures: BTreeMap<String, f64>,
+    eval_figures: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
 impl MetricsServer {
@@ -110,22 +110,22 @@ impl MetricsServer {
     pub(super) fn step(&self, step: u64, figures: &[Figure]) {
         let mut state = self.shared.state();
         (state.step, state.updated_s) = (step, now_s());
-        state.of_step.extend(figures.iter().map(|figure| (figure.name.clone(), figure.value)));
+        state.step_figures.extend(figures.iter().map(|figure| (figure.name.clone(), figure.value)));
     }
 
     /// Updates the figures of an evaluation set.
     pub(super) fn evaluation(&self, set: &str, figures: &[Figure]) {
         let figures = figures.iter().map(|figure| (figure.name.clone(), figure.value)).collect();
-        self.shared.state().of_sets.insert(set.to_owned(), figures);
+        self.shared.state().eval_figures.insert(set.to_owned(), figures);
     }
 }
 
 impl Drop for MetricsServer {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.shared.is_shut_down.store(true, Ordering::Relaxed);
         // The thread blocks until a client connects. If this machine cannot connect to itself, the thread lives until
         // the process ends.
-        if TcpStream::connect_timeout(&reachable(self.address), PATIENCE).is_ok() {
+        if TcpStream::connect_timeout(&reachable(self.address), REQUEST_TIMEOUT).is_ok() {
             // It does not matter whether the thread panicked or ended.
             let _ = self.thread.take().map(JoinHandle::join);
         }
@@ -155,13 +155,13 @@ fn now_s() -> f64 {
 
 fn serve(listener: &TcpListener, shared: &Shared) {
     for stream in listener.incoming() {
-        if shared.is_over.load(Ordering::Relaxed) {
+        if shared.is_shut_down.load(Ordering::Relaxed) {
             return;
         }
-        let answered = stream.and_then(|stream| answer(stream, || shared.state().text()));
-        if let Err(error) = answered {
+        let result = stream.and_then(|stream| respond(stream, || shared.state().text()));
+        if let Err(error) = result {
             tracing::debug!(%error, "a request for metrics failed");
-            if !is_of_caller(&error) {
+            if !is_client_error(&error) {
                 thread::sleep(PAUSE);
             }
         }
@@ -169,7 +169,7 @@ fn serve(listener: &TcpListener, shared: &Shared) {
 }
 
 /// Whether the client caused the error: it disconnected, was too slow, or sent too much.
-fn is_of_caller(error: &io::Error) -> bool {
+fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{
         BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof, WouldBlock,
     };
@@ -179,7 +179,7 @@ fn is_of_caller(error: &io::Error) -> bool {
 }
 
 /// Answers one request and closes the connection.
-fn answer(mut stream: TcpStream, text: impl FnOnce() -> String) -> io::Result<()> {
+fn respond(mut stream: TcpStream, text: impl FnOnce() -> String) -> io::Result<()> {
     let head = head(&mut stream)?;
     let mut words = head.split(|byte| byte.is_ascii_whitespace());
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -190,27 +190,27 @@ fn answer(mut stream: TcpStream, text: impl FnOnce() -> String) -> io::Result<()
         _ => ("405 Method Not Allowed", "only GET and HEAD are supported\n".to_owned()),
     };
     let len = body.len();
-    let mut answer = format!(
+    let mut response = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
          Content-Length: {len}\r\nConnection: close\r\n\r\n"
     );
     if method != b"HEAD" {
-        answer += &body;
+        response += &body;
     }
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(answer.as_bytes())
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.write_all(response.as_bytes())
 }
 
 /// Reads up to the first empty line.
 fn head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let end = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
     let (mut head, mut buffer) = (Vec::new(), [0; 1024]);
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(remaining))?;
         let count = stream.read(&mut buffer)?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -235,20 +235,25 @@ impl State {
                 let _ = writeln!(text, "{name}{labels} {}", number(*value));
             }
         };
-        let one = |value: f64| vec![(String::new(), value)];
-        family("fsdp_steps", "gauge", "Steps of the whole run.", &one(whole(self.steps)));
-        family("fsdp_step", "counter", "Steps done.", &one(whole(self.step)));
+        let unlabeled = |value: f64| vec![(String::new(), value)];
+        family("fsdp_steps", "gauge", "Steps of the whole run.", &unlabeled(as_f64(self.steps)));
+        family("fsdp_step", "counter", "Steps done.", &unlabeled(as_f64(self.step)));
         let help = "When the last step was done, in seconds since 1970.";
-        family("fsdp_step_timestamp_seconds", "gauge", help, &one(self.updated_s));
-        for (of, name, kind, help) in STEP_FIGURES {
-            family(name, kind, help, &self.of_step.get(of).map_or(Vec::new(), |&value| one(value)));
+        family("fsdp_step_timestamp_seconds", "gauge", help, &unlabeled(self.updated_s));
+        for (key, name, kind, help) in STEP_FIGURES {
+            family(
+                name,
+                kind,
+                help,
+                &self.step_figures.get(key).map_or(Vec::new(), |&value| unlabeled(value)),
+            );
         }
-        for (of, name, help) in EVAL_FIGURES {
+        for (key, name, help) in EVAL_FIGURES {
             // The name of a set contains nothing that needs to be escaped.
             let sample = |(set, figures): (&String, &BTreeMap<String, f64>)| {
-                Some((format!("{{set=\"{set}\"}}"), *figures.get(of)?))
+                Some((format!("{{set=\"{set}\"}}"), *figures.get(key)?))
             };
-            let samples: Vec<(String, f64)> = self.of_sets.iter().filter_map(sample).collect();
+            let samples: Vec<(String, f64)> = self.eval_figures.iter().filter_map(sample).collect();
             family(name, "gauge", help, &samples);
         }
         text
@@ -256,7 +261,7 @@ impl State {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a number of steps")]
-fn whole(number: u64) -> f64 {
+fn as_f64(number: u64) -> f64 {
     number as f64
 }
 
@@ -277,12 +282,12 @@ mod tests {
         MetricsServer::listen(any_port, 50, 3).unwrap()
     }
 
-    fn ask(exposition: &MetricsServer, question: &str) -> String {
+    fn send(exposition: &MetricsServer, request: &str) -> String {
         let mut stream = TcpStream::connect(exposition.address()).unwrap();
-        stream.write_all(question.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
     }
 
     fn figure(name: &str, value: f64) -> Figure {
@@ -296,8 +301,8 @@ mod tests {
         exposition.step(5, &[figure("loss", f64::NAN)]);
         exposition.evaluation("books", &[figure("eval_loss", 2.0), figure("eval_perplexity", f64::INFINITY)]);
         exposition.evaluation("code", &[figure("eval_loss", 3.0)]);
-        let answer = ask(&exposition, "GET /metrics?a=b HTTP/1.1\r\nHost: x\r\n\r\n");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let response = send(&exposition, "GET /metrics?a=b HTTP/1.1\r\nHost: x\r\n\r\n");
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"), "{head}");
         assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
         let samples: Vec<&str> = body
@@ -319,14 +324,14 @@ mod tests {
     #[test]
     fn bad_requests_are_rejected_and_next_request_is_served() {
         let exposition = exposition();
-        assert!(ask(&exposition, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-        assert!(ask(&exposition, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
-        assert!(ask(&exposition, "HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
+        assert!(send(&exposition, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(send(&exposition, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(send(&exposition, "HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
         // Clients that send too much, or disconnect, get no response.
         let mut stream = TcpStream::connect(exposition.address()).unwrap();
         let _ = stream.write_all(&[b'a'; 2 * HEAD_MAX]);
         drop(TcpStream::connect(exposition.address()).unwrap());
-        assert!(ask(&exposition, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
+        assert!(send(&exposition, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
     }
 
     #[test]

@@ -17,8 +17,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::{EvalMetrics, ProcessTable, StepMetrics};
+use crate::atomic_file;
 use crate::error::TrainError;
-use crate::whole_file;
 
 /// Name of the file, in the output folder.
 pub(crate) const METRICS: &str = "metrics.jsonl";
@@ -30,7 +30,7 @@ const START: &str = "start";
 pub(crate) struct MetricsFile {
     file: File,
     end: End,
-    copy: Option<Copy>,
+    copy: Option<LocalCopy>,
 }
 
 /// The last step in the file.
@@ -42,7 +42,7 @@ struct End {
 }
 
 /// A local file and the object that it is uploaded to. Its folder is removed on drop.
-struct Copy {
+struct LocalCopy {
     folder: TempDir,
     url: PathBuf,
 }
@@ -66,7 +66,7 @@ impl MetricsFile {
             fs::write(&local, before).map_err(TrainError::io("write", &local))?;
         }
         let (file, end) = open(&local, step)?;
-        let metrics = Self { file, end, copy: Some(Copy { folder, url: path }) };
+        let metrics = Self { file, end, copy: Some(LocalCopy { folder, url: path }) };
         metrics.publish()?;
         Ok(metrics)
     }
@@ -78,14 +78,14 @@ impl MetricsFile {
     pub(crate) fn start(&mut self, step: u64, process_table: &ProcessTable) -> io::Result<()> {
         let ProcessTable { transport, processes } = process_table;
         let ranks: usize = processes.iter().map(|process| process.ranks).sum();
-        let who = json!({
+        let start = json!({
             "version": crate::VERSION,
             "after_step": step,
             "ranks": ranks,
             "transport": transport,
             "processes": processes,
         });
-        self.line(&json!({ START: who }))
+        self.line(&json!({ START: start }))
     }
 
     /// Writes the line of a step. Numbers that are not finite become `null`, because JSON cannot represent them.
@@ -123,7 +123,7 @@ impl MetricsFile {
     /// # Errors
     /// [`TrainError::Io`], [`TrainError::Checkpoint`].
     pub(crate) fn publish(&self) -> Result<(), TrainError> {
-        let Some(Copy { folder, url }) = &self.copy else { return Ok(()) };
+        let Some(LocalCopy { folder, url }) = &self.copy else { return Ok(()) };
         let local = folder.path().join(METRICS);
         let lines = fs::read(&local).map_err(TrainError::io("read", &local))?;
         Ok(objects::write(url, &lines)?)
@@ -136,16 +136,16 @@ fn open(path: &Path, step: u64) -> Result<(File, End), TrainError> {
         let bytes = read(path)?.unwrap_or_default();
         // A line of a start after the last kept step is cut off too, because it describes the steps that are cut off.
         let (mut kept, mut end) = (0, End::default());
-        for (line, to) in whole_lines(&bytes) {
+        for (line, line_end) in complete_lines(&bytes) {
             match line {
                 Line::Start => continue,
                 Line::Step(done) | Line::Evaluation(done, _) if done > step => break,
                 Line::Step(done) => end = End { step: done, ..End::default() },
                 Line::Evaluation(_, set) => drop(end.evaluated.insert(set)),
             }
-            kept = to;
+            kept = line_end;
         }
-        Ok((whole_file::replace(path, &bytes[..kept])?, end))
+        Ok((atomic_file::replace(path, &bytes[..kept])?, end))
     };
     cut().map_err(TrainError::io("write", path))
 }
@@ -165,7 +165,7 @@ pub(crate) fn last_step_in(bytes: &[u8]) -> u64 {
 
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::metadata(path) {
-        Ok(found) if !found.is_file() => {
+        Ok(metadata) if !metadata.is_file() => {
             Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
         }
         Ok(_) => fs::read(path).map(Some),
@@ -176,14 +176,14 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 
 /// Returns the step of each step's line and the end of that line, up to the first incomplete or damaged line.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
-    whole_lines(bytes).filter_map(|(line, end)| match line {
+    complete_lines(bytes).filter_map(|(line, end)| match line {
         Line::Step(step) => Some((step, end)),
         Line::Start | Line::Evaluation(..) => None,
     })
 }
 
 /// Returns lines and their ends, up to the first incomplete or damaged line.
-fn whole_lines(bytes: &[u8]) -> impl Iterator<Item = (Line, usize)> {
+fn complete_lines(bytes: &[u8]) -> impl Iterator<Item = (Line, usize)> {
     let mut end = 0;
     bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
         end += line.len();

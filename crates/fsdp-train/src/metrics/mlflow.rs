@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::recorder::{Figure, Sink};
-use crate::whole_file;
+use crate::atomic_file;
 
 /// Name of the folder, in the output folder; `mlflow ui --backend-store-uri` takes its path.
 pub(crate) const MLFLOW: &str = "mlruns";
@@ -49,9 +49,9 @@ impl Run {
              last_update_time: {start_ms}\nlifecycle_stage: active\nname: Default\n",
             artifacts.display()
         );
-        whole_file::replace(&experiment.join("meta.yaml"), meta.as_bytes())?;
+        atomic_file::replace(&experiment.join("meta.yaml"), meta.as_bytes())?;
         let id = match runs(&experiment)?.pop() {
-            Some(there) => there,
+            Some(existing) => existing,
             None => format!("{:032x}", start_ms << 32 | u128::from(std::process::id())),
         };
         let name = out_dir.file_name().map_or_else(|| id.clone(), |name| name.to_string_lossy().into_owned());
@@ -60,9 +60,9 @@ impl Run {
             fs::create_dir_all(run.folder.join(folder))?;
         }
         for (key, value) in parameters {
-            whole_file::replace(&run.folder.join("params").join(key), value.as_bytes())?;
+            atomic_file::replace(&run.folder.join("params").join(key), value.as_bytes())?;
         }
-        whole_file::replace(&run.folder.join("tags/mlflow.runName"), run.name.as_bytes())?;
+        atomic_file::replace(&run.folder.join("tags/mlflow.runName"), run.name.as_bytes())?;
         run.write_meta(RUNNING, None)?;
         Ok(run)
     }
@@ -80,7 +80,7 @@ impl Run {
             folder.display(),
             self.start_ms
         );
-        whole_file::replace(&self.folder.join("meta.yaml"), meta.as_bytes()).map(drop)
+        atomic_file::replace(&self.folder.join("meta.yaml"), meta.as_bytes()).map(drop)
     }
 
     fn write(&mut self, step: u64, metric: String, value: f64) -> io::Result<()> {
@@ -172,7 +172,7 @@ fn cut_folder(folder: &Path, step: u64) -> io::Result<()> {
         };
         let kept: usize = text.split_inclusive('\n').take_while(is_kept).map(str::len).sum();
         if kept < text.len() {
-            whole_file::replace(&path, &text.as_bytes()[..kept])?;
+            atomic_file::replace(&path, &text.as_bytes()[..kept])?;
         }
     }
     Ok(())

@@ -31,22 +31,22 @@ pub(super) fn figures(line: &impl Serialize) -> Vec<Figure> {
 
 /// Returns the settings of a run file, by dotted key.
 fn parameters(config: &Resolved) -> Vec<(String, String)> {
-    fn add(key: String, value: &toml::Value, found: &mut Vec<(String, String)>) {
+    fn add(key: String, value: &toml::Value, pairs: &mut Vec<(String, String)>) {
         match value {
             toml::Value::Table(table) => {
                 for (inner, value) in table {
                     let key = if key.is_empty() { inner.clone() } else { format!("{key}.{inner}") };
-                    add(key, value, found);
+                    add(key, value, pairs);
                 }
             }
-            toml::Value::String(text) => found.push((key, text.clone())),
-            other => found.push((key, other.to_string())),
+            toml::Value::String(text) => pairs.push((key, text.clone())),
+            other => pairs.push((key, other.to_string())),
         }
     }
-    let mut found = Vec::new();
+    let mut pairs = Vec::new();
     let table: toml::Table = config.to_toml().parse().expect("a configuration is written as TOML");
-    add(String::new(), &toml::Value::Table(table), &mut found);
-    found
+    add(String::new(), &toml::Value::Table(table), &mut pairs);
+    pairs
 }
 
 /// An output besides `metrics.jsonl` with the same figures in another format.
@@ -129,7 +129,7 @@ impl Recorder {
     /// [`TrainError::Io`].
     pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
         self.file.write(metrics).map_err(TrainError::io("write", self.out_dir.join(METRICS)))?;
-        self.tell(metrics, |sink, figures| sink.step(metrics.step, figures))?;
+        self.write_to_sinks(metrics, |sink, figures| sink.step(metrics.step, figures))?;
         if let Some(exposition) = &self.exposition {
             exposition.step(metrics.step, &figures(metrics));
         }
@@ -148,21 +148,21 @@ impl Recorder {
         if !written.map_err(TrainError::io("write", self.out_dir.join(METRICS)))? {
             return Ok(());
         }
-        self.tell(metrics, |sink, figures| sink.evaluation(metrics.step, &metrics.set, figures))
+        self.write_to_sinks(metrics, |sink, figures| sink.evaluation(metrics.step, &metrics.set, figures))
     }
 
-    fn tell(
+    fn write_to_sinks(
         &mut self,
         line: &impl Serialize,
-        tell: impl Fn(&mut dyn Sink, &[Figure]) -> io::Result<()>,
+        write: impl Fn(&mut dyn Sink, &[Figure]) -> io::Result<()>,
     ) -> Result<(), TrainError> {
         if self.sinks.is_empty() {
             return Ok(());
         }
         let figures = figures(line);
         self.sinks.iter_mut().try_for_each(|sink| {
-            let told = tell(&mut **sink, &figures);
-            told.map_err(|error| TrainError::io("write", sink.path())(error))
+            let result = write(&mut **sink, &figures);
+            result.map_err(|error| TrainError::io("write", sink.path())(error))
         })
     }
 

@@ -20,7 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crc_fast::CrcAlgorithm;
 
 use super::recorder::{Figure, Sink};
-use crate::whole_file;
+use crate::atomic_file;
 
 /// Name of the folder with the files, in the output folder.
 pub(crate) const TENSORBOARD: &str = "tensorboard";
@@ -55,14 +55,14 @@ impl EventFile {
         Ok(events)
     }
 
-    fn write(&mut self, step: Option<u64>, what: impl FnOnce(&mut Message)) -> io::Result<()> {
+    fn write(&mut self, step: Option<u64>, write_fields: impl FnOnce(&mut Message)) -> io::Result<()> {
         let mut event = Message::default();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         event.double(1, now.as_secs_f64());
         if let Some(step) = step {
             event.number(2, step);
         }
-        what(&mut event);
+        write_fields(&mut event);
         self.file.write_all(&record(&event.0))
     }
 
@@ -125,7 +125,7 @@ pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
         let last = events(&bytes).take_while(|event| !event.has_summary || event.step <= step);
         match last.filter(|event| event.has_summary).last() {
             None => fs::remove_file(&path)?,
-            Some(last) if last.end < bytes.len() => drop(whole_file::replace(&path, &bytes[..last.end])?),
+            Some(last) if last.end < bytes.len() => drop(atomic_file::replace(&path, &bytes[..last.end])?),
             Some(_) => {}
         }
     }

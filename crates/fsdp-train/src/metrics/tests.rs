@@ -43,8 +43,8 @@ pub(super) fn full(step: u64) -> StepMetrics {
 #[test]
 fn step_line_includes_loss_parts_and_expert_tokens() {
     let text = written(|file| file.write(&full(1)).unwrap());
-    let told = r#""cross_entropy":5.0,"z_loss":0.25,"router_loss":0.25,"expert_imbalance":2.0,"idle_experts":1,"expert_tokens":[[3,1],[4,0]]}"#;
-    assert!(text.trim_end().ends_with(told), "{text}");
+    let expected = r#""cross_entropy":5.0,"z_loss":0.25,"router_loss":0.25,"expert_imbalance":2.0,"idle_experts":1,"expert_tokens":[[3,1],[4,0]]}"#;
+    assert!(text.trim_end().ends_with(expected), "{text}");
 }
 
 #[test]
@@ -123,8 +123,10 @@ fn evaluation_line_names_its_set() {
     let expected =
         r#"{"step":3,"set":"books","eval_loss":0.0,"eval_perplexity":1.0,"eval_tokens":7}"#.to_owned();
     assert_eq!(text, expected + "\n");
-    let much = EvalMetrics::of(1, &Evaluation { set: "a".to_owned(), loss: 1e3, targets: 1 });
-    assert!(written(|file| assert!(file.evaluation(&much).unwrap())).contains(r#""eval_perplexity":null"#));
+    let overflowing = EvalMetrics::of(1, &Evaluation { set: "a".to_owned(), loss: 1e3, targets: 1 });
+    assert!(
+        written(|file| assert!(file.evaluation(&overflowing).unwrap())).contains(r#""eval_perplexity":null"#)
+    );
 }
 
 #[test]

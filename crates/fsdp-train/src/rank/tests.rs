@@ -125,7 +125,11 @@ fn step(trainer: &mut Trainer<'_>, number: u64) -> Result<StepReport, TrainError
 }
 
 /// Asserts that the rank that holds the value failed because of it, and the others because of that rank.
-fn assert_told((rank, error, errors): (Rank, TrainError, Vec<String>), holder: Option<usize>, what: &str) {
+fn assert_reported(
+    (rank, error, errors): (Rank, TrainError, Vec<String>),
+    holder: Option<usize>,
+    what: &str,
+) {
     assert_eq!(Some(rank.0), holder, "{what}: {error}");
     for (other, message) in errors.iter().enumerate().filter(|(other, _)| *other != rank.0) {
         assert_eq!(*message, format!("{rank} failed: {error}"), "rank {other}, {what}");
@@ -160,7 +164,7 @@ fn non_finite_parameter_on_one_rank_fails_all_in_next_step() {
             assert_eq!((tensor.as_str(), &index[..]), ("embed.weight", &[UNREAD_ROW, 1][..]), "{case:?}");
             assert_eq!((value, dtype), (f64::INFINITY, job.plan.policy.param_dtype), "{case:?}");
             assert_eq!(failed.1.kind(), FailureKind::Permanent);
-            assert_told(failed, holder.into_inner().unwrap(), &format!("{case:?}"));
+            assert_reported(failed, holder.into_inner().unwrap(), &format!("{case:?}"));
         }
     }
 }
@@ -191,7 +195,7 @@ fn non_finite_optimizer_state_is_named_as_in_checkpoints() {
         };
         assert!(tensor.starts_with("optim.state.") && tensor.ends_with(".exp_avg_sq"), "{tensor}");
         assert_eq!((value, dtype), (f64::INFINITY, DType::F32));
-        assert_told(failed, Some(culprit), &format!("{case:?}"));
+        assert_reported(failed, Some(culprit), &format!("{case:?}"));
     }
 }
 
@@ -212,7 +216,7 @@ fn check_state_between_steps_fails_on_all_ranks() {
             trainer.check_state(2)
         });
         assert!(matches!(failed.1, TrainError::StateNotFinite { step: 2, .. }), "{case:?}: {}", failed.1);
-        assert_told(failed, holder.into_inner().unwrap(), &format!("{case:?}"));
+        assert_reported(failed, holder.into_inner().unwrap(), &format!("{case:?}"));
     }
 }
 
@@ -248,8 +252,8 @@ fn overflowing_evaluation_is_error_unless_stopped() {
         trainer.evaluate(3, &AtomicBool::new(stop), &mut ProgramOrder, &mut ())
     };
     let failed = failure(&job, |trainer| {
-        let sound = evaluate(trainer, false)?.unwrap();
-        assert!(sound[0].loss.is_finite());
+        let evaluations = evaluate(trainer, false)?.unwrap();
+        assert!(evaluations[0].loss.is_finite());
         put(trainer, 3e38, |name, _| name == "embed.weight" || name == "head.weight");
         assert_eq!(evaluate(trainer, true)?, None);
         trainer.check_state(3).expect("parameters are finite");
@@ -257,8 +261,8 @@ fn overflowing_evaluation_is_error_unless_stopped() {
     });
     assert!(matches!(failed.1, TrainError::EvaluationNotFinite { step: 3, .. }), "{}", failed.1);
     assert_eq!(failed.1.kind(), FailureKind::Permanent);
-    let says_so = |error: &String| error.contains("evaluation on \"eval\" after step 3: loss NaN: ");
-    assert!(failed.2.iter().all(says_so), "{:?}", failed.2);
+    let is_expected = |error: &String| error.contains("evaluation on \"eval\" after step 3: loss NaN: ");
+    assert!(failed.2.iter().all(is_expected), "{:?}", failed.2);
 }
 
 #[test]

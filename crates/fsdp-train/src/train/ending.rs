@@ -83,7 +83,7 @@ impl Divergence {
     /// finite, so a run must go back further.
     pub(super) fn of(error: TrainError, lock: Option<&Arc<RunLock>>) -> TrainError {
         let (TrainError::RankFailed { source, .. }, Some(lock)) = (&error, lock) else { return error };
-        let condemned = match **source {
+        let diverged_step = match **source {
             TrainError::NotFinite { step, .. } | TrainError::LossScale { step, .. } => step - 1,
             // The weights of this step are finite, but their loss is not.
             TrainError::EvaluationNotFinite { step, .. } => step,
@@ -91,12 +91,12 @@ impl Divergence {
             TrainError::StateNotFinite { step, .. } => step,
             _ => return error,
         };
-        let (aside, not_aside) = match lock.set_aside(condemned, "diverged") {
+        let (aside, not_aside) = match lock.set_aside(diverged_step, "diverged") {
             Ok(aside) => (aside, None),
             Err(error) => (None, Some(error.to_string())),
         };
         let steps = lock.run().steps().unwrap_or_default();
-        let newest = steps.into_iter().rfind(|&step| step < condemned);
+        let newest = steps.into_iter().rfind(|&step| step < diverged_step);
         let newest = newest.map(|step| (step, lock.run().checkpoint(step)));
         let divergence = Self { aside, not_aside, newest };
         TrainError::Diverged { source: Box::new(error), divergence }

@@ -53,16 +53,16 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
         let done = self.steps()?;
         self.end_save()?;
-        self.cleaned();
+        self.finish_cleanup();
         let has_trouble = self.run.log().trouble.is_some();
         if self.trainer.any(has_trouble)? {
-            self.secure(done)?;
+            self.ensure_saved(done)?;
         }
         self.trainer.check_state(done)?;
         if !self.export(done)? {
-            self.secure(done)?;
+            self.ensure_saved(done)?;
         }
-        self.run.note_end(self.trainer.rank())?;
+        self.run.report_end(self.trainer.rank())?;
         let (usage, traffic, is_over) = (self.trainer.usage(), self.trainer.traffic(), self.is_over());
         Ok(RankResult { usage, traffic, done, watched: self.watched, is_over })
     }
@@ -75,7 +75,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let evaluates = evaluates_after(start.step);
         let is_missing = start.step == steps || evaluates && self.lacks_evaluation()?;
         // The checkpoint of a step is saved before the evaluation, so its losses may be missing.
-        if is_missing || evaluates && self.lacks_watched(start.step) {
+        if is_missing || evaluates && self.lacks_watched_loss(start.step) {
             let stop = self.evaluate(start.step, is_missing)?;
             if stop {
                 return Ok(start.step);
@@ -88,21 +88,22 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             let done = step + 1;
             let is_due = job.config.checkpoint.is_due(done, steps);
             let evaluates = evaluates_after(done);
-            let is_behind = self.trainer.engine().memory().is_asynchronous();
-            let scales = self.trainer.loss_scale().is_some();
+            let is_async_device = self.trainer.engine().memory().is_asynchronous();
+            let scales_loss = self.trainer.loss_scale().is_some();
             let begin = Instant::now();
             let mut timer = WaitTimer::new(&mut *self.observer);
-            self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut timer)?;
+            self.trainer.issue(step, self.run.should_stop(), &mut ProgramOrder, &mut timer)?;
             self.clock.issued(begin, Instant::now());
             let waited = timer.waited();
             // Compiled programs and asynchronous devices wait by themselves, and not the host.
-            let waits = !is_behind && job.config.run.device != Device::Xla;
-            if waits && job.plan.mesh.world() > 1 {
-                waiting::tell(self.run.assembly, step, self.trainer.rank(), waited)?;
+            let host_waits = !is_async_device && job.config.run.device != Device::Xla;
+            if host_waits && job.plan.mesh.world() > 1 {
+                waiting::report(self.run.assembly, step, self.trainer.rank(), waited)?;
             }
             // The host runs one step ahead of an asynchronous device, but not past anything that reads the state, nor
             // if the next step depends on this report.
-            let mut stop = self.read_until(usize::from(is_behind && !scales && !is_due && !evaluates))?;
+            let mut stop =
+                self.read_until(usize::from(is_async_device && !scales_loss && !is_due && !evaluates))?;
             if stop {
                 self.read_until(0)?;
             }
@@ -111,7 +112,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
                 self.save(done)?;
             }
             let outcome = self.saver.as_mut().and_then(Saver::poll);
-            self.note(outcome);
+            self.note_outcome(outcome);
             stop |= evaluates && self.evaluate(done, true)?;
             let is_over = evaluates && self.is_over();
             let is_best = evaluates && self.run.saves.best(&self.watched).contains(&done);
@@ -130,16 +131,16 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     fn read_until(&mut self, unread: usize) -> Result<bool, TrainError> {
         let mut stop = false;
         while self.trainer.unread() > unread {
-            let used = self.trainer.loss_scale();
+            let loss_scale = self.trainer.loss_scale();
             let (step, report) = self.trainer.report()?.expect("a step is unread");
             let elapsed = self.clock.read(Instant::now());
-            if self.is_first_here() {
-                let first = if self.is_first() { Some(&mut self.reports) } else { None };
-                let waiting = first.and_then(|reports| reports.newest_before(step, self.run.assembly));
-                self.run.record(step, (&report, used), elapsed, waiting);
+            if self.is_first_local() {
+                let reports = if self.is_first() { Some(&mut self.reports) } else { None };
+                let waiting = reports.and_then(|reports| reports.newest_before(step, self.run.assembly));
+                self.run.record(step, (&report, loss_scale), elapsed, waiting);
             }
             if self.is_first() && report.finite {
-                self.tidy(step);
+                self.begin_cleanup(step);
             }
             stop |= report.stop;
         }
@@ -148,7 +149,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
 
     /// Saves the state after `step` steps, blocking or in the background.
     fn save(&mut self, step: u64) -> Result<(), TrainError> {
-        self.cleaned();
+        self.finish_cleanup();
         // A rank that answers has begun the previous save.
         self.trainer.check_state(step)?;
         self.note_save();
@@ -174,11 +175,11 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Waits for the save in progress, if any. All ranks must have begun it.
     fn note_save(&mut self) {
         let outcome = self.saver.as_mut().and_then(Saver::finish);
-        self.note(outcome);
+        self.note_outcome(outcome);
     }
 
     /// Records the result of a save; `Some` only on the first rank.
-    fn note(&mut self, outcome: Option<Outcome>) {
+    fn note_outcome(&mut self, outcome: Option<Outcome>) {
         if let Some(outcome) = outcome {
             self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.unproven);
             self.run.note_save(outcome);
@@ -187,25 +188,25 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
 
     /// Called after the finite report of `step` (from 0), which proves a checkpoint that its weights came from: old
     /// ones may now be deleted, and space be reserved for the next.
-    fn tidy(&mut self, step: u64) {
+    fn begin_cleanup(&mut self, step: u64) {
         let Some(proven) = self.unproven.filter(|&saved| saved <= step) else { return };
-        self.cleaned();
+        self.finish_cleanup();
         self.unproven = None;
         let is_writing = self.saver.as_ref().is_some_and(Saver::is_writing);
         let best = self.run.saves.best(&self.watched);
         match Cleanup::begin(self.run.saves, proven, best, !is_writing) {
             Ok(cleanup) => self.cleanup = Some(cleanup),
-            Err(error) => self.run.log().is_in_trouble(error),
+            Err(error) => self.run.log().note_trouble(error),
         }
     }
 
-    /// Waits for the work that [`RankRun::tidy`] started.
-    fn cleaned(&mut self) {
+    /// Waits for the work that [`RankRun::begin_cleanup`] started.
+    fn finish_cleanup(&mut self) {
         let Some(CleanupResult { pruned, reserved }) = self.cleanup.take().map(Cleanup::finish) else {
             return;
         };
         if let Err(error) = pruned {
-            self.run.log().is_in_trouble(error);
+            self.run.log().note_trouble(error);
         }
         if let Err(error) = reserved {
             self.run.options.reporter.warn(&RunWarning::NotReserved { fault: error.to_string() });
@@ -213,7 +214,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     }
 
     /// Ensures that there is a checkpoint of the last step, wherever there is room for it.
-    fn secure(&mut self, step: u64) -> Result<(), TrainError> {
+    fn ensure_saved(&mut self, step: u64) -> Result<(), TrainError> {
         for place in [Destination::OutDir, Destination::Elsewhere] {
             let is_saved = self.run.log().saved.as_ref().is_some_and(|saved| saved.step == step);
             if self.trainer.any(self.is_first() && is_saved)? {
@@ -245,7 +246,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         }
         // Merging adapters into their base may take longer than the time limit of a collective.
         if merges(&self.run.job.config) {
-            return self.run.tell_exported(self.trainer.rank(), is_exported);
+            return self.run.announce_exported(self.trainer.rank(), is_exported);
         }
         Ok(!self.trainer.any(!is_exported)?)
     }
@@ -258,7 +259,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             self.end_save()?;
         }
         let is_exported = self.is_first() && self.run.export_object(done);
-        self.run.tell_exported(self.trainer.rank(), is_exported)
+        self.run.announce_exported(self.trainer.rank(), is_exported)
     }
 
     /// Evaluates, and records the results if `records`; returns whether some rank requested a stop before the end.
@@ -269,14 +270,14 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let evaluations =
             self.trainer.evaluate(step, self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
         let Some(evaluations) = evaluations else { return Ok(true) };
-        if self.run.job.config.watches() {
+        if self.run.job.config.watches_loss() {
             let early_stop = self.run.job.config.train.early_stop.as_ref();
             let set = early_stop.and_then(|early_stop| early_stop.set.as_ref());
             let is_watched = |found: &&Evaluation| set.is_none_or(|set| *set == found.set);
             let found = evaluations.iter().find(is_watched);
             self.watched.extend(found.map(|found| WatchedLoss { step, loss: found.loss }));
         }
-        if records && self.is_first_here() && !evaluations.is_empty() {
+        if records && self.is_first_local() && !evaluations.is_empty() {
             self.run.record_evaluation(step, evaluations);
         }
         Ok(false)
@@ -301,9 +302,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     }
 
     /// Whether the loss after this step is to be watched and is missing.
-    fn lacks_watched(&self, step: u64) -> bool {
+    fn lacks_watched_loss(&self, step: u64) -> bool {
         let is_known = || self.watched.iter().any(|watched| watched.step == step);
-        step > 0 && self.run.job.config.watches() && !is_known()
+        step > 0 && self.run.job.config.watches_loss() && !is_known()
     }
 
     /// Whether this is the first rank of the world.
@@ -312,7 +313,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     }
 
     /// Whether this is the first rank of this process.
-    fn is_first_here(&self) -> bool {
+    fn is_first_local(&self) -> bool {
         self.trainer.rank().0 == self.run.assembly.local().start
     }
 }

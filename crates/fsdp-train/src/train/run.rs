@@ -18,6 +18,7 @@ use fsdp_nn::model::{Architecture, Counted};
 use super::rank_run::RankRun;
 use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
 use crate::adapter::{merges, peft};
+use crate::atomic_file::write_small;
 use crate::checkpoint::{
     Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, assembly_error,
 };
@@ -32,7 +33,6 @@ use crate::metrics::{
 };
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
-use crate::whole_file::write_small;
 use crate::wire_result;
 
 /// Topic on which ranks give the receipts of their exports.
@@ -42,7 +42,7 @@ const RECEIPTS: &str = "receipts";
 const ENDS: &str = "ends";
 
 /// How long ranks wait for the first one to export the model.
-const EXPORT_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// The result of one rank.
 pub(super) struct RankResult {
@@ -109,10 +109,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     /// Runs one rank. A failure is announced to all ranks.
     pub(super) fn rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let rank = seat.rank;
-        self.live(seat).inspect_err(|error| self.assembly.fail(rank, error.kind(), error.to_string()))
+        self.run_rank(seat).inspect_err(|error| self.assembly.fail(rank, error.kind(), error.to_string()))
     }
 
-    fn live<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
+    fn run_rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let observer = (self.options.observer)(seat.rank);
         let mut trainer = match &self.start.source {
             Some(Source::Native(checkpoint)) => RankTrainer::resume(self.job, seat, checkpoint)?,
@@ -143,7 +143,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     }
 
     /// Whether this process wants the run to stop.
-    pub(super) fn is_to_stop(&self) -> bool {
+    pub(super) fn should_stop(&self) -> bool {
         self.options.stop.load(Ordering::Relaxed) || self.log().trouble.is_some()
     }
 
@@ -160,7 +160,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         }
         let mut metrics = self.start.settle(&self.job.config)?;
         metrics.start(self.start.step, &self.process_table())?;
-        self.expose(&mut metrics);
+        self.serve_metrics(&mut metrics);
         self.options.reporter.taken_over();
         if self.options.overwrite {
             reserve()?;
@@ -171,7 +171,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     }
 
     /// Opens the Prometheus endpoint, if configured. If that fails, the run continues.
-    fn expose(&self, metrics: &mut Recorder) {
+    fn serve_metrics(&self, metrics: &mut Recorder) {
         let Some(address) = self.job.config.run.metrics_listen else { return };
         match MetricsServer::listen(address, self.job.config.train.steps, self.start.step) {
             Ok(exposition) => {
@@ -270,18 +270,18 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             }
             Err(failure) => {
                 log.not_saved = Some(Arc::clone(&failure));
-                log.is_in_trouble(TrainError::NotSaved(failure));
+                log.note_trouble(TrainError::NotSaved(failure));
             }
         }
     }
 
     /// Gives the receipt of a rank's export to the first rank; returns false if that or the export failed.
     pub(super) fn note_export(&self, rank: Rank, exported: Result<Option<Receipt>, TrainError>) -> bool {
-        let given = exported.and_then(|receipt| {
-            let given = self.assembly.give(RECEIPTS, rank, wire_result::encode(Ok(&receipt)));
-            given.map_err(|error| fsdp_core::Error::from(error).into())
+        let sent = exported.and_then(|receipt| {
+            let sent = self.assembly.give(RECEIPTS, rank, wire_result::encode(Ok(&receipt)));
+            sent.map_err(|error| fsdp_core::Error::from(error).into())
         });
-        self.log().is_exported(given)
+        self.log().note_exported(sent)
     }
 
     /// Gives the exported model its final name, after all ranks have exported their rows; returns false if that failed.
@@ -298,7 +298,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         });
         let committed = receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
         let complete = committed.and_then(|()| self.complete_export());
-        self.log().is_exported(complete)
+        self.log().note_exported(complete)
     }
 
     /// The checkpoint of the state after `done` steps, if the process of the first rank knows one.
@@ -321,7 +321,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let config = self.options.config_json.as_deref();
         let exported = export_checkpoint(&checkpoint, &model.join(MODEL_FILE), self.job, config);
         let complete = exported.and_then(|()| self.complete_export());
-        self.log().is_exported(complete)
+        self.log().note_exported(complete)
     }
 
     /// Writes the files that accompany the weights.
@@ -348,17 +348,17 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 
     /// Announces to the other ranks whether the model is exported, which may take longer than the time limit of a
     /// collective.
-    pub(super) fn tell_exported(&self, rank: Rank, is_exported: bool) -> Result<bool, TrainError> {
+    pub(super) fn announce_exported(&self, rank: Rank, is_exported: bool) -> Result<bool, TrainError> {
         const TOPIC: &str = "exported";
         if rank.0 > 0 {
-            return wire_result::decode(&self.assembly.hear(TOPIC, EXPORT_PATIENCE).map_err(assembly_error)?);
+            return wire_result::decode(&self.assembly.hear(TOPIC, EXPORT_TIMEOUT).map_err(assembly_error)?);
         }
-        let told = self.assembly.announce(TOPIC, wire_result::encode(Ok(&is_exported)));
-        told.map(|()| is_exported).map_err(|error| fsdp_core::Error::from(error).into())
+        let announced = self.assembly.announce(TOPIC, wire_result::encode(Ok(&is_exported)));
+        announced.map(|()| is_exported).map_err(|error| fsdp_core::Error::from(error).into())
     }
 
     /// Reports that a rank has ended, with any failure outside the computation in its process.
-    pub(super) fn note_end(&self, rank: Rank) -> Result<(), TrainError> {
+    pub(super) fn report_end(&self, rank: Rank) -> Result<(), TrainError> {
         let log = self.log();
         let trouble = log.trouble.as_ref().filter(|_| rank.0 == self.assembly.local().start);
         let ended = wire_result::encode(trouble.map_or(Ok(&()), Err));
@@ -367,7 +367,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 
     /// Waits for all ranks to end and returns a failure outside the computation, if there is one in any process. In the
     /// process of the first rank.
-    pub(super) fn trouble(&self) -> Option<TrainError> {
+    pub(super) fn collect_trouble(&self) -> Option<TrainError> {
         if let Some(trouble) = self.log().trouble.take() {
             return Some(trouble);
         }
@@ -407,7 +407,7 @@ impl Log {
     fn write(&mut self, write: impl FnOnce(&mut Recorder) -> Result<(), TrainError>) {
         if let Some(Err(error)) = self.metrics.as_mut().map(write) {
             self.metrics = None;
-            self.is_in_trouble(error);
+            self.note_trouble(error);
         }
     }
 
@@ -415,17 +415,17 @@ impl Log {
     pub(super) fn publish_metrics(&mut self) {
         if let Some(Err(error)) = self.metrics.as_ref().map(Recorder::publish) {
             self.metrics = None;
-            self.is_in_trouble(error);
+            self.note_trouble(error);
         }
     }
 
     /// Requests all ranks to stop, for this reason.
-    pub(super) fn is_in_trouble(&mut self, error: TrainError) {
+    pub(super) fn note_trouble(&mut self, error: TrainError) {
         self.trouble.get_or_insert(error);
     }
 
-    fn is_exported(&mut self, exported: Result<(), TrainError>) -> bool {
-        let failed = |error| self.is_in_trouble(TrainError::NotExported { source: Box::new(error) });
+    fn note_exported(&mut self, exported: Result<(), TrainError>) -> bool {
+        let failed = |error| self.note_trouble(TrainError::NotExported { source: Box::new(error) });
         exported.map_err(failed).is_ok()
     }
 }

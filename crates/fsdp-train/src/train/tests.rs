@@ -331,9 +331,9 @@ fn metrics_record_processes_at_every_start_and_wait_times() {
         let expected = if [1, 5].contains(&step) { None } else { Some(step - 1) };
         assert_eq!(line["wait_step"].as_u64(), expected, "{line}");
         if expected.is_some() {
-            let [least, mean, most] =
+            let [min, mean, max] =
                 ["wait_ms_min", "wait_ms", "wait_ms_max"].map(|key| line[key].as_f64().unwrap());
-            assert!(0.0 <= least && least <= mean && mean <= most, "{line}");
+            assert!(0.0 <= min && min <= mean && mean <= max, "{line}");
             assert!(line["slowest_rank"].as_u64().unwrap() < 2, "{line}");
         }
     }

@@ -21,7 +21,7 @@ struct Bound {
 
 /// The smallest tolerance for kernels other than the oracle's, in rounding errors of the largest gradient of a
 /// parameter: a parameter of few elements may have few errors by chance.
-const LEAST_ROUNDINGS: f64 = 64.0;
+const ROUNDINGS_MIN: f64 = 64.0;
 
 /// The tolerance for kernels other than the oracle's, in largest rounding errors of the oracle. To first order, both have
 /// rounding errors of about the same number and size, which pass through the same derivatives, so their maxima agree up
@@ -30,7 +30,7 @@ const ORACLE_ERRORS: f64 = 8.0;
 
 /// The largest measured tolerance, as a fraction of the largest gradient of a parameter: a program that computes
 /// nothing must not be within it.
-const LARGEST_TOLERANCE: f64 = 0.25;
+const TOLERANCE_MAX: f64 = 0.25;
 
 /// Rounding errors of the oracle's first applied step: its distance from the same computation in double precision.
 pub(super) struct Rounding {
@@ -42,8 +42,8 @@ pub(super) struct Rounding {
 
 /// The tolerance for a value of this magnitude, of which the oracle has an error of `error`, computed in `dtype`.
 fn tolerance(error: f64, magnitude: f64, dtype: DType) -> f64 {
-    let measured = (ORACLE_ERRORS * error).min(LARGEST_TOLERANCE * magnitude);
-    measured.max(LEAST_ROUNDINGS * unit_roundoff(dtype) * magnitude)
+    let measured = (ORACLE_ERRORS * error).min(TOLERANCE_MAX * magnitude);
+    measured.max(ROUNDINGS_MIN * unit_roundoff(dtype) * magnitude)
 }
 
 /// The largest relative error of one rounded operation.
@@ -103,7 +103,7 @@ fn bounds(plan: &Plan, reference: &Reference) -> Vec<Vec<f64>> {
 
 /// Lists gradient elements outside their bounds in the first step that was not skipped, one per piece of a parameter,
 /// and the norm if it is outside its bound. Empty if all steps were skipped.
-pub(super) fn broken<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
+pub(super) fn violations<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
     let (spec, bounds) = (&job.plan.spec, bounds(&job.plan, reference));
     let trained: Vec<usize> = (0..spec.params.len()).filter(|&id| spec.params[id].trainable).collect();
     let mut failures = Vec::new();
@@ -112,11 +112,11 @@ pub(super) fn broken<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) 
     }
     for held in ranks.iter().flat_map(|run| &run.first.values).filter(|held| held.kind == Kind::Gradient) {
         let Ok(index) = trained.binary_search(&held.param.0) else { continue };
-        let Some(whole) = &reference.first.gradients[held.param.0] else { continue };
+        let Some(expected) = &reference.first.gradients[held.param.0] else { continue };
         for (offset, got) in held.values.iter().enumerate() {
             let element = held.first + offset;
             let bound = bounds[index][element];
-            let distance = (got - whole[element]).abs();
+            let distance = (got - expected[element]).abs();
             if distance > bound || distance.is_nan() {
                 let fqn = &spec.param(held.param).fqn;
                 failures

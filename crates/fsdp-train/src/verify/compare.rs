@@ -33,11 +33,11 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
         let pairs = ranks[0].reports.iter().zip(&reference.reports);
         pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
     };
-    let in_first = |wanted: fn(Kind) -> bool| {
-        difference(spec, &reference.first, ranks.iter().map(|run| &run.first), wanted)
+    let in_first = |is_compared: fn(Kind) -> bool| {
+        difference(spec, &reference.first, ranks.iter().map(|run| &run.first), is_compared)
     };
-    let in_last = |wanted: fn(Kind) -> bool| {
-        difference(spec, &reference.last, ranks.iter().map(|run| &run.last), wanted)
+    let in_last = |is_compared: fn(Kind) -> bool| {
+        difference(spec, &reference.last, ranks.iter().map(|run| &run.last), is_compared)
     };
     let mut report = WorldReport {
         world: plan.mesh.world(),
@@ -56,8 +56,8 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     };
     let mut failures = gaps(job, reference, ranks);
     failures.extend(match promise {
-        Promise::Bits => other_bits(&report),
-        Promise::Bounds | Promise::Near => bound::broken(job, reference, ranks),
+        Promise::Bits => bit_differences(&report),
+        Promise::Bounds | Promise::Near => bound::violations(job, reference, ranks),
     });
     if let Some(got) = ranks[0].reports.first() {
         failures.extend(bound::first_loss(job, got.loss, reference));
@@ -141,7 +141,7 @@ fn gaps<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String
 }
 
 /// Describes values that differ from the oracle's in bits.
-fn other_bits(report: &WorldReport) -> Vec<String> {
+fn bit_differences(report: &WorldReport) -> Vec<String> {
     let values = [
         ("parameters", &report.params),
         ("gradients", &report.gradients),
@@ -178,18 +178,18 @@ fn difference<'a>(
     spec: &ModelSpec,
     reference: &Snapshot,
     ranks: impl Iterator<Item = &'a Pieces>,
-    wanted: fn(Kind) -> bool,
+    is_compared: fn(Kind) -> bool,
 ) -> Difference {
     let mut result = Difference::default();
     for pieces in ranks {
-        for held in pieces.values.iter().filter(|held| wanted(held.kind)) {
-            let whole = match held.kind {
+        for held in pieces.values.iter().filter(|held| is_compared(held.kind)) {
+            let reference_values = match held.kind {
                 Kind::Param => Some(&reference.params[held.param.0]),
                 Kind::Gradient => reference.gradients[held.param.0].as_ref(),
                 Kind::State(index) => reference.states[held.param.0].get(index),
             };
-            let Some(whole) = whole else { continue };
-            let expected = &whole[held.first..held.first + held.values.len()];
+            let Some(reference_values) = reference_values else { continue };
+            let expected = &reference_values[held.first..held.first + held.values.len()];
             for (index, (got, want)) in held.values.iter().zip(expected).enumerate() {
                 result.compared += 1;
                 if got.to_bits() == want.to_bits() {
@@ -230,18 +230,19 @@ fn memory_lines<M: TrainBackend, A: Architecture + Clone>(
     let mut lines: Vec<MemoryLine> = Vec::new();
     for (rank, run) in ranks.iter().enumerate() {
         let predicted: Usage = job.predict::<M>(fsdp_core::Rank(rank))?;
-        let ours = MemoryLine::all(&predicted, &run.usage);
+        let rank_lines = MemoryLine::all(&predicted, &run.usage);
         if lines.is_empty() {
-            lines = ours;
+            lines = rank_lines;
             continue;
         }
-        for (line, ours) in lines.iter_mut().zip(ours) {
+        for (line, rank_line) in lines.iter_mut().zip(rank_lines) {
             // Show the worst rank; one whose prediction fails is worse than any that fits.
-            let fails = ours.predicted_bytes != ours.counted_bytes;
+            let fails = rank_line.predicted_bytes != rank_line.counted_bytes;
             if fails
-                || (line.predicted_bytes == line.counted_bytes && ours.counted_bytes > line.counted_bytes)
+                || (line.predicted_bytes == line.counted_bytes
+                    && rank_line.counted_bytes > line.counted_bytes)
             {
-                *line = ours;
+                *line = rank_line;
             }
         }
     }

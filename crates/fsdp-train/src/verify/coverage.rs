@@ -19,10 +19,10 @@ pub(super) struct Expected {
 }
 
 /// All values of a model of the kinds that are wanted.
-pub(super) fn expected(reference: &Snapshot, wanted: impl Fn(Kind) -> bool) -> Vec<Expected> {
+pub(super) fn expected(reference: &Snapshot, is_expected: impl Fn(Kind) -> bool) -> Vec<Expected> {
     let mut all = Vec::new();
     let mut add = |kind, param, len| {
-        if wanted(kind) && len > 0 {
+        if is_expected(kind) && len > 0 {
             all.push(Expected { kind, param: ParamId(param), len });
         }
     };
@@ -144,8 +144,8 @@ mod tests {
     #[test]
     fn elements_held_by_no_rank_are_found() {
         for kind in [Kind::Param, Kind::Gradient, Kind::State(0)] {
-            let whole = [pieces(&[(kind, 0, &[0.0; 2])]), pieces(&[(kind, 2, &[0.0; 2])])];
-            assert_eq!(gaps_of(kind, &whole), [""; 0]);
+            let complete = [pieces(&[(kind, 0, &[0.0; 2])]), pieces(&[(kind, 2, &[0.0; 2])])];
+            assert_eq!(gaps_of(kind, &complete), [""; 0]);
             let short = [pieces(&[(kind, 0, &[0.0; 2])]), pieces(&[(kind, 3, &[0.0; 1])])];
             assert!(gaps_of(kind, &short)[0].starts_with("replica 0 holds 3 of the 4 elements"));
             assert_eq!(gaps_of(kind, &[pieces(&[]), pieces(&[])]).len(), 1);

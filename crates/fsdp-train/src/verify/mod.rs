@@ -51,7 +51,7 @@ const FOUND: &str = "found";
 const HOLDS: &str = "holds";
 
 /// How long processes wait for each other outside of collectives. A process that fails ends all waiting at once.
-const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Options of a verification.
 pub struct VerifyOptions<'a> {
@@ -171,7 +171,7 @@ where
         }
         // Without this, they would wait for the first rank in a collective, which has a time limit.
         false => {
-            assembly.hear(ORACLE, PATIENCE).map_err(assembly_error)?;
+            assembly.hear(ORACLE, EXCHANGE_TIMEOUT).map_err(assembly_error)?;
             None
         }
     };
@@ -206,7 +206,7 @@ fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<Ra
     if !assembly.is_leader() {
         return Ok(None);
     }
-    let found = assembly.collect(FOUND, assembly.world(), PATIENCE).map_err(assembly_error)?;
+    let found = assembly.collect(FOUND, assembly.world(), EXCHANGE_TIMEOUT).map_err(assembly_error)?;
     Ok(Some(found.iter().map(|bytes| wire::decode(bytes)).collect()))
 }
 
@@ -217,7 +217,7 @@ fn conclude(assembly: &dyn Assembly, report: VerifyReport) -> Result<Verified, T
         assembly.announce(HOLDS, wire_result::encode(Ok(&holds))).map_err(fsdp_core::Error::from)?;
         return Ok(Verified { holds, report: Some(report) });
     }
-    let holds = wire_result::decode(&assembly.hear(HOLDS, PATIENCE).map_err(assembly_error)?)?;
+    let holds = wire_result::decode(&assembly.hear(HOLDS, EXCHANGE_TIMEOUT).map_err(assembly_error)?)?;
     Ok(Verified { holds, report: None })
 }
 

@@ -22,21 +22,21 @@ pub(super) fn note_use(entry: &Path) {
     let _ = File::open(entry).and_then(|file| file.set_modified(SystemTime::now()));
 }
 
-/// Deletes the least recently used entries of a folder until at most `most_bytes` are left. The entry just `written`
+/// Deletes the least recently used entries of a folder until at most `max_bytes` are left. The entry just `written`
 /// stays, however large, and so do files that are not entries.
 ///
 /// # Errors
 /// The folder cannot be read, or the first file that cannot be deleted; the others are deleted nevertheless.
-pub(super) fn enforce(folder: &Path, written: &Path, most_bytes: u64) -> io::Result<()> {
+pub(super) fn enforce(folder: &Path, written: &Path, max_bytes: u64) -> io::Result<()> {
     let mut entries: Vec<(bool, SystemTime, PathBuf, u64)> = Vec::new();
     let mut outcome = Ok(());
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         // A file that another process has just deleted has no metadata.
-        let Some((about, modified)) = entry.metadata().ok().and_then(with_time) else { continue };
+        let Some((metadata, modified)) = entry.metadata().ok().and_then(with_time) else { continue };
         let (path, name) = (entry.path(), entry.file_name());
         match name.to_str() {
-            Some(name) if is_entry(name) => entries.push((path == written, modified, path, about.len())),
+            Some(name) if is_entry(name) => entries.push((path == written, modified, path, metadata.len())),
             Some(name) if name.starts_with(UNFINISHED) && is_abandoned(modified) => {
                 outcome = outcome.and(delete(&path));
             }
@@ -44,19 +44,19 @@ pub(super) fn enforce(folder: &Path, written: &Path, most_bytes: u64) -> io::Res
         }
     }
     entries.sort();
-    let mut left = 0;
+    let mut total = 0;
     for (is_written, _, path, bytes) in entries.into_iter().rev() {
-        left += bytes;
-        if !is_written && left > most_bytes {
+        total += bytes;
+        if !is_written && total > max_bytes {
             outcome = outcome.and(delete(&path));
         }
     }
     outcome
 }
 
-fn with_time(about: Metadata) -> Option<(Metadata, SystemTime)> {
-    let modified = about.modified().ok().filter(|_| about.is_file())?;
-    Some((about, modified))
+fn with_time(metadata: Metadata) -> Option<(Metadata, SystemTime)> {
+    let modified = metadata.modified().ok().filter(|_| metadata.is_file())?;
+    Some((metadata, modified))
 }
 
 fn is_entry(name: &str) -> bool {

@@ -109,9 +109,9 @@ impl Plugin {
     /// Opens a plugin's shared library and initializes it.
     ///
     /// # Errors
-    /// Those of [`Plugin::found`]; [`XlaError::Lacks`], or an error of the plugin.
+    /// Those of [`Plugin::load`]; [`XlaError::Lacks`], or an error of the plugin.
     pub(crate) fn open(path: &Path) -> Result<Self, XlaError> {
-        let plugin = Self::found(path)?;
+        let plugin = Self::load(path)?;
         plugin.call(INITIALIZE, Arguments::new())?;
         Ok(plugin)
     }
@@ -120,17 +120,18 @@ impl Plugin {
     ///
     /// # Errors
     /// [`XlaError::Open`], [`XlaError::Architecture`], [`XlaError::NoApi`], [`XlaError::Version`].
-    pub(crate) fn found(path: &Path) -> Result<Self, XlaError> {
-        let opened = |reason: libloading::Error| {
+    pub(crate) fn load(path: &Path) -> Result<Self, XlaError> {
+        let open_error = |reason: libloading::Error| {
             // Only the error's source has the loader's message.
-            let words = std::error::Error::source(&reason).map(ToString::to_string);
-            XlaError::Open { path: path.into(), reason: words.unwrap_or_else(|| reason.to_string()) }
+            let message = std::error::Error::source(&reason).map(ToString::to_string);
+            XlaError::Open { path: path.into(), reason: message.unwrap_or_else(|| reason.to_string()) }
         };
         // SAFETY: the initializers of a plugin chosen by the user run here, as in any program that loads it.
-        let library = unsafe { Library::new(path) }.map_err(|reason| match elf::foreign(path) {
-            Some(architecture) => XlaError::Architecture { path: path.into(), architecture },
-            None => opened(reason),
-        })?;
+        let library =
+            unsafe { Library::new(path) }.map_err(|reason| match elf::foreign_architecture(path) {
+                Some(architecture) => XlaError::Architecture { path: path.into(), architecture },
+                None => open_error(reason),
+            })?;
         let library = std::mem::ManuallyDrop::new(library);
         // SAFETY: the header declares `const PJRT_Api* GetPjrtApi()`.
         let get: Symbol<'_, unsafe extern "C" fn() -> *const Word> =
@@ -177,14 +178,14 @@ impl Plugin {
     /// # Errors
     /// [`XlaError::Lacks`], [`XlaError::Call`].
     pub(super) fn call(&self, function: Function, mut arguments: Arguments) -> Result<Arguments, XlaError> {
-        let Some(code) = self.function(function) else {
+        let Some(entry) = self.function(function) else {
             let (path, version) = (self.path.clone(), self.version());
             return Err(XlaError::Lacks { path, version, function: function.name });
         };
         arguments.0[0] = function.bytes;
         // SAFETY: the caller has filled the fields that the header requires, and the struct is longer than its size
         // says.
-        let error = unsafe { code(arguments.0.as_mut_ptr()) };
+        let error = unsafe { entry(arguments.0.as_mut_ptr()) };
         if error.is_null() { Ok(arguments) } else { Err(self.error(function.name, error)) }
     }
 
@@ -221,20 +222,20 @@ impl Plugin {
 
     /// Reads an error and destroys it.
     fn error(&self, function: &'static str, error: *mut c_void) -> XlaError {
-        let ask = |question: Function| {
+        let query = |operation: Function| {
             let mut arguments = Arguments::new().pointer(2, error);
-            arguments.0[0] = question.bytes;
-            if let Some(code) = self.function(question) {
+            arguments.0[0] = operation.bytes;
+            if let Some(code) = self.function(operation) {
                 // SAFETY: the error belongs to this plugin and is not destroyed yet; these functions take it in field
                 // 2.
                 unsafe { code(arguments.0.as_mut_ptr()) };
             }
             arguments
         };
-        let (message, code) = (ask(ERROR_MESSAGE), ask(ERROR_CODE));
+        let (message, code) = (query(ERROR_MESSAGE), query(ERROR_CODE));
         // SAFETY: the message lives until the error is destroyed.
         let text = unsafe { text(message.get(3), message.get(4)) };
-        ask(ERROR_DESTROY);
+        query(ERROR_DESTROY);
         XlaError::Call { function, code: code.get(3) as i32, message: text }
     }
 

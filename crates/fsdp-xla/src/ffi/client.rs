@@ -28,7 +28,7 @@ impl Client {
     /// # Errors
     /// Any error of the plugin.
     pub(crate) fn new(plugin: Arc<Plugin>, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
-        Self::made(plugin, options, None)
+        Self::create(plugin, options, None)
     }
 
     /// Creates the client of one of several processes, which are connected by a store.
@@ -40,10 +40,10 @@ impl Client {
         options: Vec<(String, Setting)>,
         store: Store,
     ) -> Result<Self, XlaError> {
-        Self::made(plugin, options, Some(Arc::new(store)))
+        Self::create(plugin, options, Some(Arc::new(store)))
     }
 
-    fn made(
+    fn create(
         plugin: Arc<Plugin>,
         options: Vec<(String, Setting)>,
         store: Option<Arc<Store>>,
@@ -94,12 +94,12 @@ impl Client {
     /// # Errors
     /// Any error of the plugin.
     pub(crate) fn platform(&self) -> Result<[String; 2], XlaError> {
-        let ask = |function| -> Result<String, XlaError> {
-            let answer = self.plugin.call(function, Arguments::new().set(2, self.handle))?;
+        let query = |function| -> Result<String, XlaError> {
+            let result = self.plugin.call(function, Arguments::new().set(2, self.handle))?;
             // SAFETY: the text lives as long as the client.
-            Ok(unsafe { text(answer.get(3), answer.get(4)) })
+            Ok(unsafe { text(result.get(3), result.get(4)) })
         };
-        Ok([ask(api::PLATFORM_NAME)?, ask(api::PLATFORM_VERSION)?])
+        Ok([query(api::PLATFORM_NAME)?, query(api::PLATFORM_VERSION)?])
     }
 
     /// Compiles a program from StableHLO text.

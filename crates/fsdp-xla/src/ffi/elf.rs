@@ -5,11 +5,11 @@ use std::io::Read;
 use std::path::Path;
 
 /// The architecture of a library, if it differs from this machine's.
-pub(super) fn foreign(path: &Path) -> Option<String> {
+pub(super) fn foreign_architecture(path: &Path) -> Option<String> {
     let mut header = [0; 20];
     File::open(path).and_then(|mut file| file.read_exact(&mut header)).ok()?;
-    let of = machine(&header)?;
-    (of != std::env::consts::ARCH).then_some(of)
+    let architecture = machine(&header)?;
+    (architecture != std::env::consts::ARCH).then_some(architecture)
 }
 
 /// Reads `e_machine` from the header of an ELF file; `None` for other files.

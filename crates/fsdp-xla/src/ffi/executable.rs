@@ -24,17 +24,18 @@ impl Compiled {
     /// # Errors
     /// Any error of the plugin; it may not support serialization.
     pub(crate) fn serialize(&self) -> Result<Vec<u8>, XlaError> {
-        let made = self.plugin.call(api::SERIALIZE, Arguments::new().set(2, self.handle))?;
-        let bytes = match made.get(4) {
+        let serialized = self.plugin.call(api::SERIALIZE, Arguments::new().set(2, self.handle))?;
+        let bytes = match serialized.get(4) {
             0 => Vec::new(),
             // SAFETY: the plugin returned this many bytes, valid until the deleter below runs.
-            len => unsafe { std::slice::from_raw_parts(made.get(3) as *const u8, len) }.to_vec(),
+            len => unsafe { std::slice::from_raw_parts(serialized.get(3) as *const u8, len) }.to_vec(),
         };
         // SAFETY: the header declares `void (*)(PJRT_SerializedExecutable*)`, or null.
-        let free: Option<unsafe extern "C" fn(*mut c_void)> = unsafe { std::mem::transmute(made.get(6)) };
+        let free: Option<unsafe extern "C" fn(*mut c_void)> =
+            unsafe { std::mem::transmute(serialized.get(6)) };
         if let Some(free) = free {
             // SAFETY: the deleter belongs to the bytes returned above, which are not read any more.
-            unsafe { free(made.get(5) as *mut c_void) };
+            unsafe { free(serialized.get(5) as *mut c_void) };
         }
         Ok(bytes)
     }
@@ -47,17 +48,17 @@ impl Compiled {
     pub(crate) fn optimized(&self) -> Result<Option<(String, Vec<u8>)>, XlaError> {
         // A `PJRT_Program`: the first call has no buffer and returns the required size.
         let mut program: [Word; 6] = [48, 0, 0, 0, 0, 0];
-        let ask = |program: &mut [Word; 6]| {
+        let fetch = |program: &mut [Word; 6]| {
             let arguments = Arguments::new().set(2, self.handle).set(3, program.as_mut_ptr() as Word);
             self.plugin.call(api::OPTIMIZED_PROGRAM, arguments).map(drop)
         };
-        match ask(&mut program) {
+        match fetch(&mut program) {
             Err(error) if error.is_unimplemented() => return Ok(None),
-            asked => asked?,
+            result => result?,
         }
         let mut bytes = vec![0_u8; program[3]];
         program[2] = bytes.as_mut_ptr() as Word;
-        ask(&mut program)?;
+        fetch(&mut program)?;
         // SAFETY: the format's name is a constant of the plugin.
         let format = unsafe { text(program[4], program[5]) };
         Ok(Some((format, bytes)))
@@ -68,11 +69,11 @@ impl Compiled {
     /// # Errors
     /// Any error of the plugin.
     pub(crate) fn memory(&self) -> Result<Option<MemoryNeed>, XlaError> {
-        let said = match self.plugin.call(api::MEMORY_STATS, Arguments::new().set(2, self.handle)) {
+        let stats = match self.plugin.call(api::MEMORY_STATS, Arguments::new().set(2, self.handle)) {
             Err(error) if error.is_unimplemented() => return Ok(None),
-            said => said?,
+            stats => stats?,
         };
-        let bytes = |field| said.get(field) as u64;
+        let bytes = |field| stats.get(field) as u64;
         let [code, arguments, results, aliased, temporaries] = [3, 4, 5, 6, 7].map(bytes);
         let peak = Some(bytes(13)).filter(|&peak| peak > 0);
         Ok(Some(MemoryNeed { code, arguments, results, aliased, temporaries, peak }))
@@ -83,12 +84,12 @@ impl Compiled {
     /// # Errors
     /// Any error of the plugin.
     pub(crate) fn flops(&self) -> Result<Option<f64>, XlaError> {
-        let said = match self.plugin.call(api::COST_ANALYSIS, Arguments::new().set(2, self.handle)) {
+        let costs = match self.plugin.call(api::COST_ANALYSIS, Arguments::new().set(2, self.handle)) {
             Err(error) if error.is_unimplemented() => return Ok(None),
-            said => said?,
+            costs => costs?,
         };
         // SAFETY: the list has this many properties, which live as long as the executable.
-        let found = unsafe { attributes(said.get(4), said.get(3)) };
+        let found = unsafe { attributes(costs.get(4), costs.get(3)) };
         let flops = found.into_iter().find(|(name, _)| name == "flops");
         // The value is a single-precision float.
         Ok(flops.map(|(_, bits)| f64::from(f32::from_bits(bits as u32))))
@@ -137,9 +138,9 @@ pub(crate) struct Executable {
 impl Executable {
     /// Wraps a program loaded by a client.
     pub(super) fn new(client: &Arc<Client>, handle: Word) -> Result<Self, XlaError> {
-        let mut own = Self { client: Arc::clone(client), handle, outputs: 0 };
-        own.outputs = own.compiled()?.outputs()?;
-        Ok(own)
+        let mut executable = Self { client: Arc::clone(client), handle, outputs: 0 };
+        executable.outputs = executable.compiled()?.outputs()?;
+        Ok(executable)
     }
 
     /// The compiled program that was loaded.
@@ -177,22 +178,22 @@ impl Executable {
     ) -> Result<Vec<Vec<DeviceBuffer>>, XlaError> {
         let handles: Vec<Vec<Word>> =
             arguments.iter().map(|list| list.iter().map(|buffer| buffer.handle).collect()).collect();
-        let lists: Vec<*const Word> = handles.iter().map(Vec::as_ptr).collect();
+        let argument_lists: Vec<*const Word> = handles.iter().map(Vec::as_ptr).collect();
         let mut results = vec![vec![0; self.outputs]; arguments.len()];
-        let places: Vec<*mut Word> = results.iter_mut().map(Vec::as_mut_ptr).collect();
+        let result_lists: Vec<*mut Word> = results.iter_mut().map(Vec::as_mut_ptr).collect();
         // `PJRT_ExecuteOptions`: only the size is set.
         let mut options: [Word; 18] = [0; 18];
         options[0] = 144;
         let call = Arguments::new()
             .set(2, self.handle)
             .pointer(3, options.as_ptr())
-            .pointer(4, lists.as_ptr())
+            .pointer(4, argument_lists.as_ptr())
             .set(5, arguments.len())
             .set(6, handles.first().map_or(0, Vec::len))
-            .pointer(7, places.as_ptr());
+            .pointer(7, result_lists.as_ptr());
         self.client.plugin.call(api::EXECUTE, call)?;
-        let own = |handle| DeviceBuffer { client: Arc::clone(&self.client), handle };
-        Ok(results.into_iter().map(|list| list.into_iter().map(own).collect()).collect())
+        let to_buffer = |handle| DeviceBuffer { client: Arc::clone(&self.client), handle };
+        Ok(results.into_iter().map(|list| list.into_iter().map(to_buffer).collect()).collect())
     }
 }
 

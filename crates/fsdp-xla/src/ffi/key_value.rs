@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::api::{Arguments, Word};
-use crate::store::{Refusal, Store};
+use crate::store::{Store, StoreError};
 
 /// Longer than any plugin waits that sets a limit.
 const WITHOUT_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -60,7 +60,7 @@ unsafe extern "C" fn put(words: *mut Word) -> Word {
         let value = bytes(*words.add(4), *words.add(5)).to_vec();
         match guarded(words, 6, |store, key| store.put(key, value)) {
             Ok(()) => 0,
-            Err(refusal) => error(*words.add(6), &refusal),
+            Err(failure) => error(*words.add(6), &failure),
         }
     }
 }
@@ -73,38 +73,38 @@ unsafe extern "C" fn put(words: *mut Word) -> Word {
 unsafe fn answer(
     words: *mut Word,
     field: usize,
-    look: impl FnOnce(&Store, &[u8]) -> Result<Vec<u8>, Refusal>,
+    lookup: impl FnOnce(&Store, &[u8]) -> Result<Vec<u8>, StoreError>,
 ) -> Word {
     // SAFETY: as the caller promises.
     unsafe {
-        match guarded(words, field, look) {
+        match guarded(words, field, lookup) {
             Ok(value) => {
                 let len = value.len();
                 *words.add(field + 2) = lend(value);
                 *words.add(field + 3) = len;
-                *words.add(field + 4) = give_back as extern "C" fn(Word) as Word;
+                *words.add(field + 4) = free_value as extern "C" fn(Word) as Word;
                 0
             }
-            Err(refusal) => error(*words.add(field), &refusal),
+            Err(failure) => error(*words.add(field), &failure),
         }
     }
 }
 
-/// Calls the store with the key; a panic becomes a refusal.
+/// Calls the store with the key; a panic becomes an error.
 ///
 /// # Safety
 /// Fields 2 and 3 must be key and length, and the field after `field` the store.
 unsafe fn guarded<T>(
     words: *mut Word,
     field: usize,
-    call: impl FnOnce(&Store, &[u8]) -> Result<T, Refusal>,
-) -> Result<T, Refusal> {
+    call: impl FnOnce(&Store, &[u8]) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     // SAFETY: as the caller promises; the client created with the store still lives, so the store has not moved.
     let (key, store) =
         unsafe { (bytes(*words.add(2), *words.add(3)), &*(*words.add(field + 1) as *const Store)) };
     let outcome = catch_unwind(AssertUnwindSafe(|| call(store, key)));
     let panicked =
-        |_| Refusal { code: INTERNAL, message: "the control plane of fsdp has panicked".to_owned() };
+        |_| StoreError { code: INTERNAL, message: "the control plane of fsdp has panicked".to_owned() };
     outcome.map_err(panicked).flatten()
 }
 
@@ -112,7 +112,7 @@ unsafe fn guarded<T>(
 ///
 /// # Safety
 /// `make` must point to a `PJRT_CallbackError`.
-unsafe fn error(make: Word, Refusal { code, message }: &Refusal) -> Word {
+unsafe fn error(make: Word, StoreError { code, message }: &StoreError) -> Word {
     // SAFETY: as the caller promises; the text is copied before this returns.
     unsafe { (*(make as *const MakeError))(*code, message.as_ptr(), message.len()) }
 }
@@ -137,7 +137,7 @@ fn lend(mut value: Vec<u8>) -> Word {
 }
 
 /// `PJRT_KeyValueGetCallback_ValueDeleter`.
-extern "C" fn give_back(value: Word) {
+extern "C" fn free_value(value: Word) {
     LENT.lock().unwrap_or_else(PoisonError::into_inner).remove(&value);
 }
 

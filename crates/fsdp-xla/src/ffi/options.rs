@@ -65,8 +65,8 @@ impl CompileOptions {
         let build = Message::default().int(1, u64::MAX).int(4, replicas).int(5, 1).bytes(9, &assignment.0);
         let flags = self.flags.iter().fold(Message::default().bytes(3, &build.0), |message, name| {
             // As text: some flags that are Boolean in newer TPU compilers have more than two values in older ones.
-            let on = Message::default().bytes(1, b"true");
-            let entry = Message::default().bytes(1, name.as_bytes()).bytes(2, &on.0);
+            let enabled = Message::default().bytes(1, b"true");
+            let entry = Message::default().bytes(1, name.as_bytes()).bytes(2, &enabled.0);
             message.bytes(7, &entry.0)
         });
         flags.0

@@ -39,7 +39,7 @@ impl Topology {
             .pointer(4, options.words())
             .set(5, options.count());
         let handle = plugin.call(api::TOPOLOGY_CREATE, arguments)?.get(6);
-        Self::described(plugin, handle, None)
+        Self::from_handle(plugin, handle, None)
     }
 
     /// Returns the topology of a client's devices.
@@ -49,20 +49,20 @@ impl Topology {
     pub(crate) fn of_client(client: Client) -> Result<Self, XlaError> {
         let plugin = Arc::clone(&client.plugin);
         let handle = plugin.call(api::CLIENT_TOPOLOGY, Arguments::new().set(2, client.handle))?.get(3);
-        Self::described(plugin, handle, Some(client))
+        Self::from_handle(plugin, handle, Some(client))
     }
 
     /// Queries the device count and kind.
-    fn described(plugin: Arc<Plugin>, handle: Word, client: Option<Client>) -> Result<Self, XlaError> {
-        let mut own = Self { plugin, handle, client, devices: 0, kind: DeviceKind::default() };
-        let found = own.plugin.call(api::TOPOLOGY_DEVICES, Arguments::new().set(2, handle))?;
-        own.devices = found.get(4);
-        if own.devices > 0 {
+    fn from_handle(plugin: Arc<Plugin>, handle: Word, client: Option<Client>) -> Result<Self, XlaError> {
+        let mut topology = Self { plugin, handle, client, devices: 0, kind: DeviceKind::default() };
+        let found = topology.plugin.call(api::TOPOLOGY_DEVICES, Arguments::new().set(2, handle))?;
+        topology.devices = found.get(4);
+        if topology.devices > 0 {
             // SAFETY: the list has this many descriptions, which live as long as the topology.
             let first = unsafe { *(found.get(3) as *const Word) };
-            own.kind = DeviceKind::of(&own.plugin, first)?;
+            topology.kind = DeviceKind::of(&topology.plugin, first)?;
         }
-        Ok(own)
+        Ok(topology)
     }
 
     /// The plugin's library.

@@ -89,26 +89,26 @@ impl Builder {
     }
 
     /// Sums over dimensions, which are removed.
-    pub(crate) fn sum(&mut self, x: &Value, over: &[usize]) -> Value {
+    pub(crate) fn sum(&mut self, x: &Value, axes: &[usize]) -> Value {
         let start = self.zeros(&[], x.element());
-        self.reduce("add", &start, x, over)
+        self.reduce("add", &start, x, axes)
     }
 
     /// The maximum of floats over dimensions, which are removed.
-    pub(crate) fn largest(&mut self, x: &Value, over: &[usize]) -> Value {
+    pub(crate) fn largest(&mut self, x: &Value, axes: &[usize]) -> Value {
         let start = self.float(f64::NEG_INFINITY, &[], x.element());
-        self.reduce("maximum", &start, x, over)
+        self.reduce("maximum", &start, x, axes)
     }
 
-    fn reduce(&mut self, op: &str, start: &Value, x: &Value, over: &[usize]) -> Value {
-        assert!(over.iter().all(|&dim| dim < x.dims().len()), "over {over:?} of {}", x.shape);
-        let kept = (0..x.dims().len()).filter(|dim| !over.contains(dim)).map(|dim| x.dims()[dim]);
+    fn reduce(&mut self, op: &str, start: &Value, x: &Value, axes: &[usize]) -> Value {
+        assert!(axes.iter().all(|&dim| dim < x.dims().len()), "over {axes:?} of {}", x.shape);
+        let kept = (0..x.dims().len()).filter(|dim| !axes.contains(dim)).map(|dim| x.dims()[dim]);
         let shape = Shape { dims: kept.collect(), element: x.element() };
         let text = format_args!(
             "stablehlo.reduce({} init: {}) applies stablehlo.{op} across dimensions = [{}] : ({}, {}) -> {shape}",
             x.name,
             start.name,
-            list(over),
+            list(axes),
             x.shape,
             start.shape
         );
@@ -123,9 +123,9 @@ impl Builder {
     /// A general product. Batch dimensions come first, then the remaining ones of `a`, then those of `b`.
     pub(crate) fn dot(&mut self, a: &Value, b: &Value, product: Product<'_>, element: Element) -> Value {
         let Product { batch, contract } = product;
-        let left = |value: &Value, side: usize| -> Vec<usize> {
-            let is_left = |dim: &usize| !batch[side].contains(dim) && !contract[side].contains(dim);
-            (0..value.dims().len()).filter(is_left).map(|dim| value.dims()[dim]).collect()
+        let free_dims = |value: &Value, side: usize| -> Vec<usize> {
+            let is_free = |dim: &usize| !batch[side].contains(dim) && !contract[side].contains(dim);
+            (0..value.dims().len()).filter(is_free).map(|dim| value.dims()[dim]).collect()
         };
         let sizes = |value: &Value, dims: &[usize]| -> Vec<usize> {
             dims.iter().map(|&dim| value.dims()[dim]).collect()
@@ -134,8 +134,8 @@ impl Builder {
             assert_eq!(sizes(a, of_a), sizes(b, of_b), "{product:?} of {} and {}", a.shape, b.shape);
         }
         let mut dims: Vec<usize> = batch[0].iter().map(|&dim| a.dims()[dim]).collect();
-        dims.extend(left(a, 0));
-        dims.extend(left(b, 1));
+        dims.extend(free_dims(a, 0));
+        dims.extend(free_dims(b, 1));
         let shape = Shape { dims, element };
         let batching = match batch[0] {
             [] => String::new(),
@@ -156,8 +156,8 @@ impl Builder {
     }
 
     /// The product of two matrices, contracted over one dimension of each.
-    pub(crate) fn matmul(&mut self, a: &Value, b: &Value, over: [usize; 2], element: Element) -> Value {
-        let product = Product { batch: [&[], &[]], contract: [&[over[0]], &[over[1]]] };
+    pub(crate) fn matmul(&mut self, a: &Value, b: &Value, contracted: [usize; 2], element: Element) -> Value {
+        let product = Product { batch: [&[], &[]], contract: [&[contracted[0]], &[contracted[1]]] };
         self.dot(a, b, product, element)
     }
 }

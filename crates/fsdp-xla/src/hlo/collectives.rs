@@ -64,8 +64,8 @@ impl fmt::Display for Groups {
 }
 
 /// The region that sums two numbers.
-fn sum(of: &Value) -> String {
-    let number = Shape::new(&[], of.element());
+fn sum(x: &Value) -> String {
+    let number = Shape::new(&[], x.element());
     format!(
         "({{\n    ^bb0(%a: {number}, %b: {number}):\n      %s = stablehlo.add %a, %b : {number}\n      \
          stablehlo.return %s : {number}\n    }})"
@@ -73,19 +73,19 @@ fn sum(of: &Value) -> String {
 }
 
 impl Builder {
-    /// Concatenates the values of all ranks of the group. Here and below, `of` is the purpose of the collective.
-    pub(crate) fn all_gather(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
+    /// Concatenates the values of all ranks of the group. Here and below, `purpose` is the purpose of the collective.
+    pub(crate) fn all_gather(&mut self, x: &Value, groups: &Groups, purpose: &str) -> Value {
         let mut shape = x.shape.clone();
         shape.dims[0] *= groups.size();
         let text = format_args!(
             "\"stablehlo.all_gather\"({}) <{{all_gather_dim = 0 : i64, {groups}}}> : ({}) -> {shape}",
             x.name, x.shape
         );
-        self.collective(("all-gather", of), shape.clone(), text)
+        self.collective(("all-gather", purpose), shape.clone(), text)
     }
 
     /// This rank's part of the sum over the group, in an order of the plugin's choice.
-    pub(crate) fn reduce_scatter(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
+    pub(crate) fn reduce_scatter(&mut self, x: &Value, groups: &Groups, purpose: &str) -> Value {
         let mut shape = x.shape.clone();
         assert!(shape.dims[0].is_multiple_of(groups.size()), "{shape} among {}", groups.size());
         shape.dims[0] /= groups.size();
@@ -95,11 +95,11 @@ impl Builder {
             sum(x),
             x.shape
         );
-        self.collective(("reduce-scatter", of), shape.clone(), text)
+        self.collective(("reduce-scatter", purpose), shape.clone(), text)
     }
 
     /// The sum over the group, in an order of the plugin's choice.
-    pub(crate) fn all_reduce(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
+    pub(crate) fn all_reduce(&mut self, x: &Value, groups: &Groups, purpose: &str) -> Value {
         let text = format_args!(
             "\"stablehlo.all_reduce\"({}) <{{{groups}}}> {} : ({}) -> {}",
             x.name,
@@ -107,11 +107,11 @@ impl Builder {
             x.shape,
             x.shape
         );
-        self.collective(("all-reduce", of), x.shape.clone(), text)
+        self.collective(("all-reduce", purpose), x.shape.clone(), text)
     }
 
     /// Sends part `i` to rank `i` of the group; part `i` of the result comes from that rank.
-    pub(crate) fn all_to_all(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
+    pub(crate) fn all_to_all(&mut self, x: &Value, groups: &Groups, purpose: &str) -> Value {
         assert!(x.dims()[0].is_multiple_of(groups.size()), "{} among {}", x.shape, groups.size());
         let text = format_args!(
             "\"stablehlo.all_to_all\"({}) <{{split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {} : i64, \
@@ -121,24 +121,24 @@ impl Builder {
             x.shape,
             x.shape
         );
-        self.collective(("all-to-all", of), x.shape.clone(), text)
+        self.collective(("all-to-all", purpose), x.shape.clone(), text)
     }
 
     /// Adds a collective and records it.
     fn collective(
         &mut self,
-        (kind, of): (&'static str, &str),
+        (kind, purpose): (&'static str, &str),
         shape: Shape,
         text: fmt::Arguments<'_>,
     ) -> Value {
-        let name = format!("{of}/{kind} {}", self.collectives);
+        let name = format!("{purpose}/{kind} {}", self.collectives);
         self.collectives += 1;
         let collective = Collective { kind, elements: shape.len(), name };
         self.push_all(vec![shape], vec![collective], text.to_string()).swap_remove(0)
     }
 
     /// The sum of a matrix's rows, by the reduction tree for that many.
-    pub(crate) fn tree(&mut self, x: &Value) -> Value {
+    pub(crate) fn tree_sum(&mut self, x: &Value) -> Value {
         let [rows, width] = x.dims()[..] else {
             panic!("the rows of a matrix are added, not of {}", x.shape)
         };
@@ -147,16 +147,16 @@ impl Builder {
             builder.reshape(&row, &[width])
         };
         let rows = (0..rows).map(|index| row(self, index)).collect();
-        self.tree_of(rows)
+        self.tree_sum_of(rows)
     }
 
-    fn tree_of(&mut self, mut parts: Vec<Value>) -> Value {
+    fn tree_sum_of(&mut self, mut parts: Vec<Value>) -> Value {
         let left = parts.len().next_power_of_two() / 2;
         if left == 0 || parts.len() == 1 {
             return parts.pop().expect("something is added");
         }
         let right = parts.split_off(left);
-        let (a, b) = (self.tree_of(parts), self.tree_of(right));
+        let (a, b) = (self.tree_sum_of(parts), self.tree_sum_of(right));
         self.add(&a, &b)
     }
 }

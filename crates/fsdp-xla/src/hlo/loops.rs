@@ -42,11 +42,11 @@ impl Builder {
         let shapes = list(carried.iter().map(|value| &value.shape));
         let before = std::mem::take(&mut self.operations);
         let rounds = self.int(rounds as i64, &[], Element::I32);
-        let goes_on = self.compare("LT", &carried[0], &rounds);
+        let has_next = self.compare("LT", &carried[0], &rounds);
         let condition = lines(&std::mem::take(&mut self.operations));
         let head = format!(
             "stablehlo.while({own}) : {shapes}\n    cond {{\n{condition}    stablehlo.return {} : {}\n    }} do {{\n",
-            goes_on.name, goes_on.shape
+            has_next.name, has_next.shape
         );
         Loop { number, head, before, carried }
     }
@@ -66,9 +66,9 @@ impl Builder {
             list(&shapes)
         );
         let collectives = body.iter().flat_map(Operation::collectives).cloned().collect();
-        let whole = Operation::with_others(open.number..self.next, shapes, collectives, text);
-        let results = whole.results().split_off(1);
-        self.operations.push(whole);
+        let operation = Operation::with_numbers(open.number..self.next, shapes, collectives, text);
+        let results = operation.results().split_off(1);
+        self.operations.push(operation);
         results
     }
 }

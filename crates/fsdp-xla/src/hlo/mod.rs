@@ -18,7 +18,7 @@ pub(crate) use arithmetic::Product;
 pub use collectives::Collective;
 pub(crate) use collectives::Groups;
 use operation::Operation;
-pub(crate) use scan::{ArgumentStack, Held, Signature, Stacked};
+pub(crate) use scan::{ArgumentStack, OutputKind, Signature, Stacked};
 pub(crate) use types::{Element, Name, Shape, Value};
 
 /// A program under construction.
@@ -95,8 +95,8 @@ impl Builder {
     pub(crate) fn barrier(&mut self, values: &[Value]) -> Vec<Value> {
         let names = list(values.iter().map(|value| value.name));
         let shapes = list(values.iter().map(|value| &value.shape));
-        let made = values.iter().map(|value| value.shape.clone()).collect();
-        self.push_all(made, Vec::new(), format!("stablehlo.optimization_barrier {names} : {shapes}"))
+        let result_shapes = values.iter().map(|value| value.shape.clone()).collect();
+        self.push_all(result_shapes, Vec::new(), format!("stablehlo.optimization_barrier {names} : {shapes}"))
     }
 }
 

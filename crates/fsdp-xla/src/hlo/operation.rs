@@ -21,11 +21,11 @@ pub(crate) struct Operation {
 impl Operation {
     /// Creates an operation without nested ones.
     pub(super) fn new(number: usize, shapes: Vec<Shape>, collectives: Vec<Collective>, text: String) -> Self {
-        Self::with_others(number..number + 1, shapes, collectives, text)
+        Self::with_numbers(number..number + 1, shapes, collectives, text)
     }
 
     /// Creates an operation with nested ones, whose numbers follow its own.
-    pub(super) fn with_others(
+    pub(super) fn with_numbers(
         numbers: Range<usize>,
         shapes: Vec<Shape>,
         collectives: Vec<Collective>,
@@ -57,8 +57,8 @@ impl Operation {
     }
 
     pub(super) fn results(&self) -> Vec<Value> {
-        let of = |(part, shape): (usize, &Shape)| Value { name: self.name(part), shape: shape.clone() };
-        self.shapes.iter().enumerate().map(of).collect()
+        let result = |(part, shape): (usize, &Shape)| Value { name: self.name(part), shape: shape.clone() };
+        self.shapes.iter().enumerate().map(result).collect()
     }
 
     /// Whether it is a reshape.
@@ -91,10 +91,10 @@ impl Operation {
 
     /// The values that it reads, in text order.
     pub(super) fn operands(&self) -> Vec<Name> {
-        names(&self.text).map(|(_, name)| name).filter(|name| !self.is_own(*name)).collect()
+        names(&self.text).map(|(_, name)| name).filter(|name| !self.defines(*name)).collect()
     }
 
-    fn is_own(&self, name: Name) -> bool {
+    fn defines(&self, name: Name) -> bool {
         match name {
             Name::Argument(_) => false,
             Name::Result(number) | Name::Part(number, _) | Name::Carried(number, _) => {
@@ -114,28 +114,28 @@ impl Operation {
     }
 
     /// A copy with another number, in which operand `i` (in the order of [`Operation::operands`]) is `operand(i)`.
-    pub(super) fn again(&self, number: usize, mut operand: impl FnMut(usize) -> Name) -> Self {
+    pub(super) fn renumbered(&self, number: usize, mut operand: impl FnMut(usize) -> Name) -> Self {
         let mut index = 0..;
         let text = self.rewritten(|name, text| {
             let name = match name {
-                Some(own) => own.moved(self.number(), number),
+                Some(name) => name.moved(self.number(), number),
                 None => operand(index.next().expect("the numbers do not end")),
             };
             let _ = write!(text, "{name}");
         });
         let (shapes, collectives) = (self.shapes.clone(), self.collectives.clone());
-        Self::with_others(number..number + self.count(), shapes, collectives, text)
+        Self::with_numbers(number..number + self.count(), shapes, collectives, text)
     }
 
     /// The text with names replaced: `write` is called with each of its own names, and with `None` for each operand.
     fn rewritten(&self, mut write: impl FnMut(Option<Name>, &mut String)) -> String {
-        let (mut text, mut at) = (String::with_capacity(self.text.len()), 0);
-        for (place, name) in names(&self.text) {
-            text.push_str(&self.text[at..place.start]);
-            write(Some(name).filter(|name| self.is_own(*name)), &mut text);
-            at = place.end;
+        let (mut text, mut end) = (String::with_capacity(self.text.len()), 0);
+        for (range, name) in names(&self.text) {
+            text.push_str(&self.text[end..range.start]);
+            write(Some(name).filter(|name| self.defines(*name)), &mut text);
+            end = range.end;
         }
-        text.push_str(&self.text[at..]);
+        text.push_str(&self.text[end..]);
         text
     }
 }

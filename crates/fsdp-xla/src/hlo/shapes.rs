@@ -131,7 +131,8 @@ impl Builder {
         let element = given.first().map_or(Element::I32, |(_, start)| start.element());
         let mut all = Vec::new();
         for dim in 0..x.dims().len() {
-            let start = given.iter().find(|(own, _)| *own == dim).map(|&(_, start)| start.clone());
+            let start =
+                given.iter().find(|(start_dim, _)| *start_dim == dim).map(|&(_, start)| start.clone());
             all.push(start.unwrap_or_else(|| self.int(0, &[], element)));
         }
         (list(all.iter().map(|start| start.name)), list(all.iter().map(|start| &start.shape)))
@@ -145,9 +146,9 @@ impl Builder {
         let mut shape = parts[0].shape.clone();
         shape.dims[dim] = parts.iter().map(|part| part.dims()[dim]).sum();
         let fits = |part: &Value| {
-            let mut own = part.shape.clone();
-            own.dims[dim] = shape.dims[dim];
-            own == shape
+            let mut resized = part.shape.clone();
+            resized.dims[dim] = shape.dims[dim];
+            resized == shape
         };
         assert!(parts.iter().all(fits), "parts of {shape}");
         let names = list(parts.iter().map(|part| part.name));

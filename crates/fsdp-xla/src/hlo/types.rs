@@ -89,7 +89,7 @@ impl Shape {
 
     /// Whether it has as many dimensions as another shape and the same element type, and no dimension is larger.
     pub(crate) fn is_within(&self, other: &Shape) -> bool {
-        let fits = self.dims.iter().zip(&other.dims).all(|(own, most)| own <= most);
+        let fits = self.dims.iter().zip(&other.dims).all(|(size, limit)| size <= limit);
         self.element == other.element && self.dims.len() == other.dims.len() && fits
     }
 

@@ -47,9 +47,9 @@ impl Trace {
                 let value = self.hlo.multiply(x, &logistic);
                 let one = self.hlo.float(1.0, x.dims(), x.element());
                 let rest = self.hlo.subtract(&one, &logistic);
-                let bend = self.hlo.multiply(x, &rest);
-                let bend = self.hlo.with("add", &bend, 1.0);
-                [value, self.hlo.multiply(&bend, &logistic)]
+                let slope_term = self.hlo.multiply(x, &rest);
+                let slope_term = self.hlo.with("add", &slope_term, 1.0);
+                [value, self.hlo.multiply(&slope_term, &logistic)]
             }
             Function::GeluTanh => self.gelu_tanh(x),
             Function::Gelu => {
@@ -62,8 +62,8 @@ impl Trace {
                 let square = self.hlo.with("multiply", &square, -0.5);
                 let density = self.hlo.unary("exponential", &square);
                 let density = self.hlo.with("multiply", &density, 1.0 / (2.0 * PI).sqrt());
-                let bend = self.hlo.multiply(x, &density);
-                [value, self.hlo.add(&normal, &bend)]
+                let slope_term = self.hlo.multiply(x, &density);
+                [value, self.hlo.add(&normal, &slope_term)]
             }
         }
     }
@@ -84,9 +84,9 @@ impl Trace {
         let slope = self.hlo.with("multiply", &slope, 2.0 * factor);
         let one = self.hlo.float(1.0, x.dims(), x.element());
         let rest = self.hlo.subtract(&one, &half);
-        let bend = self.hlo.multiply(&half, &rest);
-        let bend = self.hlo.multiply(&bend, &slope);
-        let bend = self.hlo.multiply(&bend, x);
-        [value, self.hlo.add(&half, &bend)]
+        let slope_term = self.hlo.multiply(&half, &rest);
+        let slope_term = self.hlo.multiply(&slope_term, &slope);
+        let slope_term = self.hlo.multiply(&slope_term, x);
+        [value, self.hlo.add(&half, &slope_term)]
     }
 }

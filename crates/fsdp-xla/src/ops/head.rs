@@ -39,40 +39,40 @@ impl Trace {
                 let (x, weight) = (self.read_rows(x, dims.hidden), self.read_rows(weight, dims.hidden));
                 let targets = self.read(targets);
                 let dweight = if trains { more.next() } else { None };
-                let _room = if is_rounded { more.next() } else { None };
+                let _rounded = if is_rounded { more.next() } else { None };
                 let results = Results { losses, dx: Some(dx), dweight, z_losses: more.next() };
                 self.loss(dims, [&x, &weight, &targets], &results);
             }
             Head::Logits { dims } => {
                 let ([x, weight], [logits], _) = operands.split();
                 let (x, weight) = (self.read_rows(x, dims.hidden), self.read_rows(weight, dims.hidden));
-                let mut made = self.hlo.matmul(&x, &weight, [1, 1], x.element().master());
+                let mut logit_rows = self.hlo.matmul(&x, &weight, [1, 1], x.element().master());
                 if let Some(cap) = dims.softcap {
-                    [made, _] = self.capped(&made, cap);
+                    [logit_rows, _] = self.capped(&logit_rows, cap);
                 }
-                self.write(&logits, &made);
+                self.write(&logits, &logit_rows);
             }
             Head::CrossEntropy { dims } => {
                 let ([logits, targets], [losses], mut more) = operands.split();
                 let (logits, targets) = (self.read_rows_master(logits, dims.vocab), self.read(targets));
-                let made = self.cross_entropy(dims, &logits, &targets);
-                self.write(&losses, &made.losses);
-                self.write_if_there(more.next().as_ref(), made.z_losses.as_ref());
+                let row_losses = self.cross_entropy(dims, &logits, &targets);
+                self.write(&losses, &row_losses.losses);
+                self.write_optional(more.next().as_ref(), row_losses.z_losses.as_ref());
             }
             Head::CrossEntropyBackward { dims, is_rounded } => {
                 let ([targets], [logits, losses], mut more) = operands.split();
                 let targets = self.read(targets);
                 let x = self.read_rows_master(logits.slice.as_slice(), dims.vocab);
-                let made = self.cross_entropy(dims, &x, &targets);
-                self.write(&losses, &made.losses);
+                let row_losses = self.cross_entropy(dims, &x, &targets);
+                self.write(&losses, &row_losses.losses);
                 let rounded = if is_rounded { more.next() } else { None };
-                self.write(rounded.as_ref().unwrap_or(&logits), &made.slopes);
-                self.write_if_there(more.next().as_ref(), made.z_losses.as_ref());
+                self.write(rounded.as_ref().unwrap_or(&logits), &row_losses.slopes);
+                self.write_optional(more.next().as_ref(), row_losses.z_losses.as_ref());
             }
         }
     }
 
-    fn write_if_there(&mut self, write: Option<&Write<'_, XlaBuffer>>, value: Option<&Value>) {
+    fn write_optional(&mut self, write: Option<&Write<'_, XlaBuffer>>, value: Option<&Value>) {
         if let (Some(write), Some(value)) = (write, value) {
             self.write(write, value);
         }
@@ -86,78 +86,78 @@ impl Trace {
         let chunk = dims.chunk_rows.max(1);
         for start in (0..dims.rows).step_by(chunk) {
             let rows = start..dims.rows.min(start + chunk);
-            let mut own = self.hlo.slice(x, &[rows.clone(), 0..dims.hidden]);
+            let mut x_rows = self.hlo.slice(x, &[rows.clone(), 0..dims.hidden]);
             if let Some(last) = dx.last().or(losses.last()) {
                 // Order the chunks, so that only one chunk's logits are in memory at a time.
-                own = self.hlo.behind(&own, last);
+                x_rows = self.hlo.behind(&x_rows, last);
             }
-            let logits = self.hlo.matmul(&own, weight, [1, 1], master);
-            let own_targets = self.hlo.range(targets, rows.clone());
-            let made = self.cross_entropy(dims.logits(rows.len()), &logits, &own_targets);
-            losses.push(made.losses);
-            z_losses.extend(made.z_losses);
+            let logits = self.hlo.matmul(&x_rows, weight, [1, 1], master);
+            let row_targets = self.hlo.range(targets, rows.clone());
+            let row_losses = self.cross_entropy(dims.logits(rows.len()), &logits, &row_targets);
+            losses.push(row_losses.losses);
+            z_losses.extend(row_losses.z_losses);
             if results.dx.is_none() {
                 continue;
             }
-            let slopes = self.hlo.convert(&made.slopes, element);
+            let slopes = self.hlo.convert(&row_losses.slopes, element);
             let part = self.hlo.matmul(&slopes, weight, [1, 0], master);
             dx.push(self.hlo.convert(&part, element));
-            let part = self.hlo.matmul(&slopes, &own, [0, 0], master);
+            let part = self.hlo.matmul(&slopes, &x_rows, [0, 0], master);
             dweight = Some(match dweight {
                 Some(sum) => self.hlo.add(&sum, &part),
                 None => part,
             });
         }
-        let all =
+        let joined =
             |trace: &mut Trace, parts: &[Value]| (!parts.is_empty()).then(|| trace.hlo.concatenate(parts, 0));
-        let (losses, z_losses, dx) = (all(self, &losses), all(self, &z_losses), all(self, &dx));
-        self.write_if_there(Some(&results.losses), losses.as_ref());
-        self.write_if_there(results.z_losses.as_ref(), z_losses.as_ref());
-        self.write_if_there(results.dx.as_ref(), dx.as_ref());
-        self.write_if_there(results.dweight.as_ref(), dweight.as_ref());
+        let (losses, z_losses, dx) = (joined(self, &losses), joined(self, &z_losses), joined(self, &dx));
+        self.write_optional(Some(&results.losses), losses.as_ref());
+        self.write_optional(results.z_losses.as_ref(), z_losses.as_ref());
+        self.write_optional(results.dx.as_ref(), dx.as_ref());
+        self.write_optional(results.dweight.as_ref(), dweight.as_ref());
     }
 
     fn cross_entropy(&mut self, dims: LogitsDims, logits: &Value, targets: &Value) -> RowLosses {
         let (rows, sizes, element) = (dims.rows, logits.dims(), logits.element());
         let terms = dims.terms;
-        let (mut x, mut bend) = (logits.clone(), None);
+        let (mut x, mut cap_slope) = (logits.clone(), None);
         if let Some(cap) = dims.softcap {
             let [capped, slope] = self.capped(logits, cap);
-            (x, bend) = (capped, Some(slope));
+            (x, cap_slope) = (capped, Some(slope));
         }
         let hlo = &mut self.hlo;
         let wide = |hlo: &mut crate::hlo::Builder, of_rows: &Value| hlo.broadcast(of_rows, &[0], sizes);
         let classes = hlo.iota(sizes, 1, Element::U32);
-        let wanted = wide(hlo, targets);
-        let is_target = hlo.compare("EQ", &classes, &wanted);
+        let wide_targets = wide(hlo, targets);
+        let is_target = hlo.compare("EQ", &classes, &wide_targets);
         let zeros = hlo.zeros(sizes, element);
-        let own = hlo.select(&is_target, &x, &zeros);
-        let own = hlo.sum(&own, &[1]);
+        let target_logits = hlo.select(&is_target, &x, &zeros);
+        let target_logits = hlo.sum(&target_logits, &[1]);
         let largest = hlo.largest(&x, &[1]);
-        let most = wide(hlo, &largest);
-        let exponentials = hlo.subtract(&x, &most);
+        let row_max = wide(hlo, &largest);
+        let exponentials = hlo.subtract(&x, &row_max);
         let exponentials = hlo.unary("exponential", &exponentials);
         let sums = hlo.sum(&exponentials, &[1]);
-        let [wide_sums, wide_largest, wide_own] =
-            [&sums, &largest, &own].map(|value| hlo.convert(value, Element::F64));
+        let [wide_sums, wide_largest, wide_target] =
+            [&sums, &largest, &target_logits].map(|value| hlo.convert(value, Element::F64));
         let logarithms = hlo.unary("log", &wide_sums);
-        let gap = hlo.subtract(&wide_largest, &wide_own);
+        let gap = hlo.subtract(&wide_largest, &wide_target);
         let mut loss = hlo.add(&logarithms, &gap);
         let normalizers = hlo.add(&logarithms, &wide_largest);
         if terms.label_smoothing > 0.0 {
             let total = hlo.sum(&x, &[1]);
             let total = hlo.convert(&total, Element::F64);
             let mean = hlo.with("divide", &total, dims.vocab as f64);
-            let more = hlo.subtract(&wide_own, &mean);
-            let more = hlo.with("multiply", &more, terms.label_smoothing);
-            loss = hlo.add(&loss, &more);
+            let extra = hlo.subtract(&wide_target, &mean);
+            let extra = hlo.with("multiply", &extra, terms.label_smoothing);
+            loss = hlo.add(&loss, &extra);
         }
         let (mut scale, mut z_losses) = (hlo.float(1.0, &[rows], element), None);
         if terms.z_loss > 0.0 {
-            let more = hlo.multiply(&normalizers, &normalizers);
-            let more = hlo.with("multiply", &more, terms.z_loss);
-            loss = hlo.add(&loss, &more);
-            z_losses = Some(more);
+            let extra = hlo.multiply(&normalizers, &normalizers);
+            let extra = hlo.with("multiply", &extra, terms.z_loss);
+            loss = hlo.add(&loss, &extra);
+            z_losses = Some(extra);
             let factor = hlo.with("multiply", &normalizers, 2.0 * terms.z_loss);
             let factor = hlo.with("add", &factor, 1.0);
             scale = hlo.convert(&factor, element);
@@ -170,16 +170,16 @@ impl Trace {
         }
         let less = hlo.with("subtract", &slopes, 1.0 - terms.label_smoothing);
         let mut slopes = hlo.select(&is_target, &less, &slopes);
-        if let Some(bend) = bend {
-            slopes = hlo.multiply(&slopes, &bend);
+        if let Some(cap_slope) = cap_slope {
+            slopes = hlo.multiply(&slopes, &cap_slope);
         }
         let slopes = self.scaled(slopes, terms.loss_scale);
         let hlo = &mut self.hlo;
         let ignored = hlo.int(i64::from(IGNORED_TARGET), &[rows], Element::U32);
         let is_ignored = hlo.compare("EQ", targets, &ignored);
-        let none = hlo.zeros(&[rows], Element::F64);
-        let losses = hlo.select(&is_ignored, &none, &loss);
-        let z_losses = z_losses.map(|own| hlo.select(&is_ignored, &none, &own));
+        let zero_losses = hlo.zeros(&[rows], Element::F64);
+        let losses = hlo.select(&is_ignored, &zero_losses, &loss);
+        let z_losses = z_losses.map(|losses| hlo.select(&is_ignored, &zero_losses, &losses));
         let is_ignored = wide(hlo, &is_ignored);
         RowLosses { losses, z_losses, slopes: hlo.select(&is_ignored, &zeros, &slopes) }
     }

@@ -66,12 +66,12 @@ impl XlaMemory {
             .zip(operands.reads)
             .map(|(buffer, slice)| Slice::new(buffer, slice.offset, slice.len))
             .collect();
-        let mut own: Vec<HostBuffer> = operands
+        let mut host_writes: Vec<HostBuffer> = operands
             .writes
             .iter()
             .map(|write| self.take_to_host(write.slice.buffer))
             .collect::<Result<_, _>>()?;
-        let mut writes: Vec<Write<'_, HostBuffer>> = own
+        let mut writes: Vec<Write<'_, HostBuffer>> = host_writes
             .iter_mut()
             .zip(&*operands.writes)
             .map(|(buffer, Write { slice, accumulate })| Write {
@@ -81,7 +81,7 @@ impl XlaMemory {
             .collect();
         let call = Operands { reads: &reads, writes: &mut writes, batch: operands.batch };
         let outcome = self.host().execute(op, call);
-        for (write, buffer) in operands.writes.iter().zip(own) {
+        for (write, buffer) in operands.writes.iter().zip(host_writes) {
             write.slice.buffer.storage.put(Content::Host(buffer));
         }
         outcome
@@ -130,16 +130,16 @@ impl Trace {
     /// Reads rows of `columns` elements with a stride of `stride`, starting at the first element of the operand.
     fn read_columns(&mut self, slice: In<'_>, [rows, columns, stride]: [usize; 3]) -> Value {
         if columns == stride {
-            let own = Slice::new(slice.buffer, slice.offset, rows * columns);
-            return self.read_rows(own, columns);
+            let rows_slice = Slice::new(slice.buffer, slice.offset, rows * columns);
+            return self.read_rows(rows_slice, columns);
         }
-        let (whole, at) = match within(slice, columns, stride) {
-            Some(at) => (Slice::whole(slice.buffer), at),
+        let (table, offset) = match table_offset(slice, columns, stride) {
+            Some(offset) => (Slice::whole(slice.buffer), offset),
             None => (slice, [0, 0]),
         };
-        let whole = self.read(whole);
-        let whole = self.padded_rows(&whole, stride);
-        self.hlo.slice(&whole, &[at[0]..at[0] + rows, at[1]..at[1] + columns])
+        let table = self.read(table);
+        let table = self.padded_rows(&table, stride);
+        self.hlo.slice(&table, &[offset[0]..offset[0] + rows, offset[1]..offset[1] + columns])
     }
 
     /// Writes rows laid out as in [`Trace::read_columns`]; elements between them are unchanged.
@@ -154,15 +154,15 @@ impl Trace {
             let (old, new) = (self.hlo.master(&old), self.hlo.master(&value));
             value = self.hlo.add(&old, &new);
         }
-        let at = within(write.slice.as_slice(), columns, stride);
-        let slice = match at {
+        let offset = table_offset(write.slice.as_slice(), columns, stride);
+        let slice = match offset {
             Some(_) => SliceMut::whole(write.slice.buffer),
             None => write.slice.reborrow(),
         };
         let old = self.load(QUEUE, slice.as_slice());
         let table = self.padded_rows(&old, stride);
         let value = self.hlo.convert(&value, table.element());
-        let table = self.hlo.update(&table, &value, &at.unwrap_or_default());
+        let table = self.hlo.update(&table, &value, &offset.unwrap_or_default());
         let flat = self.hlo.reshape(&table, &[table.len()]);
         let flat = self.hlo.range(&flat, 0..slice.len);
         self.store(QUEUE, &slice, &flat);
@@ -200,18 +200,18 @@ impl Trace {
 
     /// `cap * tanh(x / cap)` and its slope.
     fn capped(&mut self, x: &Value, cap: f64) -> [Value; 2] {
-        let bent = self.hlo.with("divide", x, cap);
-        let bent = self.hlo.unary("tanh", &bent);
-        let value = self.hlo.with("multiply", &bent, cap);
-        let one = self.hlo.float(1.0, bent.dims(), bent.element());
-        let square = self.hlo.multiply(&bent, &bent);
+        let ratio = self.hlo.with("divide", x, cap);
+        let tanh = self.hlo.unary("tanh", &ratio);
+        let value = self.hlo.with("multiply", &tanh, cap);
+        let one = self.hlo.float(1.0, tanh.dims(), tanh.element());
+        let square = self.hlo.multiply(&tanh, &tanh);
         [value, self.hlo.subtract(&one, &square)]
     }
 }
 
 /// Row and column of an operand in its buffer, if the buffer is a matrix with row stride `stride`.
-fn within(slice: In<'_>, columns: usize, stride: usize) -> Option<[usize; 2]> {
-    let at = [slice.offset / stride, slice.offset % stride];
+fn table_offset(slice: In<'_>, columns: usize, stride: usize) -> Option<[usize; 2]> {
+    let offset = [slice.offset / stride, slice.offset % stride];
     let len = fsdp_core::memory::Buffer::len(slice.buffer);
-    (len.is_multiple_of(stride) && at[1] + columns <= stride).then_some(at)
+    (len.is_multiple_of(stride) && offset[1] + columns <= stride).then_some(offset)
 }

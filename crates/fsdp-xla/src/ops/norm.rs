@@ -21,12 +21,12 @@ impl Trace {
                 let weight = self.scale(weight, 0.0, x.dims()[0]);
                 let [normal, rstd] = self.normalized(&x, stats);
                 let scaled = self.hlo.multiply(&dy, &weight);
-                let along = self.mean_product(&scaled, &normal);
+                let projection = self.mean_product(&scaled, &normal);
                 let mean = self.row_means(&scaled);
                 let mean = self.in_columns(&mean, width);
                 let rest = self.hlo.subtract(&scaled, &mean);
-                let along = self.hlo.multiply(&normal, &along);
-                let rest = self.hlo.subtract(&rest, &along);
+                let projection = self.hlo.multiply(&normal, &projection);
+                let rest = self.hlo.subtract(&rest, &projection);
                 let slope = self.hlo.multiply(&rest, &rstd);
                 self.write(&dx, &slope);
             }
@@ -80,9 +80,9 @@ impl Trace {
         let rstd = self.in_columns(&rstd, width);
         let normal = self.hlo.multiply(&x, &rstd);
         let scaled = self.hlo.multiply(&dy, &weight);
-        let along = self.mean_product(&scaled, &normal);
-        let along = self.hlo.multiply(&normal, &along);
-        let rest = self.hlo.subtract(&scaled, &along);
+        let projection = self.mean_product(&scaled, &normal);
+        let projection = self.hlo.multiply(&normal, &projection);
+        let rest = self.hlo.subtract(&scaled, &projection);
         let slope = self.hlo.multiply(&rest, &rstd);
         self.write(&dx, &slope);
         if let Some(dweight) = more.next().filter(|_| trains) {

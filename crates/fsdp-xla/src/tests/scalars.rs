@@ -147,11 +147,11 @@ fn gradient_factors_match_core() {
                 memory.gradient_factors(QUEUE, scalars, divisor, grad_clip, out).unwrap();
                 memory.end_schedule().unwrap();
                 let found = GradientFactors::read(&**memory, QUEUE, Slice::whole(&factors)).unwrap();
-                let wanted = GradientFactors::of(&words, divisor, grad_clip, *was_finite != 0.0);
-                assert_eq!((found.scale, found.finite), (wanted.scale, wanted.finite), "{words:?}");
+                let expected = GradientFactors::of(&words, divisor, grad_clip, *was_finite != 0.0);
+                assert_eq!((found.scale, found.finite), (expected.scale, expected.finite), "{words:?}");
                 // Digits are added as floats in an order of the compiler's choice: a few units in the last place.
-                let near = (found.clip - wanted.clip).abs() <= 1e-14 * wanted.clip;
-                assert!(near || !wanted.finite, "{found:?} {wanted:?}");
+                let near = (found.clip - expected.clip).abs() <= 1e-14 * expected.clip;
+                assert!(near || !expected.finite, "{found:?} {expected:?}");
             }
         }
     });

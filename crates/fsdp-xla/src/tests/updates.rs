@@ -49,7 +49,7 @@ struct Case {
 }
 
 /// A shard of a segment in a memory.
-struct Held<'a, B> {
+struct ShardState<'a, B> {
     segment: &'a Segment,
     pieces: Vec<Piece>,
     params: B,
@@ -75,7 +75,7 @@ fn read<M: Memory>(memory: &M, buffer: &M::Buffer) -> Vec<f64> {
     values
 }
 
-impl<'a, B: Buffer> Held<'a, B> {
+impl<'a, B: Buffer> ShardState<'a, B> {
     fn new<M: Memory<Buffer = B>>(
         memory: &M,
         rule: &impl RuleState,
@@ -85,7 +85,7 @@ impl<'a, B: Buffer> Held<'a, B> {
     ) -> Self {
         let (pieces, len) = (segment.pieces(shard), segment.shard_len());
         let [dtype, reduced] = case.dtypes;
-        let mut own = Self {
+        let mut shard_state = Self {
             segment,
             params: buffer(memory, dtype, &vec![0.0; len]),
             low: buffer(memory, DType::Bf16, &vec![0.0; len]),
@@ -98,10 +98,10 @@ impl<'a, B: Buffer> Held<'a, B> {
             not_finite: memory.allocate(Category::CommStaging, DType::I64, 1).unwrap(),
             pieces,
         };
-        memory.write(QUEUE, HostSlice::I64(&[0]), SliceMut::whole(&mut own.not_finite)).unwrap();
-        let initial = own.values(1);
-        write(memory, &mut own.params, &initial);
-        own
+        memory.write(QUEUE, HostSlice::I64(&[0]), SliceMut::whole(&mut shard_state.not_finite)).unwrap();
+        let initial = shard_state.values(1);
+        write(memory, &mut shard_state.params, &initial);
+        shard_state
     }
 
     /// Values of every parameter, independent of its placement.
@@ -154,7 +154,7 @@ fn train<M: Memory>(memory: &M, rule: &mut impl UpdateRule<M>, case: &Case) -> (
     let segments = &layout.units[0].segments;
     let places = (0..case.shards).flat_map(|shard| segments.iter().map(move |segment| (segment, shard)));
     let mut held: Vec<_> =
-        places.map(|(segment, shard)| Held::new(memory, rule, case, segment, shard)).collect();
+        places.map(|(segment, shard)| ShardState::new(memory, rule, case, segment, shard)).collect();
     for step in 1..=STEPS {
         let planted = case.planted.filter(|_| step == STEPS);
         held.iter_mut().for_each(|held| held.set_gradient(memory, step, planted));
@@ -209,7 +209,7 @@ fn check<R: UpdateRule<HostMemory> + UpdateRule<XlaMemory>>(rule: impl Fn() -> R
         let (found, is_noted) = train(&**memory, &mut rule(), &case);
         assert!(!is_noted, "all of it is finite");
         let unit = if case.dtypes[0] == DType::F64 { 2f64.powi(-53) } else { 2f64.powi(-24) };
-        let mut most = 0f64;
+        let mut max_error = 0f64;
         for (shard, (found, expected)) in found.iter().zip(&expected).enumerate() {
             for (tensor, (found, expected)) in found.iter().zip(expected).enumerate() {
                 let largest = expected.iter().fold(0f64, |largest, value| largest.max(value.abs()));
@@ -217,12 +217,12 @@ fn check<R: UpdateRule<HostMemory> + UpdateRule<XlaMemory>>(rule: impl Fn() -> R
                 assert_eq!(found.len(), expected.len());
                 for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
                     let distance = (found - expected).abs();
-                    most = most.max(distance / (unit * largest).max(f64::MIN_POSITIVE));
+                    max_error = max_error.max(distance / (unit * largest).max(f64::MIN_POSITIVE));
                     assert!(distance <= bound, "{shard}, {tensor}, {index}: {found} for {expected}");
                 }
             }
         }
-        println!("at most {most:.1} rounding errors");
+        println!("at most {max_error:.1} rounding errors");
     });
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Trace {
     /// The values that operations of each queue wait for.
     awaited: [Awaited; Queue::ALL.len()],
     /// The results of each queue's last collective.
-    communicated: [Vec<Value>; Queue::ALL.len()],
+    collective_results: [Vec<Value>; Queue::ALL.len()],
 }
 
 /// The values that a queue waits for.
@@ -72,7 +72,7 @@ pub(crate) struct Trace {
 struct Awaited {
     values: Vec<Value>,
     /// Whether an operation has already waited for them.
-    is_past: bool,
+    is_consumed: bool,
 }
 
 impl Default for Trace {
@@ -84,7 +84,7 @@ impl Default for Trace {
             touched: Vec::new(),
             last: Default::default(),
             awaited: Default::default(),
-            communicated: Default::default(),
+            collective_results: Default::default(),
         }
     }
 }
@@ -107,8 +107,8 @@ impl Trace {
             Element::F64 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
             _ => numbers.iter().flat_map(|&number| (number as f32).to_le_bytes()).collect(),
         };
-        let given = if element == Element::F64 { element } else { Element::F32 };
-        let input = self.input(Shape::new(&[numbers.len()], given), bytes);
+        let uploaded = if element == Element::F64 { element } else { Element::F32 };
+        let input = self.input(Shape::new(&[numbers.len()], uploaded), bytes);
         self.hlo.convert(&input, element)
     }
 
@@ -135,22 +135,22 @@ impl Trace {
     }
 
     /// Joins all elements into one value; undefined elements become zero.
-    fn whole(&mut self, storage: &Storage, values: &BTreeMap<usize, Value>) -> Value {
-        let room = storage.room();
-        if let Some(value) = values.get(&0).filter(|value| value.len() == room) {
+    fn assemble(&mut self, storage: &Storage, values: &BTreeMap<usize, Value>) -> Value {
+        let padded_len = storage.padded_len();
+        if let Some(value) = values.get(&0).filter(|value| value.len() == padded_len) {
             return value.clone();
         }
         let element = storage.dtype.into();
-        let (mut parts, mut at) = (Vec::new(), 0);
+        let (mut parts, mut end) = (Vec::new(), 0);
         for (&start, value) in values {
-            if start > at {
-                parts.push(self.hlo.zeros(&[start - at], element));
+            if start > end {
+                parts.push(self.hlo.zeros(&[start - end], element));
             }
             parts.push(value.clone());
-            at = start + value.len();
+            end = start + value.len();
         }
-        if at < room || parts.is_empty() {
-            parts.push(self.hlo.zeros(&[room - at], element));
+        if end < padded_len || parts.is_empty() {
+            parts.push(self.hlo.zeros(&[padded_len - end], element));
         }
         self.hlo.concatenate(&parts, 0)
     }
@@ -161,8 +161,8 @@ impl Trace {
     }
 
     /// Reads all elements that a buffer has in programs, padding included.
-    pub(crate) fn load_room(&mut self, queue: Queue, buffer: &XlaBuffer) -> Value {
-        self.load_range(queue, &buffer.storage, 0..buffer.storage.room())
+    pub(crate) fn load_padded(&mut self, queue: Queue, buffer: &XlaBuffer) -> Value {
+        self.load_range(queue, &buffer.storage, 0..buffer.storage.padded_len())
     }
 
     fn load_range(&mut self, queue: Queue, storage: &Arc<Storage>, range: Range<usize>) -> Value {
@@ -172,19 +172,19 @@ impl Trace {
         let (start, mut value) = match found.filter(|(start, value)| start + value.len() >= end) {
             Some(found) => found,
             None => {
-                let whole = self.whole(storage, &values);
-                values = BTreeMap::from([(0, whole.clone())]);
-                (0, whole)
+                let all = self.assemble(storage, &values);
+                values = BTreeMap::from([(0, all.clone())]);
+                (0, all)
             }
         };
         let awaited = &self.awaited[queue as usize];
-        let mut behind = vec![value.clone()];
-        if !awaited.is_past {
-            behind.extend(awaited.values.iter().filter(|other| other.name != value.name).cloned());
+        let mut operands = vec![value.clone()];
+        if !awaited.is_consumed {
+            operands.extend(awaited.values.iter().filter(|other| other.name != value.name).cloned());
         }
-        if behind.len() > 1 {
+        if operands.len() > 1 {
             let is_argument = self.is_stored(&value);
-            value = self.hlo.barrier(&behind).swap_remove(0);
+            value = self.hlo.barrier(&operands).swap_remove(0);
             // Later operations read what is stored from an argument, so that loops find it in a stack of arguments.
             if !is_argument {
                 values.insert(start, value.clone());
@@ -206,15 +206,15 @@ impl Trace {
     }
 
     /// Sets all elements that a buffer has in programs, padding included.
-    pub(crate) fn store_room(&mut self, queue: Queue, buffer: &mut XlaBuffer, value: &Value) {
-        self.store_range(queue, &buffer.storage, 0..buffer.storage.room(), value);
+    pub(crate) fn store_padded(&mut self, queue: Queue, buffer: &mut XlaBuffer, value: &Value) {
+        self.store_range(queue, &buffer.storage, 0..buffer.storage.padded_len(), value);
     }
 
     fn store_range(&mut self, queue: Queue, storage: &Arc<Storage>, range: Range<usize>, value: &Value) {
         let value = self.hlo.convert(value, storage.dtype.into());
         let value = self.hlo.reshape(&value, &[range.len()]);
         let Range { start: from, end: to } = range;
-        if range.len() == storage.room()
+        if range.len() == storage.padded_len()
             && matches!(
                 *storage.content(),
                 Content::Host(_) | Content::Device(..) | Content::Element(..) | Content::Zero
@@ -243,7 +243,7 @@ impl Trace {
         }
         values.insert(from, value.clone());
         storage.put(Content::Traced(values));
-        self.awaited[queue as usize].is_past = true;
+        self.awaited[queue as usize].is_consumed = true;
         self.last[queue as usize] = Some(value);
     }
 
@@ -251,9 +251,9 @@ impl Trace {
     pub(crate) fn delay(&mut self, storage: &Arc<Storage>, other: &Arc<Storage>) {
         let [value, other] = [storage, other].map(|storage| {
             let values = self.open(storage);
-            let whole = self.whole(storage, &values);
-            storage.put(Content::Traced(BTreeMap::from([(0, whole.clone())])));
-            whole
+            let all = self.assemble(storage, &values);
+            storage.put(Content::Traced(BTreeMap::from([(0, all.clone())])));
+            all
         });
         let value = self.hlo.behind(&value, &other);
         storage.put(Content::Traced(BTreeMap::from([(0, value)])));
@@ -271,8 +271,8 @@ impl Trace {
 
     /// Puts the next operation of a queue behind a value.
     pub(crate) fn wait(&mut self, queue: Queue, value: &Value) {
-        let Awaited { values, is_past } = &mut self.awaited[queue as usize];
-        if std::mem::take(is_past) {
+        let Awaited { values, is_consumed } = &mut self.awaited[queue as usize];
+        if std::mem::take(is_consumed) {
             values.clear();
         }
         if values.iter().all(|other| other.name != value.name) {
@@ -283,14 +283,14 @@ impl Trace {
     /// Prepares a collective as the next operation of a queue: it is put behind the queue's last collective, as on all
     /// ranks.
     pub(crate) fn begin_collective(&mut self, queue: Queue) {
-        for value in std::mem::take(&mut self.communicated[queue as usize]) {
+        for value in std::mem::take(&mut self.collective_results[queue as usize]) {
             self.wait(queue, &value);
         }
     }
 
     /// Records the results of a queue's newest collective.
-    pub(crate) fn end_collective(&mut self, queue: Queue, made: &[Value]) {
-        self.communicated[queue as usize] = made.to_vec();
+    pub(crate) fn end_collective(&mut self, queue: Queue, results: &[Value]) {
+        self.collective_results[queue as usize] = results.to_vec();
     }
 
     /// Adds a loop of `rounds` iterations: the first starts with the values `first`, each other one with the results of
@@ -302,8 +302,8 @@ impl Trace {
         round: impl FnOnce(&mut Self, &Value, [Value; N]) -> [Value; N],
     ) -> [Value; N] {
         let open = self.hlo.begin_loop(rounds, &first);
-        let own = std::array::from_fn(|part| open.values()[part].clone());
-        let ends = round(self, open.index(), own);
+        let values = std::array::from_fn(|part| open.values()[part].clone());
+        let ends = round(self, open.index(), values);
         let results = self.hlo.end_loop(open, &ends);
         std::array::from_fn(|part| results[part].clone())
     }

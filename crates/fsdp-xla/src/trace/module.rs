@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::{Argument, Source, Trace};
 use crate::buffer::{Content, DeviceStack, Storage};
-use crate::hlo::{ArgumentStack, Builder, Collective, Held, Name, Shape, Signature, Stacked, Value, list};
+use crate::hlo::{
+    ArgumentStack, Builder, Collective, Name, OutputKind, Shape, Signature, Stacked, Value, list,
+};
 
 /// A program to compile, the same on all ranks.
 #[derive(Clone)]
@@ -36,7 +38,7 @@ pub(crate) struct Input {
 pub(crate) struct Output {
     pub(crate) shape: Shape,
     /// What it holds; for a stack of arguments, the index of the input.
-    pub(crate) held: Held,
+    pub(crate) kind: OutputKind,
 }
 
 /// A program, and what is needed to run it on one rank.
@@ -58,15 +60,15 @@ impl Trace {
         let mut storages = vec![None; self.arguments.len()];
         for storage in std::mem::take(&mut self.touched) {
             let Some(storage) = storage.upgrade() else { continue };
-            let held = match storage.take() {
-                Content::Traced(held) if !held.is_empty() => held,
+            let contents = match storage.take() {
+                Content::Traced(contents) if !contents.is_empty() => contents,
                 _ => continue,
             };
             let is_own = |argument: &Argument| {
                 argument.storage.as_ref().is_some_and(|own| own.as_ptr() == Arc::as_ptr(&storage))
             };
             let argument = self.arguments.iter().position(is_own);
-            let value = self.whole(&storage, &held);
+            let value = self.assemble(&storage, &contents);
             if let Some(number) = argument {
                 storages[number] = Some(Arc::clone(&storage));
                 if value.name == Name::Argument(number) {
@@ -94,11 +96,11 @@ impl Traced {
                     Some(number);
             }
         }
-        let mut whole: Vec<Vec<usize>> =
+        let mut complete: Vec<Vec<usize>> =
             stacks.into_values().filter_map(|members| members.into_iter().collect()).collect();
         // Pointers differ between ranks.
-        whole.sort_unstable();
-        whole
+        complete.sort_unstable();
+        complete
     }
 }
 
@@ -117,10 +119,10 @@ impl Module {
     /// that are stored `together` are passed together if their layers are in loops. `in_parallel` says whether the device
     /// may run operations beside a loop.
     pub(crate) fn scanned(&self, together: &[Vec<usize>], in_parallel: bool) -> Option<Self> {
-        let mut own = self.clone();
-        let (loops, stacked) = own.hlo.scan(&mut own.signature, together, in_parallel);
-        own.stacked = stacked;
-        (loops > 0).then_some(own)
+        let mut module = self.clone();
+        let (loops, stacked) = module.hlo.scan(&mut module.signature, together, in_parallel);
+        module.stacked = stacked;
+        (loops > 0).then_some(module)
     }
 
     /// Inputs with their values: the arguments that are in no stack, then the stacks.
@@ -128,25 +130,25 @@ impl Module {
         let stacks = &self.stacked.arguments;
         let in_stacks: HashSet<usize> = stacks.iter().flat_map(|stack| stack.members.clone()).collect();
         let arguments = self.signature.arguments.iter().enumerate();
-        let alone = arguments.filter(|(number, _)| !in_stacks.contains(number)).map(|(number, shape)| {
+        let single = arguments.filter(|(number, _)| !in_stacks.contains(number)).map(|(number, shape)| {
             (Name::Argument(number), Input { shape: shape.clone(), members: vec![number] })
         });
         let stack = |ArgumentStack { members, value, .. }: &ArgumentStack| {
             (value.name, Input { shape: value.shape.clone(), members: members.clone() })
         };
-        alone.chain(stacks.iter().map(stack)).collect()
+        single.chain(stacks.iter().map(stack)).collect()
     }
 
     /// What the program takes and returns.
     pub(crate) fn interface(&self) -> Interface {
         let inputs: Vec<Input> = self.inputs().into_iter().map(|(_, input)| input).collect();
-        let alone = inputs.len() - self.stacked.arguments.len();
-        let output = |(value, held): (&Value, Held)| {
-            let held = match held {
-                Held::Arguments(stack) => Held::Arguments(alone + stack),
+        let single = inputs.len() - self.stacked.arguments.len();
+        let output = |(value, kind): (&Value, OutputKind)| {
+            let kind = match kind {
+                OutputKind::Arguments(stack) => OutputKind::Arguments(single + stack),
                 results => results,
             };
-            Output { shape: value.shape.clone(), held }
+            Output { shape: value.shape.clone(), kind }
         };
         let outputs = self.signature.outputs(&self.stacked).into_iter().map(output).collect();
         Interface { inputs, outputs }
@@ -154,18 +156,18 @@ impl Module {
 
     /// The StableHLO text.
     pub(crate) fn text(&self) -> String {
-        let (results, held): (Vec<&Value>, Vec<Held>) =
+        let (results, kinds): (Vec<&Value>, Vec<OutputKind>) =
             self.signature.outputs(&self.stacked).into_iter().unzip();
         let aliases = &self.signature.aliases;
-        let own = |name: Name| match name {
+        let aliased = |name: Name| match name {
             Name::Argument(number) if number >= aliases.len() => {
-                Some(Held::Arguments(number - aliases.len()))
+                Some(OutputKind::Arguments(number - aliases.len()))
             }
-            Name::Argument(number) => aliases[number].map(|result| Held::Results(vec![result])),
+            Name::Argument(number) => aliases[number].map(|result| OutputKind::Results(vec![result])),
             _ => unreachable!("{name} is an argument"),
         };
         let arguments = self.inputs().into_iter().map(|(name, Input { shape, .. })| {
-            let output = own(name).and_then(|own| held.iter().position(|held| *held == own));
+            let output = aliased(name).and_then(|aliased| kinds.iter().position(|kind| *kind == aliased));
             let alias =
                 output.map_or_else(String::new, |output| format!(" {{tf.aliasing_output = {output} : i32}}"));
             format!("{name}: {shape}{alias}")

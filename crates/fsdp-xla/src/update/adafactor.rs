@@ -27,7 +27,7 @@ impl UpdateRule<XlaMemory> for Adafactor {
             }
             return Ok(());
         }
-        let earlier = copies(memory, earlier)?;
+        let earlier = host_copies(memory, earlier)?;
         let mut found = memory.take_to_host(sums)?;
         let result = with_host_shard(memory, shard, scalars, |host, shard, scalars| {
             self.statistics(host, shard, scalars, &earlier, &mut found)
@@ -52,7 +52,7 @@ impl UpdateRule<XlaMemory> for Adafactor {
             }
             return shard.refresh(memory);
         }
-        let statistics = copies(memory, statistics)?;
+        let statistics = host_copies(memory, statistics)?;
         with_host_shard(memory, shard, scalars, |host, shard, scalars| {
             self.update(host, shard, scalars, &statistics)
         })
@@ -60,6 +60,6 @@ impl UpdateRule<XlaMemory> for Adafactor {
 }
 
 /// Host copies of sums, for the host's rule.
-fn copies(memory: &XlaMemory, sums: &[XlaBuffer]) -> Result<Vec<HostBuffer>, Error> {
+fn host_copies(memory: &XlaMemory, sums: &[XlaBuffer]) -> Result<Vec<HostBuffer>, Error> {
     sums.iter().map(|sums| memory.on_host(sums)).collect()
 }

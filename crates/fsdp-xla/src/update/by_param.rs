@@ -25,8 +25,8 @@ impl Pass<'_, '_> {
             let means = hlo.divide(&sums, &lens);
             hlo.unary("sqrt", &means)
         });
-        if let Some(least) = least_rms {
-            let scale = hlo.with("maximum", &scale, least);
+        if let Some(min) = least_rms {
+            let scale = hlo.with("maximum", &scale, min);
             rate = hlo.multiply(&rate, &scale);
         }
         let lost = hlo.multiply(&decay, &rate);

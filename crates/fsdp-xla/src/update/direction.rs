@@ -20,11 +20,11 @@ impl Pass<'_, '_> {
         let gradient = hlo.reshape(&self.gradient, &[direction.len()]);
         let gradient = hlo.gather(&gradient, &index);
         let roots = hlo.unary("sqrt", &full);
-        let others = hlo.divide(&gradient, &roots);
-        let others = hlo.reshape(&others, &[others.len(), 1]);
+        let elements = hlo.divide(&gradient, &roots);
+        let elements = hlo.reshape(&elements, &[elements.len(), 1]);
         // These elements are still zero.
         let all = hlo.reshape(&direction, &[direction.len(), 1]);
-        let all = hlo.add_to_rows(&all, &index, &others);
+        let all = hlo.add_to_rows(&all, &index, &elements);
         hlo.reshape(&all, direction.dims())
     }
 
@@ -36,9 +36,9 @@ impl Pass<'_, '_> {
         let means = self.trace.hlo.divide(&sums, &counts);
         let means = self.trace.hlo.convert(&means, self.gradient.element());
         let means = self.trace.hlo.gather(&means, &self.param);
-        let own = self.means_of_rows();
-        let own = self.trace.hlo.divide(&own, &means);
-        let row = self.reciprocal_roots(&own);
+        let row_means = self.means_of_rows();
+        let row_means = self.trace.hlo.divide(&row_means, &means);
+        let row = self.reciprocal_roots(&row_means);
         let columns = self.state(COLUMNS);
         let columns = self.reciprocal_roots(&columns);
         let index = self.trace.input_places(&self.places.columns);
@@ -46,8 +46,8 @@ impl Pass<'_, '_> {
         let hlo = &mut self.trace.hlo;
         let columns = hlo.reshape(&columns, &[columns.len() / width, width]);
         let columns = hlo.gather_rows(&columns, &index);
-        let most = hlo.int(self.shard.state[ROWS].storage.room() as i64, &[rows], Element::U32);
-        let is_factored = hlo.compare("LT", &has_mean, &most);
+        let mean_count = hlo.int(self.shard.state[ROWS].storage.padded_len() as i64, &[rows], Element::U32);
+        let is_factored = hlo.compare("LT", &has_mean, &mean_count);
         let is_factored = hlo.broadcast(&is_factored, &[0], &[rows, width]);
         let row = self.trace.in_columns(&row, width);
         let hlo = &mut self.trace.hlo;

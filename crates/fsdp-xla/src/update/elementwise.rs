@@ -75,19 +75,19 @@ impl Trace {
         let factors = self.factors(shard, factors, element);
         let before = Before { gradient, params: params.clone(), state: state.clone(), factors };
         let after = step(&mut self.hlo, before);
-        let mut bad = Vec::new();
+        let mut non_finite = Vec::new();
         if let Some(new) = after.params {
-            bad.push(self.exceeding(&new, shard.largest_param()));
+            non_finite.push(self.exceeding(&new, shard.largest_param()));
             let kept = self.hlo.select(&is_finite, &new, &params);
             self.store(QUEUE, &SliceMut::whole(shard.params), &kept);
         }
         let largest = shard.params.dtype().largest();
         for ((new, old), buffer) in after.state.iter().zip(&state).zip(shard.state.iter_mut()) {
-            bad.push(self.exceeding(new, largest));
+            non_finite.push(self.exceeding(new, largest));
             let kept = self.hlo.select(&is_finite, new, old);
             self.store(QUEUE, &SliceMut::whole(buffer), &kept);
         }
-        self.note(shard, &is_finite, &bad);
+        self.note(shard, &is_finite, &non_finite);
     }
 
     /// The scaled and clipped gradient in the dtype of the parameters, and whether the step counts.
@@ -137,8 +137,8 @@ impl Trace {
         // A row without a parameter is padding: multiplied by ones, it stays zero.
         let mut rows = vec![[1.0; F]; len / row_len];
         for piece in shard.pieces {
-            let own = piece.offset / row_len..(piece.offset + piece.len).div_ceil(row_len);
-            rows[own].fill((factors.of)(piece.param));
+            let piece_rows = piece.offset / row_len..(piece.offset + piece.len).div_ceil(row_len);
+            rows[piece_rows].fill((factors.of)(piece.param));
         }
         std::array::from_fn(|index| {
             let column: Vec<f64> = rows.iter().map(|row| row[index]).collect();
@@ -148,26 +148,31 @@ impl Trace {
         })
     }
 
-    /// Number of elements whose magnitude exceeds `most` or is NaN.
-    pub(super) fn exceeding(&mut self, x: &Value, most: f64) -> Value {
+    /// Number of elements whose magnitude exceeds `limit` or is NaN.
+    pub(super) fn exceeding(&mut self, x: &Value, limit: f64) -> Value {
         let hlo = &mut self.hlo;
         let magnitudes = hlo.unary("abs", x);
-        let most = hlo.float(most, x.dims(), x.element());
-        let fits = hlo.compare("LE", &magnitudes, &most);
-        let (no, yes) = (hlo.int(0, x.dims(), Element::I32), hlo.int(1, x.dims(), Element::I32));
-        let exceeds = hlo.select(&fits, &no, &yes);
+        let limit = hlo.float(limit, x.dims(), x.element());
+        let fits = hlo.compare("LE", &magnitudes, &limit);
+        let (zero, one) = (hlo.int(0, x.dims(), Element::I32), hlo.int(1, x.dims(), Element::I32));
+        let exceeds = hlo.select(&fits, &zero, &one);
         hlo.sum(&exceeds, &[0])
     }
 
-    /// Sets the note of a shard if `bad` counts any element that the step has kept.
-    pub(super) fn note(&mut self, shard: &mut SegmentShard<'_, XlaBuffer>, is_finite: &Value, bad: &[Value]) {
+    /// Sets the note of a shard if `non_finite` counts any element that the step has kept.
+    pub(super) fn note(
+        &mut self,
+        shard: &mut SegmentShard<'_, XlaBuffer>,
+        is_finite: &Value,
+        non_finite: &[Value],
+    ) {
         let note = self.load(QUEUE, Slice::whole(shard.not_finite));
         let none = self.hlo.int(0, &[], Element::I32);
-        let count = bad.iter().fold(none.clone(), |count, more| self.hlo.add(&count, more));
-        let is_sound = self.hlo.compare("EQ", &count, &none);
-        let (no, yes) = (self.hlo.int(0, &[1], Element::I64), self.hlo.int(1, &[1], Element::I64));
-        let new = self.hlo.select(&is_sound, &no, &yes);
-        let new = self.hlo.select(is_finite, &new, &no);
+        let count = non_finite.iter().fold(none.clone(), |count, more| self.hlo.add(&count, more));
+        let is_valid = self.hlo.compare("EQ", &count, &none);
+        let (zero, one) = (self.hlo.int(0, &[1], Element::I64), self.hlo.int(1, &[1], Element::I64));
+        let new = self.hlo.select(&is_valid, &zero, &one);
+        let new = self.hlo.select(is_finite, &new, &zero);
         let note = self.hlo.binary("maximum", &note, &new);
         self.store(QUEUE, &SliceMut::whole(shard.not_finite), &note);
     }

@@ -39,7 +39,7 @@ pub(super) struct Pass<'a, 's> {
     pub(super) gradient: Value,
     is_finite: Value,
     /// Counts of non-finite elements that were written.
-    bad: Vec<Value>,
+    non_finite: Vec<Value>,
 }
 
 impl<'a, 's> Pass<'a, 's> {
@@ -51,14 +51,14 @@ impl<'a, 's> Pass<'a, 's> {
     ) -> Self {
         widen(rule, shard);
         let segment = segment(shard);
-        let room = [ROWS, COLUMNS, FULL].map(|index| shard.state[index].storage.room());
+        let padded_lens = [ROWS, COLUMNS, FULL].map(|index| shard.state[index].storage.padded_len());
         let of = |id| (id, rule.factors(id, scalars.step, scalars.lr));
         let params: Vec<_> = segment.params.iter().map(|place| of(place.param)).collect();
-        let places = Places::new(segment, &params, shard.pieces, room);
+        let places = Places::new(segment, &params, shard.pieces, padded_lens);
         let (gradient, is_finite) = trace.scaled_gradient(shard, scalars);
         let gradient = trace.hlo.reshape(&gradient, &[segment.rows_per_rank, segment.row_len]);
         let param = trace.input_places(&places.param);
-        Self { trace, shard, segment, params, places, param, gradient, is_finite, bad: Vec::new() }
+        Self { trace, shard, segment, params, places, param, gradient, is_finite, non_finite: Vec::new() }
     }
 
     /// Advances the row means and full second moments; computes the sums of phase 0.
@@ -87,7 +87,7 @@ impl<'a, 's> Pass<'a, 's> {
             all = hlo.dynamic_update(&all, &new, &[(0, start)]);
         }
         self.trace.store(QUEUE, &SliceMut::whole(sums), &all);
-        self.end();
+        self.finish();
     }
 
     /// Advances the column means; computes the sums of phase 1.
@@ -104,7 +104,7 @@ impl<'a, 's> Pass<'a, 's> {
         let old = self.trace.hlo.reshape(&old, &[sums.len(), 1]);
         let new = self.trace.hlo.add_to_rows(&old, &ids, &parts);
         self.trace.store(QUEUE, &SliceMut::whole(sums), &new);
-        self.end();
+        self.finish();
     }
 
     /// Updates the parameters and the running mean of updates.
@@ -127,14 +127,14 @@ impl<'a, 's> Pass<'a, 's> {
         let new = hlo.subtract(&kept, &update);
         let flat = hlo.reshape(&new, &[new.len()]);
         let exceeding = self.trace.exceeding(&flat, self.shard.largest_param());
-        self.bad.push(exceeding);
+        self.non_finite.push(exceeding);
         let kept = self.trace.hlo.select(&self.is_finite, &new, &params);
         self.trace.store(QUEUE, &SliceMut::whole(self.shard.params), &kept);
-        self.end();
+        self.finish();
     }
 
-    fn end(self) {
-        self.trace.note(self.shard, &self.is_finite, &self.bad);
+    fn finish(self) {
+        self.trace.note(self.shard, &self.is_finite, &self.non_finite);
     }
 
     /// The parameters as rows.
@@ -145,12 +145,12 @@ impl<'a, 's> Pass<'a, 's> {
 
     /// Whether any rank has this state tensor for the segment.
     pub(super) fn has(&self, tensor: usize) -> bool {
-        self.shard.state[tensor].storage.room() > 0
+        self.shard.state[tensor].storage.padded_len() > 0
     }
 
     /// A state tensor, as long as on the rank with the most of it.
     pub(super) fn state(&mut self, tensor: usize) -> Value {
-        self.trace.load_room(QUEUE, &self.shard.state[tensor])
+        self.trace.load_padded(QUEUE, &self.shard.state[tensor])
     }
 
     /// Replaces a state tensor, if the step is finite.
@@ -158,9 +158,9 @@ impl<'a, 's> Pass<'a, 's> {
         let new = self.trace.hlo.reshape(new, &[new.len()]);
         let old = self.state(tensor);
         let exceeding = self.trace.exceeding(&new, self.shard.params.dtype().largest());
-        self.bad.push(exceeding);
+        self.non_finite.push(exceeding);
         let kept = self.trace.hlo.select(&self.is_finite, &new, &old);
-        self.trace.store_room(QUEUE, &mut self.shard.state[tensor], &kept);
+        self.trace.store_padded(QUEUE, &mut self.shard.state[tensor], &kept);
     }
 
     /// `old * weight + (1 - weight) * new`.
@@ -216,11 +216,11 @@ impl<'a, 's> Pass<'a, 's> {
         let starts = self.starts(|factors| factors.start + factors.cols.map_or(0, |_| 2));
         let all = self.trace.load(QUEUE, Slice::whole(moments));
         let hlo = &mut self.trace.hlo;
-        let none = hlo.zeros(&[width], Element::F64);
+        let zeros = hlo.zeros(&[width], Element::F64);
         let sums = self.params.iter().zip(&starts).map(|((_, factors), start)| {
             let is_factored = factors.cols.is_some();
             let sums =
-                if is_factored { hlo.dynamic_slice(&all, &[(0, start)], &[width]) } else { none.clone() };
+                if is_factored { hlo.dynamic_slice(&all, &[(0, start)], &[width]) } else { zeros.clone() };
             hlo.reshape(&sums, &[1, width])
         });
         let sums: Vec<Value> = sums.collect();

@@ -56,8 +56,8 @@ macro_rules! missing {
                 _scalars: &StepScalars<'_, XlaBuffer>,
                 _statistics: &[XlaBuffer],
             ) -> Result<(), Error> {
-                let said = concat!("XLA devices have adamw, sgd, lion and adafactor, but not ", $name);
-                Err(Error::Refused(said.into()))
+                let message = concat!("XLA devices have adamw, sgd, lion and adafactor, but not ", $name);
+                Err(Error::Refused(message.into()))
             }
         }
     )*};

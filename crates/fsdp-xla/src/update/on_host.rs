@@ -39,10 +39,10 @@ pub(super) fn with_host_shard(
     };
     let scalars = StepScalars { step: scalars.step, lr: scalars.lr, factors };
     let result = update(memory.host(), &mut view, &scalars);
-    let back = |buffer: &XlaBuffer, host| buffer.storage.put(Content::Host(host));
-    back(shard.params, params);
-    shard.low.as_deref().into_iter().zip(low).for_each(|(buffer, low)| back(buffer, low));
-    shard.state.iter().zip(state).for_each(|(buffer, state)| back(buffer, state));
-    back(shard.not_finite, not_finite);
+    let restore = |buffer: &XlaBuffer, host| buffer.storage.put(Content::Host(host));
+    restore(shard.params, params);
+    shard.low.as_deref().into_iter().zip(low).for_each(|(buffer, low)| restore(buffer, low));
+    shard.state.iter().zip(state).for_each(|(buffer, state)| restore(buffer, state));
+    restore(shard.not_finite, not_finite);
     result
 }

@@ -16,12 +16,15 @@ pub(super) fn widen(rule: &dyn RuleState, shard: &SegmentShard<'_, XlaBuffer>) {
         return;
     }
     let (segment, dtype) = (segment(shard), shard.params.dtype());
-    let mut room = vec![0; shard.state.len()];
+    let mut padded_lens = vec![0; shard.state.len()];
     for other in 0..segment.shards {
         let state = rule.state(&segment.pieces(other), segment.shard_len(), dtype);
-        room.iter_mut().zip(state).for_each(|(room, tensor)| *room = tensor.len.max(*room));
+        padded_lens
+            .iter_mut()
+            .zip(state)
+            .for_each(|(padded_len, tensor)| *padded_len = tensor.len.max(*padded_len));
     }
-    shard.state.iter().zip(room).for_each(|(buffer, room)| buffer.storage.widen(room));
+    shard.state.iter().zip(padded_lens).for_each(|(buffer, padded_len)| buffer.storage.widen(padded_len));
 }
 
 /// Index tables of a shard for Adafactor, with equal lengths on all ranks. Parameters are numbered as in the segment. A
@@ -43,28 +46,28 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Builds the tables of pieces; `room` is the number of row means, column means, and full moments.
+    /// Builds the tables of pieces; `padded_lens` is the number of row means, column means, and full moments.
     pub(super) fn new(
         segment: &Segment,
         params: &[(ParamId, AdafactorFactors)],
         pieces: &[Piece],
-        room: [usize; 3],
+        padded_lens: [usize; 3],
     ) -> Self {
         let (rows, width) = (segment.rows_per_rank, segment.row_len);
-        let [means, blocks, full] = [room[0], room[1] / width, room[2]];
+        let [means, blocks, full] = [padded_lens[0], padded_lens[1] / width, padded_lens[2]];
         let [mut row_of_mean, mut param_of_columns, mut element_of_full] = [const { Vec::new() }; 3];
         let mut param = vec![params.len(); rows];
         let (mut mean, mut columns) = (vec![means; rows], vec![blocks; rows]);
         for piece in pieces {
-            let own = piece.offset / width..(piece.offset + piece.len).div_ceil(width);
+            let piece_rows = piece.offset / width..(piece.offset + piece.len).div_ceil(width);
             let number = params.iter().position(|(id, _)| *id == piece.param);
             let number = number.expect("a shard holds parameters of its segment");
-            param[own.clone()].fill(number);
+            param[piece_rows.clone()].fill(number);
             if params[number].1.cols.is_none() {
                 element_of_full.extend(piece.offset..piece.offset + piece.len);
                 continue;
             }
-            for row in own {
+            for row in piece_rows {
                 (mean[row], columns[row]) = (row_of_mean.len(), param_of_columns.len());
                 row_of_mean.push(row);
             }

@@ -43,13 +43,13 @@ impl Traced for AdamW {
         let AdamWFactors { weight, by_end, beta2, square, eps, .. } = self.factors(ParamId(0), 1, 0.0);
         each_element(memory, shard, scalars, &factors, |hlo, before| {
             let Before { gradient, params, state, factors: [keep, root_correction, step_size] } = before;
-            let away = hlo.subtract(&gradient, &state[0]);
+            let difference = hlo.subtract(&gradient, &state[0]);
             let mean = if by_end {
-                let away = hlo.with("multiply", &away, 1.0 - weight);
-                hlo.subtract(&gradient, &away)
+                let difference = hlo.with("multiply", &difference, 1.0 - weight);
+                hlo.subtract(&gradient, &difference)
             } else {
-                let away = hlo.with("multiply", &away, weight);
-                hlo.add(&state[0], &away)
+                let difference = hlo.with("multiply", &difference, weight);
+                hlo.add(&state[0], &difference)
             };
             let squares = hlo.with("multiply", &gradient, square);
             let squares = hlo.multiply(&squares, &gradient);
@@ -136,10 +136,10 @@ impl Traced for Ema {
         each_element(memory, shard, scalars, &factors, |hlo, before| {
             let Before { params, state, factors: [weight, rest], .. } = before;
             // As in PyTorch's `lerp`: from the end for weights of at least one half.
-            let away = hlo.subtract(&params, &state[0]);
-            let near = hlo.multiply(&away, &weight);
+            let difference = hlo.subtract(&params, &state[0]);
+            let near = hlo.multiply(&difference, &weight);
             let near = hlo.add(&state[0], &near);
-            let far = hlo.multiply(&away, &rest);
+            let far = hlo.multiply(&difference, &rest);
             let far = hlo.subtract(&params, &far);
             let is_by_end = hlo.compare("GE", &weight, &rest);
             After { params: None, state: vec![hlo.select(&is_by_end, &far, &near)] }

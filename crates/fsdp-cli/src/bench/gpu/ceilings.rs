@@ -10,7 +10,7 @@ use fsdp_nn::random;
 use crate::clock::Clock;
 
 /// Minimum time of a repetition, so that clock resolution and issue time do not matter.
-const LONG_ENOUGH_MS: f64 = 20.0;
+const REPETITION_MS_MIN: f64 = 20.0;
 /// Repetitions; the best one counts, since this is a ceiling.
 const REPETITIONS: usize = 5;
 /// Maximum number of operations timed together.
@@ -33,15 +33,15 @@ pub(super) struct Ceilings {
 
 /// Measures both, increasing sizes until they take long enough.
 pub(super) fn measure<M: Backend + Clock>(memory: &M) -> Result<Ceilings, Error> {
-    let [mut edge, largest] = EDGES;
+    let [mut edge, edge_max] = EDGES;
     let mut time = product(memory, edge)?;
-    while time < LONG_ENOUGH_MS && edge < largest {
+    while time < REPETITION_MS_MIN && edge < edge_max {
         edge *= 2;
         time = product(memory, edge)?;
     }
-    let [mut elements, most] = COPY_ELEMS;
+    let [mut elements, elements_max] = COPY_ELEMS;
     let mut copy_time = copy(memory, elements)?;
-    while copy_time < LONG_ENOUGH_MS && elements < most {
+    while copy_time < REPETITION_MS_MIN && elements < elements_max {
         elements *= 2;
         copy_time = copy(memory, elements)?;
     }
@@ -112,7 +112,7 @@ fn best<M: Clock>(memory: &M, mut run: impl FnMut() -> Result<(), Error>) -> Res
         Ok(memory.milliseconds(&begin, &end)? / count as f64)
     };
     let single = timed(1)?;
-    let count = ((LONG_ENOUGH_MS / single.max(1e-3)).ceil() as usize).clamp(1, OPERATIONS_MAX);
+    let count = ((REPETITION_MS_MIN / single.max(1e-3)).ceil() as usize).clamp(1, OPERATIONS_MAX);
     let mut shortest = single;
     for _ in 0..REPETITIONS {
         shortest = shortest.min(timed(count)?);

@@ -55,11 +55,11 @@ impl ModelName {
                 width: 768,
             },
             ModelName::LlamaBillion => {
-                let workload = llama(128_256, 2048, 16, Inside { heads: 32, kv_heads: 8, ffn: 8192 });
+                let workload = llama(128_256, 2048, 16, LayerDims { heads: 32, kv_heads: 8, ffn: 8192 });
                 Workload { seq: 2048, batch: 8, ..workload }
             }
             ModelName::LlamaTiny => {
-                let workload = llama(512, 64, 2, Inside { heads: 4, kv_heads: 2, ffn: 128 });
+                let workload = llama(512, 64, 2, LayerDims { heads: 4, kv_heads: 2, ffn: 128 });
                 Workload { seq: 64, batch: 4, ..workload }
             }
         }
@@ -67,18 +67,18 @@ impl ModelName {
 }
 
 /// Dimensions within a layer.
-struct Inside {
+struct LayerDims {
     heads: usize,
     kv_heads: usize,
     ffn: usize,
 }
 
 /// A Llama for sequences of 2048 tokens, one per step.
-fn llama(vocab: usize, width: usize, layers: usize, inside: Inside) -> Workload {
+fn llama(vocab: usize, width: usize, layers: usize, dims: LayerDims) -> Workload {
     let seq = 2048;
     let config = json!({
-        "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "intermediate_size": inside.ffn,
-        "num_hidden_layers": layers, "num_attention_heads": inside.heads, "num_key_value_heads": inside.kv_heads,
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "intermediate_size": dims.ffn,
+        "num_hidden_layers": layers, "num_attention_heads": dims.heads, "num_key_value_heads": dims.kv_heads,
         "max_position_embeddings": seq, "rms_norm_eps": 1e-5, "tie_word_embeddings": true,
     });
     Workload { config, wrap: "LlamaDecoderLayer", seq, batch: 1, vocab, layers, width }

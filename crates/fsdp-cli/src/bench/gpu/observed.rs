@@ -29,7 +29,7 @@ pub(super) fn measure<M: TrainBackend + Clock>(
     memory: &Arc<M>,
     steps: Range<u64>,
 ) -> Result<Observed, TrainError> {
-    let mut found = Vec::new();
+    let mut observed = Vec::new();
     for step in steps {
         let mut marks = Marks { memory: Arc::clone(memory), spans: Vec::new(), open: None, failure: None };
         let begin = memory.mark(Queue::Compute)?;
@@ -39,10 +39,10 @@ pub(super) fn measure<M: TrainBackend + Clock>(
         if let Some(failure) = marks.failure {
             return Err(failure.into());
         }
-        found.push(one_step(&**memory, &begin, &end, &marks.spans)?);
+        observed.push(analyze_step(&**memory, &begin, &end, &marks.spans)?);
     }
-    let median = |of: &dyn Fn(&Observed) -> f64| {
-        let mut values: Vec<f64> = found.iter().map(of).collect();
+    let median = |property: &dyn Fn(&Observed) -> f64| {
+        let mut values: Vec<f64> = observed.iter().map(property).collect();
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
@@ -53,7 +53,7 @@ pub(super) fn measure<M: TrainBackend + Clock>(
     })
 }
 
-fn one_step<M: Clock>(
+fn analyze_step<M: Clock>(
     memory: &M,
     begin: &M::Mark,
     end: &M::Mark,

@@ -11,14 +11,14 @@ pub(super) struct Interval {
 fn union(intervals: &[Interval]) -> Vec<Interval> {
     let mut sorted: Vec<Interval> = intervals.iter().copied().filter(|span| span.end > span.start).collect();
     sorted.sort_by(|a, b| a.start.total_cmp(&b.start));
-    let mut apart: Vec<Interval> = Vec::with_capacity(sorted.len());
+    let mut disjoint: Vec<Interval> = Vec::with_capacity(sorted.len());
     for span in sorted {
-        match apart.last_mut() {
+        match disjoint.last_mut() {
             Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
-            _ => apart.push(span),
+            _ => disjoint.push(span),
         }
     }
-    apart
+    disjoint
 }
 
 /// The total time covered by at least one interval.
@@ -66,7 +66,7 @@ mod tests {
             let intervals = |of: &[(u8, u8)]| {
                 spans(&of.iter().map(|&(s, len)| (f64::from(s), f64::from(s + len))).collect::<Vec<_>>())
             };
-            let count = |holds: &dyn Fn(u8) -> bool| (0..60).filter(|&at| holds(at)).count() as f64;
+            let count = |predicate: &dyn Fn(u8) -> bool| (0..60).filter(|&at| predicate(at)).count() as f64;
             prop_assert_eq!(busy(&intervals(&ours)), count(&|at| covers(&ours, at)));
             let alone = count(&|at| covers(&ours, at) && !covers(&theirs, at));
             prop_assert_eq!(exposed(&intervals(&ours), &intervals(&theirs)), alone);

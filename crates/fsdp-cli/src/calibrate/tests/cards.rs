@@ -22,7 +22,7 @@ use crate::device::Work;
 use crate::error::CliError;
 
 /// Bytes that the stand-in for NCCL transfers at once: an embedding and its gradient.
-const CARRIED: usize = 1 << 20;
+const TRANSFER_BYTES_MAX: usize = 1 << 20;
 
 impl Clock for Mixed {
     type Mark = TimedEvent;
@@ -75,7 +75,7 @@ fn nccl() -> Arc<Nccl> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fsdp-cuda/tests/fake_nccl/fake_nccl.c");
     let mut build = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
     build.args(["-shared", "-fPIC", "-O1", "-pthread", "-o"]).arg(&file).arg(source);
-    let built = build.arg(format!("-DDATA_MAX={CARRIED}")).status();
+    let built = build.arg(format!("-DDATA_MAX={TRANSFER_BYTES_MAX}")).status();
     assert!(built.expect("a C compiler is there, because Rust links with it").success());
     let nccl = Nccl::open(&[folder.path().to_owned()]).unwrap();
     // SAFETY: both libraries are stand-ins, and these are the types of their functions; neither is closed again.

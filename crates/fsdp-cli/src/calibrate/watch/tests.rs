@@ -24,7 +24,7 @@ const OUTSIDE: f64 = 0.05;
 #[derive(Clone, Debug)]
 struct Trace {
     ops: Vec<(OpId, f64, f64)>,
-    whole: f64,
+    total: f64,
 }
 
 /// Records when operations begin and end, besides the marks of [`Watch`].
@@ -68,14 +68,14 @@ impl Work for Traced<'_> {
                 let begin = Instant::now();
                 let mut stamps = Stamps { watch: &mut watch, begin, ops: Vec::new() };
                 trainer.step(step, false, &mut ProgramOrder, &mut stamps)?;
-                let (ops, whole) = (stamps.ops, begin.elapsed().as_secs_f64());
+                let (ops, total) = (stamps.ops, begin.elapsed().as_secs_f64());
                 let seen = watch.take()?;
                 // The marks of calibration are within the times recorded by this test.
                 for (seen, (op, from, to)) in seen.iter().zip(&ops) {
                     assert!(seen.op == *op && seen.seconds <= to - from + 1e-9);
                 }
                 assert_eq!(seen.len(), ops.len());
-                traces.push(Trace { ops, whole });
+                traces.push(Trace { ops, total });
             }
             Ok(traces)
         };
@@ -102,8 +102,8 @@ fn replayed(schedule: &Schedule, trace: &Trace, pace: Pace, seconds: impl Fn(usi
 fn nearest(traces: &[Trace], virtual_seconds: impl Fn(&Trace) -> f64) -> f64 {
     let off = |trace: &Trace| {
         let seconds = virtual_seconds(trace);
-        assert!(seconds <= trace.whole, "operations of one thread do not take longer than their step");
-        1.0 - seconds / trace.whole
+        assert!(seconds <= trace.total, "operations of one thread do not take longer than their step");
+        1.0 - seconds / trace.total
     };
     traces.iter().map(off).min_by(f64::total_cmp).unwrap()
 }
@@ -123,7 +123,7 @@ fn replayed_step_matches_traced_times() {
                 let timeline = replayed(schedule, trace, SERIAL, |op| trace.ops[op].2 - since(op));
                 for (span, (_, _, end)) in timeline.spans.iter().zip(&trace.ops) {
                     assert!(
-                        (span.end - end).abs() < 1e-9 + 1e-9 * trace.whole,
+                        (span.end - end).abs() < 1e-9 + 1e-9 * trace.total,
                         "each operation ends as in the trace"
                     );
                 }
@@ -162,6 +162,6 @@ fn replay_without_waits_is_shorter_by_waited_time() {
             free = *end;
         }
         assert!((alone + waited - free).abs() < 1e-9 + 1e-9 * free, "{alone} {waited} {free}");
-        assert!(alone < trace.whole);
+        assert!(alone < trace.total);
     }
 }

@@ -123,8 +123,8 @@ fn problems_name_affected_nodes() {
     };
     found.judge();
     let text = render(&found, plain());
-    let said = text.lines().skip_while(|line| !line.starts_with(" library"));
-    insta::assert_snapshot!(said.collect::<Vec<_>>().join("\n"), @r#"
+    let shown = text.lines().skip_while(|line| !line.starts_with(" library"));
+    insta::assert_snapshot!(shown.collect::<Vec<_>>().join("\n"), @r#"
      library     version   nodes
     ──────────────────────────────
      fsdp          0.1.0   all

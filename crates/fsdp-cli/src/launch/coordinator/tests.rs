@@ -27,7 +27,7 @@ impl Launch {
     }
 
     fn says(&mut self, node: u64, message: Message) -> Vec<Action> {
-        self.happens(Event::Said(NodeId(node), message))
+        self.happens(Event::Received(NodeId(node), message))
     }
 
     fn joins(&mut self, node: u64) -> Vec<Action> {
@@ -58,7 +58,15 @@ fn facts(node: u64) -> NodeFacts {
 
 fn ended(attempt: u32, exit: Exit, because: Option<String>) -> Message {
     let code = exit.code();
-    Message::Ended { attempt, code, because, was_killed: false, is_told: false, is_elsewhere: false, port: 1 }
+    Message::Ended {
+        attempt,
+        code,
+        because,
+        was_killed: false,
+        is_notified: false,
+        is_elsewhere: false,
+        port: 1,
+    }
 }
 
 fn start(attempt: u32, nodes: &[u64]) -> Action {
@@ -66,17 +74,18 @@ fn start(attempt: u32, nodes: &[u64]) -> Action {
     Action::Start { attempt, nodes, is_taken_over: false }
 }
 
-fn tell(node: u64, order: Order) -> Action {
-    Action::Tell(NodeId(node), order)
+fn send(node: u64, order: Order) -> Action {
+    Action::Send(NodeId(node), order)
 }
 
 fn finish(node: u64, exit: Exit, because: Option<&str>) -> Action {
-    tell(node, Order::Finish { code: exit.code(), because: because.map(str::to_owned) })
+    send(node, Order::Finish { code: exit.code(), because: because.map(str::to_owned) })
 }
 
 #[test]
 fn node_range_uses_largest_power_of_two_that_joined() {
-    let sizes = |min, max| (0..=9).map(|there| rules(min, max).size(there).unwrap_or(0)).collect::<Vec<_>>();
+    let sizes =
+        |min, max| (0..=9).map(|present| rules(min, max).size(present).unwrap_or(0)).collect::<Vec<_>>();
     assert_eq!(sizes(1, 8), [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]);
     assert_eq!(sizes(3, 6), [0, 0, 0, 0, 4, 4, 4, 4, 4, 4]);
     assert_eq!(sizes(3, 3), [0, 0, 0, 3, 3, 3, 3, 3, 3, 3]);
@@ -114,14 +123,14 @@ fn lost_node_is_dropped_after_wait() {
         assert_eq!(launch.joins(node), []);
     }
     assert_eq!(launch.joins(3), [start(0, &[0, 1, 2, 3])]);
-    let others = [0, 1, 3].map(|node| tell(node, Order::End { is_told: false }));
+    let others = [0, 1, 3].map(|node| send(node, Order::End { is_notified: false }));
     assert_eq!(launch.happens(Event::Lost(NodeId(2))), others, "the others are told");
     launch.ends(0, 0, Exit::Temporary);
     launch.ends(1, 0, Exit::Temporary);
     assert_eq!(launch.ends(3, 0, Exit::Temporary), []);
     assert_eq!(launch.after(29), []);
     assert_eq!(launch.after(1), [start(1, &[0, 1])], "node 3 is a spare");
-    assert_eq!(launch.happens(Event::Lost(NodeId(0))), [tell(1, Order::End { is_told: false })]);
+    assert_eq!(launch.happens(Event::Lost(NodeId(0))), [send(1, Order::End { is_notified: false })]);
     assert_eq!(launch.ends(1, 1, Exit::Temporary), []);
     assert_eq!(launch.after(30), [start(2, &[1, 3])], "the spare takes its place");
 }
@@ -132,16 +141,16 @@ fn reported_failure_implies_other_nodes_know_it() {
     launch.joins(0);
     assert_eq!(launch.joins(1), [start(0, &[0, 1])]);
     let because = "process 3 (pid 7 on host n1): it was silent for 15 s";
-    let told = Message::Ended {
+    let notified = Message::Ended {
         attempt: 0,
         code: 75,
         because: Some(because.to_owned()),
         was_killed: false,
-        is_told: true,
+        is_notified: true,
         is_elsewhere: false,
         port: 1,
     };
-    assert_eq!(launch.says(0, told), [tell(1, Order::End { is_told: true })]);
+    assert_eq!(launch.says(0, notified), [send(1, Order::End { is_notified: true })]);
 }
 
 #[test]
@@ -149,7 +158,7 @@ fn returning_node_rejoins_after_next_save() {
     let mut launch = Launch::new(rules(1, 2));
     launch.joins(0);
     assert_eq!(launch.after(30), [start(0, &[0])]);
-    assert_eq!(launch.joins(1), [tell(0, Order::StopAtSave)]);
+    assert_eq!(launch.joins(1), [send(0, Order::StopAtSave)]);
     assert_eq!(launch.joins(2), [], "there is no place for it");
     // This is not a failure and uses up no restart.
     assert_eq!(launch.ends(0, 0, Exit::Temporary), [start(1, &[0, 1])]);
@@ -160,13 +169,13 @@ fn returning_node_rejoins_after_next_save() {
     launch.ends(0, 1, Exit::Temporary);
     assert_eq!(launch.coordinator.known.restarts, 1);
     assert_eq!(launch.after(30), [start(2, &[0])]);
-    assert_eq!(launch.joins(3), [tell(0, Order::StopAtSave)]);
+    assert_eq!(launch.joins(3), [send(0, Order::StopAtSave)]);
     let killed = Message::Ended {
         attempt: 2,
         code: 75,
         because: Some("process 0 was killed by signal 9".to_owned()),
         was_killed: true,
-        is_told: false,
+        is_notified: false,
         is_elsewhere: false,
         port: 1,
     };
@@ -192,7 +201,7 @@ fn leave_drops_node_and_on_coordinator_ends_launch() {
         assert_eq!(launch.joins(1), [start(0, &[0, 1])]);
         launch
     };
-    let stop = [0, 1].map(|node| tell(node, Order::Stop));
+    let stop = [0, 1].map(|node| send(node, Order::Stop));
     let mut launch = begun();
     assert_eq!(launch.says(1, Message::Leave), stop);
     launch.ends(1, 0, Exit::Temporary);
@@ -284,11 +293,11 @@ impl Cluster {
                     assert_eq!(running.replace(attempt), None, "no attempt begins before another has ended");
                 }
             }
-            Action::Tell(id, Order::Finish { .. }) => {
+            Action::Send(id, Order::Finish { .. }) => {
                 assert_eq!(self.nodes.remove(&id), Some(None), "nothing is cut off");
                 self.finished.insert(id);
             }
-            Action::Tell(..) | Action::Note(_) => {}
+            Action::Send(..) | Action::Note(_) => {}
         }
     }
 }
@@ -312,18 +321,18 @@ fn random_events_never_overlap_attempts_and_launch_ends() {
                 (0, _) if next == 0 || ids.len() < max => {
                     next += 1;
                     cluster.nodes.insert(NodeId(next), None);
-                    Event::Said(NodeId(next), Message::Join(facts(next)))
+                    Event::Received(NodeId(next), Message::Join(facts(next)))
                 }
                 (1..=3, Some(id)) if cluster.nodes[&id].is_some() => {
                     let attempt = cluster.nodes.insert(id, None).flatten().unwrap();
                     let exit = if is_calm { Exit::Done } else { Exit::Temporary };
-                    Event::Said(id, ended(attempt, exit, None))
+                    Event::Received(id, ended(attempt, exit, None))
                 }
                 (4, Some(id)) => {
                     cluster.nodes.remove(&id);
                     Event::Lost(id)
                 }
-                (5, Some(id)) if min < max => Event::Said(id, Message::Leave),
+                (5, Some(id)) if min < max => Event::Received(id, Message::Leave),
                 _ => Event::Tick,
             };
             for action in coordinator.handle(now, event) {

@@ -164,17 +164,17 @@ fn killed_process_ends_peer_blocked_in_plugin() {
 }
 
 /// Returns the stderr of all processes, each of which must exit with `code`.
-fn told(
+fn run_stderr(
     sandbox: &Sandbox,
     code: i32,
     layout: (usize, usize),
     variables: &[(&str, &str)],
     args: &str,
 ) -> String {
-    said_with(code, start(sandbox, layout, variables, args))
+    stderr_with(code, start(sandbox, layout, variables, args))
 }
 
-fn said_with(code: i32, world: World) -> String {
+fn stderr_with(code: i32, world: World) -> String {
     let ran = world.end();
     assert!(ran.iter().all(|ran| ran.code == Some(code)), "{ran:?}");
     ran.into_iter().map(|ran| ran.stderr).collect()
@@ -203,10 +203,10 @@ fn compile_mismatch_is_rejected_before_comparing_devices() {
             let devices = [("JOINING_APART", "1"), ("JOINING_DEVICES", ["2", "1"][number])];
             devices.into_iter().chain([(variable, values[number])]).collect()
         };
-        let said = said_with(2, start_each(&sandbox, (2, 2), variables, &train("out", 1)));
+        let stderr = stderr_with(2, start_each(&sandbox, (2, 2), variables, &train("out", 1)));
         assert!(
-            said.contains(expected) && said.contains("give all processes the same plugin version"),
-            "{said}"
+            stderr.contains(expected) && stderr.contains("give all processes the same plugin version"),
+            "{stderr}"
         );
     }
 }
@@ -215,22 +215,25 @@ fn compile_mismatch_is_rejected_before_comparing_devices() {
 fn invalid_multi_process_setups_are_rejected() {
     let Some(sandbox) = joining() else { return };
     let train = train("out", 1);
-    let said = told(&sandbox, 2, (2, 1), &[], &train);
+    let stderr = run_stderr(&sandbox, 2, (2, 1), &[], &train);
     let few =
         "of 2 holds 2 ranks, which need a device each, but the plugin ./joining.so (joining) gives it 1";
-    assert!(said.contains(few) && said.contains("set `run.ranks` to 2"), "{said}");
-    let said = told(&sandbox, 2, (2, 4), &[], &train);
-    assert!(said.contains("gives it 4") && said.contains("set `run.ranks` to 8"), "{said}");
-    let said = told(&sandbox, 2, (2, 2), &[("JOINING_APART", "1")], &train);
-    assert!(said.contains("rank 0 and rank 2 would both have device 0 of the plugin ./joining.so"), "{said}");
-    let said = told(&sandbox, 2, (2, 2), &[("JOINING_ELSEWHERE", "1")], &train);
-    assert!(said.contains("runs the program on its devices [") && said.contains("have ["), "{said}");
-    let said = told(&sandbox, 2, (2, 2), &[], &format!("{train} --set run.transport=nccl"));
-    assert!(said.contains("are connected by XLA, except for their work on the host"), "{said}");
+    assert!(stderr.contains(few) && stderr.contains("set `run.ranks` to 2"), "{stderr}");
+    let stderr = run_stderr(&sandbox, 2, (2, 4), &[], &train);
+    assert!(stderr.contains("gives it 4") && stderr.contains("set `run.ranks` to 8"), "{stderr}");
+    let stderr = run_stderr(&sandbox, 2, (2, 2), &[("JOINING_APART", "1")], &train);
+    assert!(
+        stderr.contains("rank 0 and rank 2 would both have device 0 of the plugin ./joining.so"),
+        "{stderr}"
+    );
+    let stderr = run_stderr(&sandbox, 2, (2, 2), &[("JOINING_ELSEWHERE", "1")], &train);
+    assert!(stderr.contains("runs the program on its devices [") && stderr.contains("have ["), "{stderr}");
+    let stderr = run_stderr(&sandbox, 2, (2, 2), &[], &format!("{train} --set run.transport=nccl"));
+    assert!(stderr.contains("are connected by XLA, except for their work on the host"), "{stderr}");
     // Exit code 75: the other processes may be present at the next attempt.
     let silent = [("JOINING_SILENT", "1"), ("JOINING_WAIT_MS", "200")];
-    let said = told(&sandbox, 75, (2, 2), &silent, &train);
-    assert!(said.contains("no process has set the plugin's key \"devices of 1\" within 0.2 s"), "{said}");
+    let stderr = run_stderr(&sandbox, 75, (2, 2), &silent, &train);
+    assert!(stderr.contains("no process has set the plugin's key \"devices of 1\" within 0.2 s"), "{stderr}");
     let processors = format!("{train} --set run.ranks=2");
     let run = |number| {
         let mut command = process(&sandbox, FSDP, number, 2);

@@ -38,7 +38,7 @@ fn fake_with(sandbox: &Sandbox, functions: usize, code: usize, message: &str, mo
 }
 
 /// Returns the stderr of a command that must end with exit code 2.
-fn told(sandbox: &Sandbox, command: &str) -> String {
+fn input_error(sandbox: &Sandbox, command: &str) -> String {
     let ran = sandbox.fsdp(command);
     assert_eq!(ran.code, Some(2), "fsdp {command}: {}{}", ran.stdout, ran.stderr);
     ran.stderr
@@ -53,10 +53,10 @@ fn library_without_get_pjrt_api_is_rejected() {
     sandbox.write("none.c", "int unused;\n");
     library(&sandbox, "fake.so", Path::new("none.c"), &[]);
     for command in [format!("{COMPILE} cpu:4"), format!("{TRAIN}=2")] {
-        let refused = told(&sandbox, &command);
+        let message = input_error(&sandbox, &command);
         assert!(
-            refused.contains("./fake.so is not a PJRT plugin: it has no function GetPjrtApi"),
-            "{refused}"
+            message.contains("./fake.so is not a PJRT plugin: it has no function GetPjrtApi"),
+            "{message}"
         );
     }
 }
@@ -64,15 +64,15 @@ fn library_without_get_pjrt_api_is_rejected() {
 #[test]
 fn unsupported_pjrt_api_version_is_rejected() {
     let sandbox = Sandbox::new();
-    for (version, way_out) in [([0, 49], "a newer"), ([1, 0], "an older")] {
+    for (version, remedy) in [([0, 49], "a newer"), ([1, 0], "an older")] {
         let [major, minor] = version;
         fake_with(&sandbox, 100, 3, "unused", &[&format!("-DMAJOR={major}"), &format!("-DMINOR={minor}")]);
-        let said = format!(
-            "the plugin ./fake.so has version {major}.{minor} of the PJRT API, but 0.50 to 0.x are supported: use {way_out} plugin"
+        let expected = format!(
+            "the plugin ./fake.so has version {major}.{minor} of the PJRT API, but 0.50 to 0.x are supported: use {remedy} plugin"
         );
         for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
-            let refused = told(&sandbox, &command);
-            assert!(refused.contains(&said), "{refused}");
+            let message = input_error(&sandbox, &command);
+            assert!(message.contains(&expected), "{message}");
         }
     }
 }
@@ -81,50 +81,51 @@ fn unsupported_pjrt_api_version_is_rejected() {
 fn plugin_missing_function_is_rejected() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 80, 3, "unused");
-    let refused = told(&sandbox, &format!("{COMPILE} fake:4"));
-    let said = "--plugin: the plugin ./fake.so has version 0.70 of the PJRT API, without PJRT_TopologyDescription_Create: use \
+    let message = input_error(&sandbox, &format!("{COMPILE} fake:4"));
+    let expected = "--plugin: the plugin ./fake.so has version 0.70 of the PJRT API, without PJRT_TopologyDescription_Create: use \
                 another plugin, or a newer one";
-    assert!(refused.contains(said), "{refused}");
+    assert!(message.contains(expected), "{message}");
     fake(&sandbox, 5, 3, "unused");
-    let refused = told(&sandbox, &format!("{TRAIN}=2"));
-    assert!(refused.contains("has version 0.70 of the PJRT API, without PJRT_Client_Create"), "{refused}");
+    let message = input_error(&sandbox, &format!("{TRAIN}=2"));
+    assert!(message.contains("has version 0.70 of the PJRT API, without PJRT_Client_Create"), "{message}");
 }
 
 #[test]
 fn unknown_topology_is_rejected() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
-    let refused = told(&sandbox, &format!("{COMPILE} v9:2x2"));
-    let said = "error: --topology: the plugin ./fake.so has no topology \"v9:2x2\"; ";
-    assert!(refused.starts_with(said), "{refused}");
-    assert!(refused.contains("it has none of the names that fsdp knows"), "{refused}");
-    assert!(refused.contains("The plugin says: there are no such chips"), "{refused}");
+    let message = input_error(&sandbox, &format!("{COMPILE} v9:2x2"));
+    let expected = "error: --topology: the plugin ./fake.so has no topology \"v9:2x2\"; ";
+    assert!(message.starts_with(expected), "{message}");
+    assert!(message.contains("it has none of the names that fsdp knows"), "{message}");
+    assert!(message.contains("The plugin says: there are no such chips"), "{message}");
 }
 
 #[test]
 fn unknown_topology_lists_known_ones() {
     let sandbox = Sandbox::new();
     fake_with(&sandbox, 100, 3, "unused", &["-DV6E"]);
-    let refused = told(&sandbox, &format!("{COMPILE} v9:2x2"));
-    assert!(refused.contains("other names that it has are v6e:2x2, also with more chips"), "{refused}");
-    let refused = told(&sandbox, &format!("{COMPILE} v6e:2x2 --topology-option chips=many"));
-    let said = "error: --topology-option: the plugin ./fake.so does not accept these options of \"v6e:2x2\", which it has \
+    let message = input_error(&sandbox, &format!("{COMPILE} v9:2x2"));
+    assert!(message.contains("other names that it has are v6e:2x2, also with more chips"), "{message}");
+    let message = input_error(&sandbox, &format!("{COMPILE} v6e:2x2 --topology-option chips=many"));
+    let expected = "error: --topology-option: the plugin ./fake.so does not accept these options of \"v6e:2x2\", which it has \
                 without them. It says: there are no such chips";
-    assert!(refused.starts_with(said), "{refused}");
+    assert!(message.starts_with(expected), "{message}");
 }
 
 #[test]
 fn uninstalled_plugin_suggests_pip_install() {
     let sandbox = Sandbox::new();
-    for (word, package) in [("cpu", "lammps-jax-pjrt-cpu"), ("tpu", "libtpu"), ("cuda", "jax-cuda12-pjrt")] {
+    for (keyword, package) in [("cpu", "lammps-jax-pjrt-cpu"), ("tpu", "libtpu"), ("cuda", "jax-cuda12-pjrt")]
+    {
         let mut command = sandbox.command();
         command.env("PATH", sandbox.path("bin")).env("HOME", sandbox.path("home"));
-        command.args(format!("{TRAIN}=2 --set run.xla.plugin={word}").split_whitespace());
+        command.args(format!("{TRAIN}=2 --set run.xla.plugin={keyword}").split_whitespace());
         let ran = Ran::of(command.output().unwrap());
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        let said = format!("no Python package has a PJRT plugin for \"{word}\", below ");
-        let way_out = format!(": `pip install {package}`, or name the plugin's shared library");
-        assert!(ran.stderr.contains(&said) && ran.stderr.contains(&way_out), "{}", ran.stderr);
+        let expected = format!("no Python package has a PJRT plugin for \"{keyword}\", below ");
+        let remedy = format!(": `pip install {package}`, or name the plugin's shared library");
+        assert!(ran.stderr.contains(&expected) && ran.stderr.contains(&remedy), "{}", ran.stderr);
         assert!(ran.stderr.contains(sandbox.path("home/.local").to_str().unwrap()), "{}", ran.stderr);
     }
 }
@@ -133,10 +134,10 @@ fn uninstalled_plugin_suggests_pip_install() {
 fn compiler_rejection_is_reported() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unregistered operation");
-    let said = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.7 to 1.24), rejected the program: unregistered operation";
+    let expected = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.7 to 1.24), rejected the program: unregistered operation";
     for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
-        let refused = told(&sandbox, &command);
-        assert!(refused.contains(said), "{refused}");
+        let message = input_error(&sandbox, &command);
+        assert!(message.contains(expected), "{message}");
     }
 }
 
@@ -147,13 +148,11 @@ fn step_exceeding_device_memory_is_rejected() {
     for more in [&[][..], &["-DNO_ROOM"]] {
         fake_with(&sandbox, 100, 8, "26.01G of 15.75G", more);
         for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2 --overwrite")] {
-            let refused = told(&sandbox, &command);
-            let said = "the step does not fit into the memory of a fake, 1.0 MiB; the ledger predicts ";
-            assert!(refused.contains(said), "{refused}");
-            assert!(
-                refused.contains(" with train.micro_batch_size = 1: try that. XLA says: 26.01G of 15.75G"),
-                "{refused}"
-            );
+            let message = input_error(&sandbox, &command);
+            let expected = "the step does not fit into the memory of a fake, 1.0 MiB; the ledger predicts ";
+            assert!(message.contains(expected), "{message}");
+            assert!(message.contains(". Try train.micro_batch_size = 1 ("), "{message}");
+            assert!(message.contains(" by the ledger). XLA says: 26.01G of 15.75G"), "{message}");
         }
     }
 }
@@ -169,9 +168,9 @@ fn options_unsupported_on_xla_are_rejected() {
         ("bench gpu --model llama-tiny --device xla".to_owned(), "--device"),
         ("calibrate --device xla --out costs.json".to_owned(), "--device"),
     ] {
-        let refused = told(&sandbox, &command);
-        let said = format!("error: {option}: run.device = \"xla\" runs a step as one program");
-        assert!(refused.contains(&said), "{refused}");
+        let message = input_error(&sandbox, &command);
+        let expected = format!("error: {option}: run.device = \"xla\" runs a step as one program");
+        assert!(message.contains(&expected), "{message}");
     }
 }
 
@@ -184,9 +183,9 @@ fn mixture_of_experts_on_xla_is_rejected() {
     sandbox.edit("model/config.json", "LlamaForCausalLM", "MixtralForCausalLM");
     sandbox.edit("run.toml", "LlamaDecoderLayer", "MixtralDecoderLayer");
     for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
-        let refused = told(&sandbox, &command);
-        let said = "run.device: \"xla\" does not support mixtures of experts; choose another device";
-        assert!(refused.contains(said), "{refused}");
+        let message = input_error(&sandbox, &command);
+        let expected = "run.device: \"xla\" does not support mixtures of experts; choose another device";
+        assert!(message.contains(expected), "{message}");
     }
 }
 
@@ -194,26 +193,29 @@ fn mixture_of_experts_on_xla_is_rejected() {
 fn fewer_devices_than_ranks_is_rejected() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
-    let refused = told(&sandbox, &format!("{TRAIN}=8 --set train.global_batch_size=16"));
-    let said =
+    let message = input_error(&sandbox, &format!("{TRAIN}=8 --set train.global_batch_size=16"));
+    let expected =
         "8 ranks need as many devices, but the plugin ./fake.so has 4 (fake): set `run.ranks` to at most 4";
-    assert!(refused.contains(said), "{refused}");
-    let refused = told(&sandbox, &format!("{COMPILE} fake:4 --ranks 8"));
-    assert!(refused.contains("--ranks: 8 ranks need as many devices, but fake:4 has 4 (fake)"), "{refused}");
+    assert!(message.contains(expected), "{message}");
+    let message = input_error(&sandbox, &format!("{COMPILE} fake:4 --ranks 8"));
+    assert!(message.contains("--ranks: 8 ranks need as many devices, but fake:4 has 4 (fake)"), "{message}");
 }
 
 #[test]
 fn scan_layers_compiles_layers_to_loops() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
-    let few = told(&sandbox, &format!("{COMPILE} fake:4 --set run.xla.scan_layers=true"));
+    let few = input_error(&sandbox, &format!("{COMPILE} fake:4 --set run.xla.scan_layers=true"));
     assert!(
         few.contains("warning: no layers became loops (run.xla.scan_layers): there are too few"),
         "{few}"
     );
     sandbox.edit("model/config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 9");
     let loops = |scan: bool| {
-        told(&sandbox, &format!("{COMPILE} fake:4 --dump program.mlir --set run.xla.scan_layers={scan}"));
+        input_error(
+            &sandbox,
+            &format!("{COMPILE} fake:4 --dump program.mlir --set run.xla.scan_layers={scan}"),
+        );
         sandbox.read("program.mlir").matches("stablehlo.while(").count()
     };
     assert_eq!(loops(false), 0);

@@ -30,32 +30,32 @@ struct Deadline<'a> {
 }
 
 impl Deadline<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(late()) } else { Ok(Some(left)) }
+    fn remaining(&self) -> io::Result<Option<Duration>> {
+        let remaining = self.end.saturating_duration_since(Instant::now());
+        if remaining.is_zero() { Err(timed_out()) } else { Ok(Some(remaining)) }
     }
 }
 
-fn late() -> io::Error {
+fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the time limit has passed")
 }
 
 /// Maps a socket timeout to this error.
-fn or_late(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::WouldBlock { late() } else { error }
+fn map_timeout(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock { timed_out() } else { error }
 }
 
 impl Read for Deadline<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
-        self.stream.read(bytes).map_err(or_late)
+        self.stream.set_read_timeout(self.remaining()?)?;
+        self.stream.read(bytes).map_err(map_timeout)
     }
 }
 
 impl Write for Deadline<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
-        self.stream.write(bytes).map_err(or_late)
+        self.stream.set_write_timeout(self.remaining()?)?;
+        self.stream.write(bytes).map_err(map_timeout)
     }
 
     fn flush(&mut self) -> io::Result<()> {

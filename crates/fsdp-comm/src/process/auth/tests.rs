@@ -12,7 +12,7 @@ fn token(byte: u8) -> Token {
 }
 
 /// The results of caller and answerer.
-fn meet(
+fn authenticate_pair(
     caller: (&Token, &[u8]),
     answerer: (&Token, &[u8]),
 ) -> (Result<(), AuthError>, Result<(), AuthError>) {
@@ -28,7 +28,7 @@ fn meet(
 fn same_token_and_purpose_authenticate_both_ends() {
     let token = Token::generate().unwrap();
     let copy = Token::from_hex(&token.to_hex()).unwrap();
-    let (called, answered) = meet((&token, b"control"), (&copy, b"control"));
+    let (called, answered) = authenticate_pair((&token, b"control"), (&copy, b"control"));
     called.unwrap();
     answered.unwrap();
 }
@@ -40,22 +40,23 @@ fn wrong_token_or_purpose_is_rejected_by_both_ends() {
         ((token(1), "control"), (token(1), "data")),
         ((token(1), "control"), (token(1), "control 2")),
     ] {
-        let (called, answered) = meet((&caller.0, caller.1.as_bytes()), (&answerer.0, answerer.1.as_bytes()));
+        let (called, answered) =
+            authenticate_pair((&caller.0, caller.1.as_bytes()), (&answerer.0, answerer.1.as_bytes()));
         assert!(matches!(called, Err(AuthError::Token)), "{called:?}");
         assert!(matches!(answered, Err(AuthError::Token)), "{answered:?}");
     }
 }
 
-/// Runs one end against a peer that sends `say`; returns the result of the end, and every byte that it sent.
-fn speak(say: &[u8], side: Side) -> (Result<(), AuthError>, Vec<u8>) {
+/// Runs one end against a peer that sends `bytes`; returns the result of the end, and every byte that it sent.
+fn authenticate_against(bytes: &[u8], side: Side) -> (Result<(), AuthError>, Vec<u8>) {
     let (mut end, mut attacker) = UnixStream::pair().unwrap();
-    attacker.write_all(say).unwrap();
+    attacker.write_all(bytes).unwrap();
     attacker.shutdown(std::net::Shutdown::Write).unwrap();
     let result = authenticate(&mut end, &token(1), side, b"control");
     drop(end);
-    let mut said = Vec::new();
-    let _reset_when_bytes_were_left = attacker.read_to_end(&mut said);
-    (result, said)
+    let mut received = Vec::new();
+    let _reset_when_bytes_were_left = attacker.read_to_end(&mut received);
+    (result, received)
 }
 
 #[test]
@@ -65,9 +66,9 @@ fn reflected_proof_is_rejected() {
         let answered = scope.spawn(move || authenticate(&mut end, &token(1), Side::Answerer, b"control"));
         attacker.write_all(&VERSION).unwrap();
         attacker.write_all(&[7; NONCE_LEN]).unwrap();
-        let mut said = [0; 8 + NONCE_LEN + MAC_LEN];
-        attacker.read_exact(&mut said).unwrap();
-        attacker.write_all(&said[8 + NONCE_LEN..]).unwrap();
+        let mut received = [0; 8 + NONCE_LEN + MAC_LEN];
+        attacker.read_exact(&mut received).unwrap();
+        attacker.write_all(&received[8 + NONCE_LEN..]).unwrap();
         assert!(matches!(answered.join().unwrap(), Err(AuthError::Token)));
     });
 }
@@ -87,18 +88,18 @@ fn caller_rejects_its_own_echoed_hello() {
 
 #[test]
 fn unauthenticated_peer_receives_only_nonce_and_proof() {
-    let (result, said) = speak(b"GET / HTTP/1.1\r\n\r\n", Side::Answerer);
+    let (result, received) = authenticate_against(b"GET / HTTP/1.1\r\n\r\n", Side::Answerer);
     assert!(matches!(result, Err(AuthError::Version { got }) if &got == b"GET / HT"), "{result:?}");
-    assert_eq!(said, b"", "a stranger gets no answer");
+    assert_eq!(received, b"", "a stranger gets no answer");
     let hello = [VERSION.as_slice(), &[0; NONCE_LEN]].concat();
     for len in 0..hello.len() {
-        let (result, said) = speak(&hello[..len], Side::Answerer);
+        let (result, received) = authenticate_against(&hello[..len], Side::Answerer);
         assert!(matches!(result, Err(AuthError::Connection(_))), "{result:?}");
-        assert_eq!(said, b"");
+        assert_eq!(received, b"");
     }
-    let (result, said) = speak(&hello, Side::Answerer);
+    let (result, received) = authenticate_against(&hello, Side::Answerer);
     assert!(matches!(result, Err(AuthError::Connection(_))), "{result:?}");
-    assert_eq!(said.len(), 8 + NONCE_LEN + MAC_LEN);
+    assert_eq!(received.len(), 8 + NONCE_LEN + MAC_LEN);
 }
 
 #[test]

@@ -14,7 +14,7 @@ const LEN: usize = 32;
 const FILE_LEN_MAX: u64 = 4096;
 
 /// Permission bits of everyone but the owner.
-const OTHERS: u32 = 0o077;
+const OTHERS_MASK: u32 = 0o077;
 
 /// 32 secret bytes. `Debug` does not show them.
 #[derive(Clone)]
@@ -107,17 +107,17 @@ impl Token {
     /// # Errors
     /// [`TokenError`].
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
-        let at = |source| TokenError::Read { path: path.to_owned(), source };
-        let file = File::open(path).map_err(at)?;
+        let read_error = |source| TokenError::Read { path: path.to_owned(), source };
+        let file = File::open(path).map_err(read_error)?;
         // Mode of the open file, so that the file cannot be swapped in between.
-        let mode = file.metadata().map_err(at)?.mode() & 0o777;
-        if mode & OTHERS != 0 {
+        let mode = file.metadata().map_err(read_error)?.mode() & 0o777;
+        if mode & OTHERS_MASK != 0 {
             return Err(TokenError::Mode { path: path.to_owned(), mode });
         }
         let mut text = String::new();
-        file.take(FILE_LEN_MAX).read_to_string(&mut text).map_err(at)?;
-        let wrong = |source| TokenError::File { path: path.to_owned(), source: Box::new(source) };
-        Self::from_hex(&text).map_err(wrong)
+        file.take(FILE_LEN_MAX).read_to_string(&mut text).map_err(read_error)?;
+        let content_error = |source| TokenError::File { path: path.to_owned(), source: Box::new(source) };
+        Self::from_hex(&text).map_err(content_error)
     }
 
     pub(super) fn bytes(&self) -> &[u8; LEN] {

@@ -30,22 +30,22 @@ pub(super) struct Authenticator {
     busy: usize,
     busy_max: usize,
     /// Whether connections may be waiting in the backlog.
-    pub(super) is_called: bool,
+    pub(super) may_have_backlog: bool,
 }
 
 impl Authenticator {
     pub(super) fn new(listener: net::TcpListener, token: Token, processes: usize) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener);
-        Ok(Self { listener, token, busy: 0, busy_max: STRANGERS_MAX + processes, is_called: true })
+        Ok(Self { listener, token, busy: 0, busy_max: STRANGERS_MAX + processes, may_have_backlog: true })
     }
 
     /// Accepts waiting connections, as far as the limit allows.
     pub(super) fn accept(&mut self, shared: &Arc<Shared>) {
-        while self.is_called && self.busy < self.busy_max {
+        while self.may_have_backlog && self.busy < self.busy_max {
             match self.listener.accept() {
-                Ok((stream, _)) => self.busy += usize::from(self.examine(stream.into(), shared)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_called = false,
+                Ok((stream, _)) => self.busy += usize::from(self.start_authentication(stream.into(), shared)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_have_backlog = false,
                 // Out of file descriptors, or the other end is gone: retried later.
                 Err(_) => return,
             }
@@ -53,14 +53,14 @@ impl Authenticator {
     }
 
     /// A connection has finished its authentication.
-    pub(super) fn examined(&mut self) {
+    pub(super) fn authentication_ended(&mut self) {
         self.busy -= 1;
     }
 
     /// Starts a thread that authenticates the connection; returns whether it started.
-    fn examine(&self, stream: TcpStream, shared: &Arc<Shared>) -> bool {
+    fn start_authentication(&self, stream: TcpStream, shared: &Arc<Shared>) -> bool {
         let (token, shared) = (self.token.clone(), shared.clone());
-        let prove = move || {
+        let authenticate = move || {
             let proof = stream
                 .set_nonblocking(false)
                 .map_err(Into::into)
@@ -68,6 +68,6 @@ impl Authenticator {
             shared.arrive(proof.map(|()| stream));
         };
         // If no thread starts, the connection is closed, and the other end retries.
-        thread::Builder::new().name("fsdp-auth".to_owned()).stack_size(STACK_LEN).spawn(prove).is_ok()
+        thread::Builder::new().name("fsdp-auth".to_owned()).stack_size(STACK_LEN).spawn(authenticate).is_ok()
     }
 }

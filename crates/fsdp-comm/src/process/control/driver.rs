@@ -16,7 +16,7 @@ use crate::process::auth::AuthError;
 use crate::process::protocol::{ConnectionId, Event, Machine, Output, Request};
 
 const WAKER: Token = Token(0);
-const GATE: Token = Token(1);
+const LISTENER: Token = Token(1);
 const FIRST_CONNECTION: usize = 2;
 
 /// Ticks per heartbeat.
@@ -39,13 +39,13 @@ pub(super) struct Driver<M> {
     next: usize,
     begin: Instant,
     tick: Duration,
-    ticked: Instant,
+    last_tick: Instant,
     ticks: u32,
     /// The last call that was reported to the others.
-    said: Option<String>,
+    reported_call: Option<String>,
     shared: Arc<Shared>,
     /// Why the last connection failed to authenticate.
-    pub(super) stranger: Option<AuthError>,
+    pub(super) last_auth_error: Option<AuthError>,
     has_left: bool,
 }
 
@@ -63,11 +63,11 @@ impl<M: Machine> Driver<M> {
             next: FIRST_CONNECTION,
             begin: now,
             tick: heartbeat / TICKS,
-            ticked: now,
+            last_tick: now,
             ticks: 0,
-            said: None,
+            reported_call: None,
             shared,
-            stranger: None,
+            last_auth_error: None,
             has_left: false,
         })
     }
@@ -78,7 +78,7 @@ impl<M: Machine> Driver<M> {
 
     /// Accepts connections at `authenticator` from now on.
     pub(super) fn open(&mut self, mut authenticator: Authenticator) -> io::Result<()> {
-        self.poll.registry().register(&mut authenticator.listener, GATE, Interest::READABLE)?;
+        self.poll.registry().register(&mut authenticator.listener, LISTENER, Interest::READABLE)?;
         self.authenticator = Some(authenticator);
         Ok(())
     }
@@ -101,7 +101,7 @@ impl<M: Machine> Driver<M> {
         let shared = self.shared.clone();
         while !self.has_left {
             if let Err(error) = self.turn() {
-                self.break_down(&error);
+                self.close_all(&error);
                 break;
             }
         }
@@ -112,39 +112,40 @@ impl<M: Machine> Driver<M> {
     /// Waits for an event or the next tick, handles it, and returns the event that concerns joining, if any. At most
     /// one: a process joins over one connection at a time.
     pub(super) fn turn(&mut self) -> io::Result<Option<Event>> {
-        self.wait((self.ticked + self.tick).saturating_duration_since(Instant::now()))?;
+        self.wait((self.last_tick + self.tick).saturating_duration_since(Instant::now()))?;
         let ready: Vec<Token> = self.events.iter().map(|event| event.token()).collect();
         for token in ready {
             match token {
                 WAKER => {}
-                GATE => {
-                    self.authenticator.iter_mut().for_each(|authenticator| authenticator.is_called = true)
-                }
+                LISTENER => self
+                    .authenticator
+                    .iter_mut()
+                    .for_each(|authenticator| authenticator.may_have_backlog = true),
                 Token(id) => self.serve(ConnectionId(id)),
             }
         }
-        self.look_into_inbox();
+        self.process_inbox();
         if let Some(authenticator) = &mut self.authenticator {
             authenticator.accept(&self.shared);
         }
         // After reading everything: a process that was stopped has not read for a long time.
-        if self.ticked.elapsed() >= self.tick {
-            self.ticked = Instant::now();
-            self.say_last_call();
+        if self.last_tick.elapsed() >= self.tick {
+            self.last_tick = Instant::now();
+            self.report_last_call();
             self.machine.tick(self.begin.elapsed());
         }
         Ok(self.perform())
     }
 
     /// Reports, once per heartbeat, the last collective that this process has begun, if it has changed.
-    fn say_last_call(&mut self) {
+    fn report_last_call(&mut self) {
         self.ticks += 1;
         if !self.ticks.is_multiple_of(TICKS) {
             return;
         }
         let call = self.shared.last_call(None);
-        if call.is_some() && call != self.said {
-            self.said.clone_from(&call);
+        if call.is_some() && call != self.reported_call {
+            self.reported_call.clone_from(&call);
             self.machine.request(Request::Calling { call: call.unwrap_or_default() });
         }
     }
@@ -173,12 +174,13 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    fn look_into_inbox(&mut self) {
+    fn process_inbox(&mut self) {
         let inbox = self.shared.take();
         for proof in inbox.arrivals {
-            self.authenticator.iter_mut().for_each(Authenticator::examined);
+            self.authenticator.iter_mut().for_each(Authenticator::authentication_ended);
             // A connection for which this process has no resources is closed; the other end retries.
-            let _refused = proof.map(|stream| self.add(stream)).map_err(|error| self.stranger = Some(error));
+            let _refused =
+                proof.map(|stream| self.add(stream)).map_err(|error| self.last_auth_error = Some(error));
         }
         inbox.requests.into_iter().for_each(|request| self.machine.request(request));
         if inbox.is_abandoned {
@@ -195,18 +197,21 @@ impl<M: Machine> Driver<M> {
                 Output::Send(to, frame) => {
                     let bytes: Arc<[u8]> = frame.encode().into();
                     for id in to {
-                        self.connections.get_mut(&id).into_iter().for_each(|it| it.send(bytes.clone()));
+                        self.connections
+                            .get_mut(&id)
+                            .into_iter()
+                            .for_each(|connection| connection.send(bytes.clone()));
                     }
                 }
                 Output::Close(id) => drop(self.connections.remove(&id)),
-                Output::Event(event) => joining = joining.or(self.tell(event)),
+                Output::Event(event) => joining = joining.or(self.dispatch(event)),
             }
         }
         joining
     }
 
     /// Passes an event to the ranks of this process; returns it if it concerns joining.
-    fn tell(&mut self, event: Event) -> Option<Event> {
+    fn dispatch(&mut self, event: Event) -> Option<Event> {
         match event {
             Event::Gave { topic, rank, value } => {
                 self.shared.topics.give(&topic, fsdp_core::Rank(rank), value);
@@ -221,7 +226,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Handles a failure to poll: all connections are closed, and their loss is reported as usual.
-    fn break_down(&mut self, error: &io::Error) {
+    fn close_all(&mut self, error: &io::Error) {
         for id in std::mem::take(&mut self.connections).into_keys() {
             self.machine.closed(id, &format!("it cannot be reached: {error}"));
         }

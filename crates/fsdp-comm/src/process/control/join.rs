@@ -39,7 +39,7 @@ pub(super) fn lead(
         }
         if begin.elapsed() >= options.join_timeout {
             let (processes, waited) = (driver.machine.missing(), options.join_timeout);
-            return Err(JoinError::Missing { processes, waited, stranger: driver.stranger });
+            return Err(JoinError::Missing { processes, waited, stranger: driver.last_auth_error });
         }
     }
 }
@@ -55,7 +55,7 @@ pub(super) fn follow(
     let mut driver = Driver::new(member, options.heartbeat, options.processes)?;
     let mut pause = PAUSE_MIN;
     // Since when there have been only obstacles that do not resolve by themselves.
-    let mut hopeless = None;
+    let mut hopeless_since = None;
     loop {
         let addresses = match leader() {
             // A name service may be temporarily unavailable.
@@ -72,10 +72,10 @@ pub(super) fn follow(
         };
         let is_hopeless = match obstacle.patience(options.dead_after) {
             None => {
-                hopeless = None;
+                hopeless_since = None;
                 false
             }
-            Some(patience) => hopeless.get_or_insert_with(Instant::now).elapsed() >= patience,
+            Some(patience) => hopeless_since.get_or_insert_with(Instant::now).elapsed() >= patience,
         };
         // A truncated attempt would report a less useful obstacle than this one.
         if is_hopeless || Instant::now() + 2 * pause >= end {

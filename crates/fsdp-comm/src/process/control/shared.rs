@@ -138,7 +138,7 @@ impl Shared {
     }
 
     /// Fails if rank 0 is lost, so that nothing can be given or announced.
-    pub(super) fn reach_leader(&self) -> Result<(), CommError> {
+    pub(super) fn check_leader(&self) -> Result<(), CommError> {
         self.lock().lost.clone().map_or(Ok(()), Err)
     }
 

@@ -154,10 +154,10 @@ fn collect_and_hear_fail_soon_after_verdict() {
         kind: FailureKind::Permanent,
         last_call: Some("all_reduce 7".to_owned()),
     });
-    let own = world[1].alarm().raised().expect("it is known at once");
-    assert!(own.to_string().contains("the loss is not finite"), "{own}");
-    let told = verdict(&world[0]);
-    assert_eq!(told.failure.kind, FailureKind::Permanent);
+    let local_error = world[1].alarm().raised().expect("it is known at once");
+    assert!(local_error.to_string().contains("the loss is not finite"), "{local_error}");
+    let received = verdict(&world[0]);
+    assert_eq!(received.failure.kind, FailureKind::Permanent);
     let begin = Instant::now();
     let error = world[0].collect("save", 3, LIMIT).unwrap_err();
     assert!(matches!(&error, AssemblyError::Failed(_)), "{error}");
@@ -220,12 +220,12 @@ impl Puppet {
         Puppet { stream, decoder: Decoder::default() }
     }
 
-    fn say(&mut self, generation: u64, message: Message) {
+    fn send(&mut self, generation: u64, message: Message) {
         self.stream.write_all(&Frame { generation, message }.encode()).unwrap();
     }
 
     /// The next frame other than a heartbeat.
-    fn hear(&mut self) -> Frame {
+    fn receive(&mut self) -> Frame {
         let mut chunk = [0; 1000];
         loop {
             match self.decoder.next().unwrap() {
@@ -242,13 +242,13 @@ impl Puppet {
 
     /// Joins as process 1 of 2 and returns the generation.
     fn join(&mut self) -> u64 {
-        self.say(0, Message::Join(options(1, 2).join(1)));
-        assert_eq!(self.hear().message, Message::Joined);
-        let Frame { generation, message: Message::Prepare { round, .. } } = self.hear() else {
+        self.send(0, Message::Join(options(1, 2).join(1)));
+        assert_eq!(self.receive().message, Message::Joined);
+        let Frame { generation, message: Message::Prepare { round, .. } } = self.receive() else {
             panic!("both are there")
         };
-        self.say(generation, Message::Ready { round });
-        assert_eq!(self.hear().message, Message::Go { round });
+        self.send(generation, Message::Ready { round });
+        assert_eq!(self.receive().message, Message::Go { round });
         generation
     }
 }
@@ -264,7 +264,7 @@ fn silent_process_is_declared_dead_and_notified() {
     let leader = leader.join().unwrap().unwrap();
     let verdict = verdict(&leader);
     assert_eq!(verdict.to_string(), "process 1 (pid 101 on host n1): it was silent for 3 s");
-    assert_eq!(puppet.hear().message, Message::Verdict(verdict));
+    assert_eq!(puppet.receive().message, Message::Verdict(verdict));
     leader.leave();
 }
 
@@ -274,7 +274,7 @@ fn message_from_other_world_is_rejected() {
     let leader = thread::spawn(move || Control::lead(listener, options(0, 2)));
     let mut puppet = Puppet::new(address);
     let generation = puppet.join();
-    puppet.say(generation ^ 1, Message::Give { topic: "save".to_owned(), rank: 1, value: Vec::new() });
+    puppet.send(generation ^ 1, Message::Give { topic: "save".to_owned(), rank: 1, value: Vec::new() });
     let leader = leader.join().unwrap().unwrap();
     let verdict = verdict(&leader).to_string();
     assert!(
@@ -351,11 +351,11 @@ fn duplicate_process_index_is_rejected_and_first_kept() {
     let first = thread::spawn(move || follow(address, options(1, 3)));
     let mut puppet = Puppet::new(address);
     let mut twin = Puppet::new(address);
-    puppet.say(0, Message::Join(options(2, 3).join(1)));
-    assert_eq!(puppet.hear().message, Message::Joined);
-    twin.say(0, Message::Join(options(2, 3).join(2)));
+    puppet.send(0, Message::Join(options(2, 3).join(1)));
+    assert_eq!(puppet.receive().message, Message::Joined);
+    twin.send(0, Message::Join(options(2, 3).join(2)));
     let refusal = Refusal::Duplicate { process: 2, host: "n2".to_owned(), pid: 102 };
-    assert_eq!(twin.hear().message, Message::Refused(refusal));
+    assert_eq!(twin.receive().message, Message::Refused(refusal));
     // A process that has lost its connection may return.
     drop(puppet);
     let third = thread::spawn(move || follow(address, options(2, 3)));
@@ -377,8 +377,8 @@ fn join_that_contradicts_leader_is_rejected_with_reason() {
         let join = options(process, processes);
         if process == 0 {
             let mut puppet = Puppet::new(address);
-            puppet.say(0, Message::Join(join.join(1)));
-            return match puppet.hear().message {
+            puppet.send(0, Message::Join(join.join(1)));
+            return match puppet.receive().message {
                 Message::Refused(refusal) => refusal.to_string(),
                 other => panic!("{other:?}"),
             };

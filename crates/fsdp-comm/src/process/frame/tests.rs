@@ -57,7 +57,7 @@ fn frame_truncated_anywhere_is_torn() {
         let mut decoder = Decoder::default();
         decoder.push(&bytes[..len]);
         assert_eq!(decoder.next().unwrap(), None);
-        assert!(matches!(decoder.end(), Err(FrameError::Torn)), "at {len}");
+        assert!(matches!(decoder.end(), Err(FrameError::Truncated)), "at {len}");
     }
 }
 

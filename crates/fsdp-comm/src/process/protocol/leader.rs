@@ -14,7 +14,7 @@ use world::World;
 
 /// See the [module](self).
 pub(in crate::process) struct Leader {
-    own: Join,
+    local_join: Join,
     generation: u64,
     pulse: Pulse,
     joiners: BTreeMap<ConnectionId, Joiner>,
@@ -28,19 +28,19 @@ pub(in crate::process) struct Leader {
 
 /// A connection that is not part of a world yet.
 struct Joiner {
-    heard: Duration,
+    last_heard: Duration,
     join: Option<Join>,
     /// The last round for which it has reported ready.
     ready: Option<u32>,
 }
 
 impl Leader {
-    /// Creates a leader that waits for `own.processes - 1` others.
-    pub(in crate::process) fn new(own: Join, generation: u64, pulse: Pulse) -> Self {
-        assert_eq!(own.process, 0, "the leader is process 0");
+    /// Creates a leader that waits for `local_join.processes - 1` others.
+    pub(in crate::process) fn new(local_join: Join, generation: u64, pulse: Pulse) -> Self {
+        assert_eq!(local_join.process, 0, "the leader is process 0");
         assert_ne!(generation, 0, "0 is the generation of who knows none");
         let mut leader = Leader {
-            own,
+            local_join,
             generation,
             pulse,
             joiners: BTreeMap::new(),
@@ -49,14 +49,14 @@ impl Leader {
             world: None,
             outputs: Vec::new(),
         };
-        leader.consider();
+        leader.prepare_if_complete();
         leader
     }
 
     /// The indices with which no process has joined.
     pub(in crate::process) fn missing(&self) -> Vec<usize> {
-        let is_there = |process: &usize| self.joined().any(|(_, join)| join.process == *process);
-        (1..self.own.processes).filter(|process| !is_there(process)).collect()
+        let has_joined = |process: &usize| self.joined().any(|(_, join)| join.process == *process);
+        (1..self.local_join.processes).filter(|process| !has_joined(process)).collect()
     }
 
     fn joined(&self) -> impl Iterator<Item = (ConnectionId, &Join)> {
@@ -68,7 +68,7 @@ impl Leader {
     }
 
     fn join(&mut self, connection: ConnectionId, join: Join) {
-        if let Err(refusal) = self.judge(&join) {
+        if let Err(refusal) = self.check_join(&join) {
             self.send(vec![connection], Message::Refused(refusal));
             return self.drop(connection);
         }
@@ -77,12 +77,12 @@ impl Leader {
         former.into_iter().for_each(|former| self.drop(former));
         self.joiners.entry(connection).and_modify(|joiner| joiner.join = Some(join));
         self.send(vec![connection], Message::Joined);
-        self.consider();
+        self.prepare_if_complete();
     }
 
     /// Whether a process may join.
-    fn judge(&self, join: &Join) -> Result<(), Refusal> {
-        let Join { version, processes, .. } = &self.own;
+    fn check_join(&self, join: &Join) -> Result<(), Refusal> {
+        let Join { version, processes, .. } = &self.local_join;
         if join.version != *version {
             return Err(Refusal::Version { expected: version.clone(), got: join.version.clone() });
         }
@@ -95,7 +95,7 @@ impl Leader {
         if self.world.is_some() {
             return Err(Refusal::Started);
         }
-        let others = self.joined().map(|(_, other)| other).chain([&self.own]);
+        let others = self.joined().map(|(_, other)| other).chain([&self.local_join]);
         let mut holders = others.filter(|other| other.process == join.process && other.nonce != join.nonce);
         holders.next().map_or(Ok(()), |other| {
             let (host, pid) = (other.facts.host.clone(), other.facts.pid);
@@ -113,9 +113,9 @@ impl Leader {
     }
 
     /// Starts the first phase of *go* if all processes have joined.
-    fn consider(&mut self) {
-        let is_whole = self.joined().count() + 1 == self.own.processes;
-        if !is_whole || self.prepared.is_some() || self.world.is_some() {
+    fn prepare_if_complete(&mut self) {
+        let is_complete = self.joined().count() + 1 == self.local_join.processes;
+        if !is_complete || self.prepared.is_some() || self.world.is_some() {
             return;
         }
         self.round += 1;
@@ -127,7 +127,7 @@ impl Leader {
     }
 
     fn roster(&self) -> Roster {
-        let mut joins: Vec<&Join> = self.joined().map(|(_, join)| join).chain([&self.own]).collect();
+        let mut joins: Vec<&Join> = self.joined().map(|(_, join)| join).chain([&self.local_join]).collect();
         joins.sort_by_key(|join| join.process);
         let mut end = 0;
         let entry = |join: &Join| {
@@ -154,7 +154,7 @@ impl Leader {
         let mut world = World::new(roster);
         for (connection, process) in processes {
             let joiner = self.joiners.remove(&connection).expect("it has joined");
-            world.add(connection, process, joiner.heard);
+            world.add(connection, process, joiner.last_heard);
         }
         self.world = Some(world);
     }
@@ -162,7 +162,7 @@ impl Leader {
 
 impl Machine for Leader {
     fn opened(&mut self, connection: ConnectionId) {
-        self.joiners.insert(connection, Joiner { heard: self.pulse.now(), join: None, ready: None });
+        self.joiners.insert(connection, Joiner { last_heard: self.pulse.now(), join: None, ready: None });
     }
 
     fn received(&mut self, connection: ConnectionId, frame: Frame) {
@@ -172,7 +172,7 @@ impl Machine for Leader {
         let Some(joiner) = self.joiners.get_mut(&connection) else {
             return;
         };
-        joiner.heard = self.pulse.now();
+        joiner.last_heard = self.pulse.now();
         let is_ours = frame.generation == self.generation;
         match (frame.message, &joiner.join) {
             (Message::Join(join), None) => self.join(connection, join),
@@ -196,7 +196,7 @@ impl Machine for Leader {
 
     fn tick(&mut self, passed: Duration) {
         let is_due = self.pulse.tick(passed);
-        let silent = self.joiners.iter().filter(|(_, joiner)| self.pulse.is_dead(joiner.heard));
+        let silent = self.joiners.iter().filter(|(_, joiner)| self.pulse.is_dead(joiner.last_heard));
         let silent: Vec<ConnectionId> = silent.map(|(connection, _)| *connection).collect();
         silent.into_iter().for_each(|connection| self.drop(connection));
         if is_due {

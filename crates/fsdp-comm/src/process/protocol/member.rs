@@ -9,7 +9,7 @@ use crate::process::world::{Roster, Verdict};
 
 /// See the [module](self).
 pub(in crate::process) struct Member {
-    own: Join,
+    local_join: Join,
     pulse: Pulse,
     /// The connection to the leader, if any.
     leader: Option<LeaderConnection>,
@@ -19,7 +19,7 @@ pub(in crate::process) struct Member {
 
 struct LeaderConnection {
     id: ConnectionId,
-    heard: Duration,
+    last_heard: Duration,
     /// The generation in the leader's first message.
     generation: Option<u64>,
     /// The last collective that the leader has reported.
@@ -39,12 +39,12 @@ struct World {
 
 impl Member {
     /// Creates a process that will join.
-    pub(in crate::process) fn new(own: Join, pulse: Pulse) -> Self {
-        assert_ne!(own.process, 0, "process 0 is the leader");
-        Member { own, pulse, leader: None, world: None, outputs: Vec::new() }
+    pub(in crate::process) fn new(local_join: Join, pulse: Pulse) -> Self {
+        assert_ne!(local_join.process, 0, "process 0 is the leader");
+        Member { local_join, pulse, leader: None, world: None, outputs: Vec::new() }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn notify(&mut self, event: Event) {
         self.outputs.push(Output::Event(event));
     }
 
@@ -60,7 +60,7 @@ impl Member {
         let leader = self.leader.take();
         self.outputs.extend(leader.iter().map(|leader| Output::Close(leader.id)));
         match &self.world {
-            None => self.tell(Event::Dropped { reason: cause }),
+            None => self.notify(Event::Dropped { reason: cause }),
             Some(world) => {
                 let mut verdict = Verdict::of_loss(&world.roster, 0, cause);
                 verdict.failure.last_call = leader.and_then(|leader| leader.last_call);
@@ -72,7 +72,7 @@ impl Member {
 
     /// Marks the leader's ranks as lost. No announcements can follow: those of other members pass through the leader.
     fn lose_leader(&mut self, loss: &Verdict) {
-        self.tell(Event::Lost { ranks: loss.ranks.clone(), error: loss.error() });
+        self.notify(Event::Lost { ranks: loss.ranks.clone(), error: loss.error() });
     }
 
     /// Records a verdict, if it is the first.
@@ -80,7 +80,7 @@ impl Member {
         let world = self.world.as_mut().expect("only a world that has begun can fail");
         if world.verdict.is_none() {
             world.verdict = Some((self.pulse.now(), verdict.clone()));
-            self.tell(Event::Verdict(verdict));
+            self.notify(Event::Verdict(verdict));
         }
     }
 
@@ -93,7 +93,7 @@ impl Member {
             Message::Joined | Message::Heartbeat => {}
             Message::Refused(refusal) => {
                 self.outputs.extend(self.leader.take().map(|leader| Output::Close(leader.id)));
-                self.tell(Event::Refused(refusal));
+                self.notify(Event::Refused(refusal));
             }
             Message::Prepare { round, roster } => {
                 leader.prepared = Some((round, roster));
@@ -102,7 +102,7 @@ impl Member {
             Message::Go { round } => match leader.prepared.take() {
                 Some((prepared, roster)) if prepared == round => {
                     self.world = Some(World { roster: roster.clone(), verdict: None, is_over: false });
-                    self.tell(Event::Go(roster));
+                    self.notify(Event::Go(roster));
                 }
                 _ => self.lose(format!("it began round {round} without preparing it")),
             },
@@ -114,7 +114,7 @@ impl Member {
     fn run(&mut self, message: Message) {
         match message {
             Message::Heartbeat => {}
-            Message::Announce { topic, value } => self.tell(Event::Announced { topic, value }),
+            Message::Announce { topic, value } => self.notify(Event::Announced { topic, value }),
             Message::Verdict(verdict) => self.decide(verdict),
             Message::Calling { call } => {
                 if let Some(leader) = &mut self.leader {
@@ -139,25 +139,25 @@ fn unexpected(message: &Message) -> String {
 
 impl Machine for Member {
     fn opened(&mut self, connection: ConnectionId) {
-        let heard = self.pulse.now();
+        let last_heard = self.pulse.now();
         self.leader = Some(LeaderConnection {
             id: connection,
-            heard,
+            last_heard,
             generation: None,
             last_call: None,
             prepared: None,
         });
-        self.send(Message::Join(self.own.clone()));
+        self.send(Message::Join(self.local_join.clone()));
     }
 
     fn received(&mut self, connection: ConnectionId, frame: Frame) {
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.id == connection) else {
             return;
         };
-        leader.heard = self.pulse.now();
-        let own = *leader.generation.get_or_insert(frame.generation);
-        if own != frame.generation {
-            return self.lose(format!("it belongs to world {:016x}, not {own:016x}", frame.generation));
+        leader.last_heard = self.pulse.now();
+        let expected = *leader.generation.get_or_insert(frame.generation);
+        if expected != frame.generation {
+            return self.lose(format!("it belongs to world {:016x}, not {expected:016x}", frame.generation));
         }
         if self.world.is_none() { self.join(frame.message) } else { self.run(frame.message) }
     }
@@ -170,7 +170,7 @@ impl Machine for Member {
 
     fn tick(&mut self, passed: Duration) {
         let is_due = self.pulse.tick(passed);
-        if self.leader.as_ref().is_some_and(|leader| self.pulse.is_dead(leader.heard)) {
+        if self.leader.as_ref().is_some_and(|leader| self.pulse.is_dead(leader.last_heard)) {
             self.lose(self.pulse.silence());
         }
         if is_due && self.leader.as_ref().is_some_and(|leader| leader.generation.is_some()) {
@@ -183,7 +183,7 @@ impl Machine for Member {
         {
             world.is_over = true;
             let (ranks, error) = (0..world.roster.world(), verdict.error());
-            self.tell(Event::Lost { ranks, error });
+            self.notify(Event::Lost { ranks, error });
         }
     }
 
@@ -196,13 +196,14 @@ impl Machine for Member {
             Request::Fail(failure) if self.leader.is_some() => self.send(Message::Failed(failure)),
             Request::Fail(failure) => {
                 let process = failure.rank.and_then(|rank| world.roster.process_of(rank));
-                let verdict = Verdict::new(&world.roster, process.unwrap_or(self.own.process), failure);
+                let verdict =
+                    Verdict::new(&world.roster, process.unwrap_or(self.local_join.process), failure);
                 self.decide(verdict);
             }
             Request::Leave => {
                 self.send(Message::Goodbye);
                 self.leader = None;
-                self.tell(Event::Left);
+                self.notify(Event::Left);
             }
         }
     }

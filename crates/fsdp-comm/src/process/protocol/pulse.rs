@@ -13,7 +13,7 @@ pub(in crate::process) struct Pulse {
     dead_after: Duration,
     clock: RunClock,
     now: Duration,
-    beaten: Duration,
+    last_beat: Duration,
 }
 
 impl Pulse {
@@ -21,15 +21,15 @@ impl Pulse {
     pub(in crate::process) fn new(heartbeat: Duration, dead_after: Duration) -> Self {
         // A `RunClock` counts at most a tenth of its limit for a gap.
         let clock = RunClock::new(heartbeat * GAP_HEARTBEATS * 10);
-        Self { heartbeat, dead_after, clock, now: Duration::ZERO, beaten: Duration::ZERO }
+        Self { heartbeat, dead_after, clock, now: Duration::ZERO, last_beat: Duration::ZERO }
     }
 
     /// Advances the time; returns whether a heartbeat is due.
     pub(super) fn tick(&mut self, passed: Duration) -> bool {
         self.now = self.clock.at(passed);
-        let is_due = self.now >= self.beaten + self.heartbeat;
+        let is_due = self.now >= self.last_beat + self.heartbeat;
         if is_due {
-            self.beaten = self.now;
+            self.last_beat = self.now;
         }
         is_due
     }
@@ -44,9 +44,9 @@ impl Pulse {
         self.now >= since + limit
     }
 
-    /// Whether a process last heard at `heard` counts as dead.
-    pub(super) fn is_dead(&self, heard: Duration) -> bool {
-        self.is_past(heard, self.dead_after)
+    /// Whether a process last heard at `last_heard` counts as dead.
+    pub(super) fn is_dead(&self, last_heard: Duration) -> bool {
+        self.is_past(last_heard, self.dead_after)
     }
 
     /// The cause reported for a process that counts as dead.
@@ -55,7 +55,7 @@ impl Pulse {
     }
 
     /// How long a blamed process has to report its own failure.
-    pub(super) fn hearing(&self) -> Duration {
+    pub(super) fn blame_delay(&self) -> Duration {
         self.heartbeat * 2
     }
 }

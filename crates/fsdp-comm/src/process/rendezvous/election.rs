@@ -39,27 +39,27 @@ pub struct Lead {
     number: u64,
 }
 
-/// Finds the leader of a folder, or becomes leader if none answers. `is_one` checks that a connection leads to a
+/// Finds the leader of a folder, or becomes leader if none answers. `is_leader` checks that a connection leads to a
 /// leader: another program may have its port by now. A leader listens at `address`.
 ///
 /// # Errors
-/// The errors of `is_one`; [`RendezvousError::Io`], [`RendezvousError::Network`].
+/// The errors of `is_leader`; [`RendezvousError::Io`], [`RendezvousError::Network`].
 pub fn elect<E: From<RendezvousError>>(
     folder: &Path,
     address: IpAddr,
-    is_one: &dyn Fn(&TcpStream) -> Result<bool, E>,
+    is_leader: &dyn Fn(&TcpStream) -> Result<bool, E>,
 ) -> Result<Elected, E> {
     fs::create_dir_all(folder).map_err(io_failed("create", folder))?;
     // Listings on network file systems may be stale; a number that could not be taken exists.
     let (mut taken, mut tries) = (0, 0);
     loop {
         taken = newest(folder)?.max(taken);
-        let reached = if taken > 0 { reach(&file(folder, taken), is_one)? } else { Reached::Nobody };
+        let reached = if taken > 0 { reach(&file(folder, taken), is_leader)? } else { Reached::Absent };
         match reached {
             Reached::Leader(stream) => return Ok(Elected::Follower(stream)),
             // It may be temporarily overloaded.
-            Reached::Silence if tries < SILENT_TRIES => tries += 1,
-            Reached::Silence | Reached::Nobody => match take(folder, taken + 1, address)? {
+            Reached::Silent if tries < SILENT_TRIES => tries += 1,
+            Reached::Silent | Reached::Absent => match claim(folder, taken + 1, address)? {
                 Some(leader) => return Ok(leader),
                 None => (taken, tries) = (taken + 1, 0),
             },
@@ -72,8 +72,8 @@ pub fn elect<E: From<RendezvousError>>(
 enum Reached {
     Leader(TcpStream),
     /// A connection failed (not merely refused), or the other end did not prove to be a leader.
-    Silence,
-    Nobody,
+    Silent,
+    Absent,
 }
 
 /// The highest number taken, 0 if none.
@@ -87,27 +87,27 @@ fn newest(folder: &Path) -> Result<u64, RendezvousError> {
 /// Connects to the program that created a file.
 fn reach<E: From<RendezvousError>>(
     file: &Path,
-    is_one: &dyn Fn(&TcpStream) -> Result<bool, E>,
+    is_leader: &dyn Fn(&TcpStream) -> Result<bool, E>,
 ) -> Result<Reached, E> {
     let text = match fs::read_to_string(file) {
         Ok(text) => text,
         // It no longer leads.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Reached::Nobody),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Reached::Absent),
         Err(source) => return Err(io_failed("read", file)(source).into()),
     };
-    let mut reached = Reached::Nobody;
+    let mut reached = Reached::Absent;
     for address in text.lines().filter_map(|line| line.parse::<SocketAddr>().ok()) {
         match TcpStream::connect_timeout(&address, ANSWER_WITHIN) {
-            Ok(stream) if is_one(&stream)? => return Ok(Reached::Leader(stream)),
+            Ok(stream) if is_leader(&stream)? => return Ok(Reached::Leader(stream)),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Ok(_) | Err(_) => reached = Reached::Silence,
+            Ok(_) | Err(_) => reached = Reached::Silent,
         }
     }
     Ok(reached)
 }
 
 /// Takes a number; `None` if another program has taken it.
-fn take(folder: &Path, number: u64, address: IpAddr) -> Result<Option<Elected>, RendezvousError> {
+fn claim(folder: &Path, number: u64, address: IpAddr) -> Result<Option<Elected>, RendezvousError> {
     let failed = |source| RendezvousError::Network {
         what: "a port for the leader",
         host: address.to_string(),

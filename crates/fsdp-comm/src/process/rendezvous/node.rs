@@ -12,7 +12,7 @@ use super::{Method, Rendezvous, RendezvousError, common_name, write_private};
 use crate::process::place::ProcessPlace;
 
 /// Pause between two polls.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// An older file was left by an earlier start.
 const FRESH: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ impl NodeFolder {
             Some(folder) => PathBuf::from(folder),
             None => std::env::temp_dir().join(common_name(place.launched_by, variable, launcher)),
         };
-        Self { rendezvous: Rendezvous { way: Method::File, folder, is_private: true }, place }
+        Self { rendezvous: Rendezvous { method: Method::File, folder, is_private: true }, place }
     }
 
     /// Leaves a text for each other process on this node, and waits until they have read it, because launchers kill
@@ -48,7 +48,7 @@ impl NodeFolder {
         others.clone().try_for_each(|process| write_private(&self.file(process), text.as_bytes()))?;
         let begin = Instant::now();
         while begin.elapsed() < limit && others.clone().any(|process| self.file(process).exists()) {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         others.for_each(|process| drop(fs::remove_file(self.file(process))));
         drop(fs::remove_dir(&self.rendezvous.folder));
@@ -62,7 +62,7 @@ impl NodeFolder {
             let is_fresh = |found: fs::Metadata| {
                 found.modified().is_ok_and(|then| then.elapsed().is_ok_and(|age| age < FRESH))
             };
-            if fs::symlink_metadata(&file).is_ok_and(is_fresh) && self.rendezvous.expect_private().is_ok() {
+            if fs::symlink_metadata(&file).is_ok_and(is_fresh) && self.rendezvous.check_private().is_ok() {
                 let text = fs::read_to_string(&file).ok();
                 drop(fs::remove_file(&file));
                 return text;
@@ -70,7 +70,7 @@ impl NodeFolder {
             if begin.elapsed() >= limit {
                 return None;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 

@@ -29,17 +29,17 @@ pub(super) struct TcpStore {
 impl TcpStore {
     /// Connects to the store.
     pub(super) fn connect(host: &str, port: u16) -> io::Result<Self> {
-        let mut failed = io::Error::other(format!("{host} has no address"));
+        let mut last_error = io::Error::other(format!("{host} has no address"));
         for address in (host, port).to_socket_addrs()? {
             match TcpStream::connect_timeout(&address, LIMIT) {
-                Ok(stream) => return Self::greet(stream),
-                Err(error) => failed = error,
+                Ok(stream) => return Self::handshake(stream),
+                Err(error) => last_error = error,
             }
         }
-        Err(failed)
+        Err(last_error)
     }
 
-    fn greet(mut stream: TcpStream) -> io::Result<Self> {
+    fn handshake(mut stream: TcpStream) -> io::Result<Self> {
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
         let nonce = std::process::id().to_le_bytes();
@@ -51,12 +51,12 @@ impl TcpStore {
 
     /// Sets a key.
     pub(super) fn set(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
-        self.stream.write_all(&[&[SET][..], &text(key.as_bytes()), &text(value)].concat())
+        self.stream.write_all(&[&[SET][..], &encode_string(key.as_bytes()), &encode_string(value)].concat())
     }
 
     /// The value of a key; `None` if it is not set.
     pub(super) fn get(&mut self, key: &str) -> io::Result<Option<Vec<u8>>> {
-        self.stream.write_all(&[&[GET][..], &text(key.as_bytes())].concat())?;
+        self.stream.write_all(&[&[GET][..], &encode_string(key.as_bytes())].concat())?;
         let mut len = [0; 8];
         self.stream.read_exact(&mut len)?;
         let len = u64::from_le_bytes(len);
@@ -69,6 +69,6 @@ impl TcpStore {
     }
 }
 
-fn text(bytes: &[u8]) -> Vec<u8> {
+fn encode_string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
 }

@@ -38,14 +38,14 @@ fn launcher_and_variables_select_rendezvous_method() {
     let store = Method::Store { host: "n1".to_owned(), port: 29500 };
     assert_eq!(
         of(torchrun, &MASTER, shared).unwrap(),
-        Rendezvous { way: store, folder: "out".into(), is_private: false }
+        Rendezvous { method: store, folder: "out".into(), is_private: false }
     );
     let port = |host: &str, port| Method::Port { host: host.to_owned(), port };
-    assert_eq!(of(torchrun, &MASTER[..2], shared).unwrap().way, port("n1", 29500));
+    assert_eq!(of(torchrun, &MASTER[..2], shared).unwrap().method, port("n1", 29500));
     let named = [&MASTER[..], &[("FSDP_RENDEZVOUS", "[::1]:7")]].concat();
-    assert_eq!(of(torchrun, &named, shared).unwrap().way, port("::1", 7));
-    assert_eq!(of(ONE_NODE, &named, shared).unwrap().way, port("::1", 7));
-    assert_eq!(of(several_nodes(LaunchedBy::OpenMpi), &[], shared).unwrap().way, Method::File);
+    assert_eq!(of(torchrun, &named, shared).unwrap().method, port("::1", 7));
+    assert_eq!(of(ONE_NODE, &named, shared).unwrap().method, port("::1", 7));
+    assert_eq!(of(several_nodes(LaunchedBy::OpenMpi), &[], shared).unwrap().method, Method::File);
     let nowhere = of(several_nodes(LaunchedBy::Hydra), &[], None).unwrap_err();
     assert!(matches!(nowhere, RendezvousError::Nowhere { launched_by: LaunchedBy::Hydra }), "{nowhere}");
     for wrong in ["n1", "n1:port", ":7"] {
@@ -141,8 +141,8 @@ fn torchrun_store_returns_latest_published_leader() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || store(&listener));
-    let way = Method::Store { host: "127.0.0.1".to_owned(), port };
-    let meet = Rendezvous { way, folder: PathBuf::new(), is_private: false };
+    let method = Method::Store { host: "127.0.0.1".to_owned(), port };
+    let meet = Rendezvous { method, folder: PathBuf::new(), is_private: false };
     assert_eq!(meet.find().unwrap(), []);
     for last in [1, 2] {
         let address = SocketAddr::from((Ipv4Addr::new(10, 0, 0, last), 5));

@@ -56,19 +56,19 @@ impl World {
     }
 
     /// The ruling after `passed` has passed.
-    fn judged(&self, passed: Duration, asked: Option<&[u64]>) -> Ruling {
+    fn judged(&self, passed: Duration, requested: Option<&[u64]>) -> Ruling {
         let report = |table: &Table<bool>| {
-            let report = table.report(self.start + passed, PATIENCE, self.ranks(), asked);
-            let told = Report::decode(&report.encode()).unwrap();
-            assert_eq!(told, report, "it arrives as it was told");
-            told
+            let report = table.report(self.start + passed, PATIENCE, self.ranks(), requested);
+            let decoded = Report::decode(&report.encode()).unwrap();
+            assert_eq!(decoded, report, "it arrives as it was told");
+            decoded
         };
         judge(&self.tables.iter().map(report).collect::<Vec<_>>(), self.ranks(), LIMIT)
     }
 
     #[track_caller]
-    fn failure(&self, passed: Duration, asked: Option<&[u64]>) -> Failure {
-        match self.judged(passed, asked) {
+    fn failure(&self, passed: Duration, requested: Option<&[u64]>) -> Failure {
+        match self.judged(passed, requested) {
             Ruling::Failed(failure) => failure,
             other => panic!("{other:?}"),
         }

@@ -34,7 +34,7 @@ fn waiting_rank_releases_lock_to_rank_moving_data() {
         move || cores.wait(seat, 0, &is_done)
     });
     // A spinning rank would never give up the lock to either of these.
-    while cores.lock().ranks[0] != Doing::Waiting(seats[0], 0) {
+    while cores.lock().ranks[0] != Phase::Waiting(seats[0], 0) {
         thread::yield_now();
     }
     cores.complete(seats[0], 0, &is_done);

@@ -19,10 +19,10 @@ impl Values<'_> {
     }
 
     pub(super) fn begin_step(&mut self, at: usize, op: &Op) -> Result<(), Violation> {
-        self.count(at, op, [1, op.writes.len()])?;
-        self.keep(at, op.reads[0], Value::NotFinite)?;
+        self.check_operands(at, op, [1, op.writes.len()])?;
+        self.expect(at, op.reads[0], Value::NotFinite)?;
         for &id in &op.writes {
-            let (before, behind) = match self.names.schedule.buffer(id).role {
+            let (before, after) = match self.names.schedule.buffer(id).role {
                 Role::Scalars => {
                     let norms = BTreeSet::new();
                     (Value::Nothing, Value::Scalars { losses: 0, norms, reduced: false })
@@ -32,30 +32,40 @@ impl Values<'_> {
                 }
                 _ => (Value::GradientOfLastStep, Value::Nothing),
             };
-            self.turn(at, id, before, behind)?;
+            self.replace(at, id, before, after)?;
         }
         Ok(())
     }
 
+    /// Reads the total gradients of a unit, and adds their squares to the scalars.
+    pub(super) fn add_square_norm(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
+        let segments = self.trained_segments(unit);
+        self.check_operands(at, op, [segments, 1])?;
+        let mut gradients = op.reads.iter().zip(owners(unit));
+        gradients.try_for_each(|(&id, owner)| self.expect(at, id, self.total(owner)))?;
+        let losses = self.names.schedule.rounds;
+        self.add_scalars(at, op.writes[0], [losses; 2], owners(unit).take(segments))
+    }
+
     /// Adds losses (`losses[0]` micro-batches before, `losses[1]` after) or norms that are not yet included to the
     /// scalars.
-    pub(super) fn note(
+    pub(super) fn add_scalars(
         &mut self,
         at: usize,
         buffer: BufferId,
         losses: [usize; 2],
-        more: impl IntoIterator<Item = Owner>,
+        added: impl IntoIterator<Item = Owner>,
     ) -> Result<(), Violation> {
-        let held = match &self.held[buffer.index()] {
+        let norms = match &self.contents[buffer.index()] {
             Value::Scalars { norms, .. } => norms.clone(),
             _ => BTreeSet::new(),
         };
-        let more: BTreeSet<Owner> = more.into_iter().collect();
+        let added: BTreeSet<Owner> = added.into_iter().collect();
         let scalars = |losses, norms| Value::Scalars { losses, norms, reduced: false };
-        self.turn(at, buffer, scalars(losses[0], &held - &more), scalars(losses[1], &held | &more))
+        self.replace(at, buffer, scalars(losses[0], &norms - &added), scalars(losses[1], &norms | &added))
     }
 
-    pub(super) fn part_of_statistics(
+    pub(super) fn add_statistics(
         &mut self,
         at: usize,
         op: &Op,
@@ -64,86 +74,89 @@ impl Values<'_> {
     ) -> Result<(), Violation> {
         self.update(at, op, unit, phase, 2, false)?;
         let buffer = op.writes[op.writes.len() - 1];
-        let held = match &self.held[buffer.index()] {
+        let previous = match &self.contents[buffer.index()] {
             Value::Statistics { parts, .. } => parts.clone(),
             _ => BTreeSet::new(),
         };
-        let own: BTreeSet<Owner> = owners(unit).take(self.trained_segments(unit)).collect();
-        let [before, behind] =
-            [&held - &own, &held | &own].map(|parts| Value::Statistics { phase, parts, reduced: false });
-        self.turn(at, buffer, before, behind)
+        let added: BTreeSet<Owner> = owners(unit).take(self.trained_segments(unit)).collect();
+        let [before, after] = [&previous - &added, &previous | &added].map(|parts| Value::Statistics {
+            phase,
+            parts,
+            reduced: false,
+        });
+        self.replace(at, buffer, before, after)
     }
 
     /// The segments of a unit that have directions.
-    fn directed(&self, unit: UnitId) -> Vec<Owner> {
-        let own = &self.names.schedule.lasting.units[unit.0];
-        own.whole.iter().map(|&segment| (unit, segment)).collect()
+    fn direction_owners(&self, unit: UnitId) -> Vec<Owner> {
+        let buffers = &self.names.schedule.lasting.units[unit.0];
+        buffers.whole.iter().map(|&segment| (unit, segment)).collect()
     }
 
     pub(super) fn direct(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
-        let directed = self.directed(unit);
-        self.update(at, op, unit, 0, 1 + directed.len(), false)?;
-        let rows = &op.writes[op.writes.len() - directed.len()..];
-        rows.iter().zip(directed).try_for_each(|(&id, owner)| {
-            self.turn(at, id, Value::Nothing, Value::Direction { owner, part: Part::Shard })
+        let owners = self.direction_owners(unit);
+        self.update(at, op, unit, 0, 1 + owners.len(), false)?;
+        let rows = &op.writes[op.writes.len() - owners.len()..];
+        rows.iter().zip(owners).try_for_each(|(&id, owner)| {
+            self.replace(at, id, Value::Nothing, Value::Direction { owner, part: Part::Shard })
         })
     }
 
     pub(super) fn gather_directions(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
-        let directed = self.directed(unit);
-        self.count(at, op, [directed.len(); 2])?;
-        for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(directed) {
-            self.turn(at, read, Value::Direction { owner, part: Part::Shard }, Value::Nothing)?;
-            self.turn(at, write, Value::Nothing, Value::Direction { owner, part: Part::Whole })?;
+        let owners = self.direction_owners(unit);
+        self.check_operands(at, op, [owners.len(); 2])?;
+        for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners) {
+            self.replace(at, read, Value::Direction { owner, part: Part::Shard }, Value::Nothing)?;
+            self.replace(at, write, Value::Nothing, Value::Direction { owner, part: Part::Whole })?;
         }
         Ok(())
     }
 
     /// Checks an update, which gives up the directions of its unit and leaves the scratch empty.
     pub(super) fn check_update(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
-        let (directed, lasting) = (self.directed(unit), &self.names.schedule.lasting);
-        let scratch = lasting.scratch.filter(|_| !directed.is_empty());
-        let more = directed.len() + usize::from(scratch.is_some());
-        self.update(at, op, unit, lasting.statistics.len(), 1 + more, true)?;
-        let (gathered, rest) = op.writes[op.writes.len() - more..].split_at(directed.len());
-        gathered.iter().zip(directed).try_for_each(|(&id, owner)| {
-            self.turn(at, id, Value::Direction { owner, part: Part::Whole }, Value::Nothing)
+        let (owners, lasting) = (self.direction_owners(unit), &self.names.schedule.lasting);
+        let scratch = lasting.scratch.filter(|_| !owners.is_empty());
+        let extra_writes = owners.len() + usize::from(scratch.is_some());
+        self.update(at, op, unit, lasting.statistics.len(), 1 + extra_writes, true)?;
+        let (gathered, rest) = op.writes[op.writes.len() - extra_writes..].split_at(owners.len());
+        gathered.iter().zip(owners).try_for_each(|(&id, owner)| {
+            self.replace(at, id, Value::Direction { owner, part: Part::Whole }, Value::Nothing)
         })?;
-        rest.iter().try_for_each(|&id| self.keep(at, id, Value::Nothing))
+        rest.iter().try_for_each(|&id| self.expect(at, id, Value::Nothing))
     }
 
     /// Checks the operands that statistics, directions and updates have in common: `phases` phases of statistics are
-    /// read; the shards of the unit and its state, `updated` or not, are written, followed by `more` buffers.
+    /// read; the shards of the unit and its state, `updated` or not, are written, followed by `extra_writes` buffers.
     pub(super) fn update(
         &mut self,
         at: usize,
         op: &Op,
         unit: UnitId,
         phases: usize,
-        more: usize,
+        extra_writes: usize,
         updated: bool,
     ) -> Result<(), Violation> {
-        let own = &self.names.schedule.lasting.units[unit.0];
-        let (segments, stride) = (own.gradient.len(), own.stride());
-        let tensors = own.state.first().map_or(0, Vec::len);
-        self.count(at, op, [segments + 1 + phases, segments * stride + more])?;
+        let buffers = &self.names.schedule.lasting.units[unit.0];
+        let (segments, stride) = (buffers.gradient.len(), buffers.stride());
+        let tensors = buffers.state.first().map_or(0, Vec::len);
+        self.check_operands(at, op, [segments + 1 + phases, segments * stride + extra_writes])?;
         for (owner, (&gradient, shard)) in
             owners(unit).zip(op.reads.iter().zip(op.writes.chunks(stride))).take(segments)
         {
-            self.keep(at, gradient, self.total(owner))?;
+            self.expect(at, gradient, self.total(owner))?;
             let (shard, state) = shard.split_at(stride - tensors);
             for &id in shard {
-                let behind = Value::Params { owner, part: Part::Shard, updated };
-                self.turn(at, id, params(owner, Part::Shard), behind)?;
+                let after = Value::Params { owner, part: Part::Shard, updated };
+                self.replace(at, id, params(owner, Part::Shard), after)?;
             }
             for (tensor, &id) in state.iter().enumerate() {
-                self.keep(at, id, Value::State { owner, tensor })?;
+                self.expect(at, id, Value::State { owner, tensor })?;
             }
         }
-        self.keep(at, op.reads[segments], Value::Factors { of_this_step: true })?;
+        self.expect(at, op.reads[segments], Value::Factors { of_this_step: true })?;
         for (phase, &id) in op.reads[segments + 1..].iter().enumerate() {
-            self.keep(at, id, self.statistics(phase, true))?;
+            self.expect(at, id, self.statistics(phase, true))?;
         }
-        self.keep(at, op.writes[segments * stride], Value::NotFinite)
+        self.expect(at, op.writes[segments * stride], Value::NotFinite)
     }
 }

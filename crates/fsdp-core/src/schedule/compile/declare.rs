@@ -46,16 +46,16 @@ impl Declared {
         let sub_shards = vec![Vec::new(); compiler.layout.units.len()];
         let mut declared = Self { buffers, lasting, sub_shards, sums: Vec::new(), whole_sums: Vec::new() };
         for unit in compiler.layout.unit_ids() {
-            let own = declared.own(compiler, unit);
-            let keeps = ranges.iter().any(|range| range.unit == unit && range.keep_sub_shard);
-            if let (Reshard::ToGroup(n), true) = (compiler.policy.reshard_after_forward, keeps) {
+            let unit_buffers = declared.declare_shards(compiler, unit);
+            let keeps_sub_shard = ranges.iter().any(|range| range.unit == unit && range.keep_sub_shard);
+            if let (Reshard::ToGroup(n), true) = (compiler.policy.reshard_after_forward, keeps_sub_shard) {
                 let (category, dtype) = (Category::Unsharded, compiler.policy.param_dtype);
                 let declare =
                     |segment: &Segment| decl(Role::SubShard, category, dtype, segment.unsharded_len() / n);
                 declared.sub_shards[unit.0] = declared.per_segment(compiler, unit, false, declare);
             }
-            declared.declare_sums(compiler, unit, &own, rounds);
-            declared.lasting.units.push(own);
+            declared.declare_sums(compiler, unit, &unit_buffers, rounds);
+            declared.lasting.units.push(unit_buffers);
         }
         declared.declare_scratch(compiler);
         declared
@@ -92,7 +92,7 @@ impl Declared {
     }
 
     /// Declares the buffers that a rank owns of a unit: parameters, gradient, optimizer state.
-    fn own(&mut self, compiler: &Compiler<'_>, unit: UnitId) -> UnitBuffers {
+    fn declare_shards(&mut self, compiler: &Compiler<'_>, unit: UnitId) -> UnitBuffers {
         let policy = compiler.policy;
         let place = match policy.offload {
             Offload::None => Place::Device,
@@ -104,28 +104,28 @@ impl Declared {
         let (param, shard) = (policy.param_dtype, Category::ParameterShard);
         let master =
             |segment: &Segment| owned(Role::Master, shard, policy.kept_dtype(segment.trainable))(segment);
-        let mut own =
+        let mut buffers =
             UnitBuffers { master: self.per_segment(compiler, unit, false, master), ..UnitBuffers::default() };
         if param != param.master() {
             let low = owned(Role::Low, shard, param);
-            own.low = self.per_segment(compiler, unit, !policy.frozen_master, low);
+            buffers.low = self.per_segment(compiler, unit, !policy.frozen_master, low);
         }
         let gradient = owned(Role::ShardedGradient, Category::ShardedGradient, policy.reduce_dtype);
-        own.gradient = self.per_segment(compiler, unit, true, gradient);
-        own.state = vec![Vec::new(); own.gradient.len()];
+        buffers.gradient = self.per_segment(compiler, unit, true, gradient);
+        buffers.state = vec![Vec::new(); buffers.gradient.len()];
         for (tensor, &dtype) in compiler.rule.state.iter().enumerate() {
             let declare = owned(Role::State(tensor), Category::OptimizerState, dtype);
             let declare = |segment: &Segment| BufferDecl { len: None, ..declare(segment) };
             let tensors = self.per_segment(compiler, unit, true, declare);
-            own.state.iter_mut().zip(tensors).for_each(|(state, tensor)| state.push(tensor));
+            buffers.state.iter_mut().zip(tensors).for_each(|(state, tensor)| state.push(tensor));
         }
         let is_whole = |segment: &Segment| {
             segment.trainable && segment.params.iter().any(|place| compiler.rule.whole.contains(&place.param))
         };
         let segments = compiler.layout.unit(unit).segments.iter().enumerate();
-        own.whole =
+        buffers.whole =
             segments.filter(|(_, segment)| is_whole(segment)).map(|(index, _)| SegmentId(index)).collect();
-        own
+        buffers
     }
 
     /// Declares scratch space for updates, if any unit has directions.
@@ -139,14 +139,20 @@ impl Declared {
 
     /// Declares the buffers in which gradients of several micro-batches are added. With offload, sharded sums are still
     /// on the device until the total is complete; gradients that are not added pass through slots.
-    fn declare_sums(&mut self, compiler: &Compiler<'_>, unit: UnitId, own: &UnitBuffers, rounds: usize) {
+    fn declare_sums(
+        &mut self,
+        compiler: &Compiler<'_>,
+        unit: UnitId,
+        unit_buffers: &UnitBuffers,
+        rounds: usize,
+    ) {
         let (policy, extra) = (compiler.policy, extra_sums(compiler.policy, rounds));
         let (sharded, whole) = match policy.accumulation {
             Accumulation::Reduce => (extra, 0),
             Accumulation::Unsharded => (0, extra),
         };
         let mut sets = match policy.offload {
-            Offload::None => vec![own.gradient.clone()],
+            Offload::None => vec![unit_buffers.gradient.clone()],
             Offload::Cpu => Vec::new(),
         };
         let sharded = sharded + usize::from(policy.offload == Offload::Cpu && sharded > 0);
@@ -163,14 +169,14 @@ impl Declared {
 
     /// The buffers of a unit that an update reads and writes, given the statistics that it reads.
     pub(super) fn update(&self, unit: UnitId, statistics: &[BufferId]) -> (Vec<BufferId>, Vec<BufferId>) {
-        let own = &self.lasting.units[unit.0];
-        let mut reads = own.gradient.clone();
+        let unit_buffers = &self.lasting.units[unit.0];
+        let mut reads = unit_buffers.gradient.clone();
         reads.push(self.lasting.factors);
         reads.extend(statistics);
         let mut writes = Vec::new();
-        for (segment, state) in own.state.iter().enumerate() {
-            writes.push(own.master[segment]);
-            writes.extend(own.low.get(segment));
+        for (segment, state) in unit_buffers.state.iter().enumerate() {
+            writes.push(unit_buffers.master[segment]);
+            writes.extend(unit_buffers.low.get(segment));
             writes.extend(state);
         }
         writes.push(self.lasting.not_finite);

@@ -9,7 +9,7 @@ use crate::layout::{Segment, SegmentId};
 use crate::wrap::UnitId;
 
 /// The next unit to be updated, with its directions in flight.
-struct Next {
+struct PendingUpdate {
     unit: UnitId,
     /// Gradient slot, direction slot, and the gathered directions per segment that has some; `None` without directions.
     directions: Option<(usize, usize, Vec<BufferId>)>,
@@ -30,32 +30,33 @@ impl Build<'_> {
             let phase = Phase(phase);
             self.emit.push(OpKind::ReduceStatistics(phase), Vec::new(), vec![statistics]);
         }
-        let mut ahead: Option<Next> = None;
+        let mut pending: Option<PendingUpdate> = None;
         for &unit in &units {
             let directions = self.directions(unit);
-            if let Some(next) = ahead.replace(Next { unit, directions }) {
-                self.update(next);
+            if let Some(previous) = pending.replace(PendingUpdate { unit, directions }) {
+                self.update(previous);
             }
         }
-        if let Some(last) = ahead {
+        if let Some(last) = pending {
             self.update(last);
         }
     }
 
     /// Emits the operations that compute and gather the directions of a unit, if it has some.
     fn directions(&mut self, unit: UnitId) -> Option<(usize, usize, Vec<BufferId>)> {
-        let whole = self.declared.lasting.units[unit.0].whole.clone();
-        if whole.is_empty() {
+        let segment_ids = self.declared.lasting.units[unit.0].whole.clone();
+        if segment_ids.is_empty() {
             return None;
         }
         let lens = |len: fn(&Segment) -> usize, of: &[SegmentId]| -> Vec<usize> {
             let segments = &self.compiler.layout.unit(unit).segments;
             of.iter().map(|segment| len(&segments[segment.0])).collect()
         };
-        let (own, all) = (lens(Segment::shard_len, &whole), self.trained_lens(unit, Segment::unsharded_len));
-        let (rows_slot, rows) = self.direction_slots.take(&mut self.declared, own);
-        let (slot, buffers) = self.gradient_slots.take(&mut self.declared, all);
-        let gathered: Vec<BufferId> = whole.iter().map(|segment| buffers[segment.0]).collect();
+        let (shard_lens, unsharded_lens) =
+            (lens(Segment::shard_len, &segment_ids), self.trained_lens(unit, Segment::unsharded_len));
+        let (rows_slot, rows) = self.direction_slots.take(&mut self.declared, shard_lens);
+        let (slot, buffers) = self.gradient_slots.take(&mut self.declared, unsharded_lens);
+        let gathered: Vec<BufferId> = segment_ids.iter().map(|segment| buffers[segment.0]).collect();
         let (reads, mut writes) = self.declared.update(unit, &[]);
         writes.extend(&rows);
         self.emit.push(OpKind::Direct(unit), reads, writes);
@@ -63,7 +64,7 @@ impl Build<'_> {
         Some((slot, rows_slot, gathered))
     }
 
-    fn update(&mut self, Next { unit, directions }: Next) {
+    fn update(&mut self, PendingUpdate { unit, directions }: PendingUpdate) {
         let (reads, mut writes) = self.declared.update(unit, &self.declared.lasting.statistics);
         let Some((slot, rows_slot, gathered)) = directions else {
             self.emit.push(OpKind::Update(unit), reads, writes);

@@ -12,7 +12,7 @@ use crate::wrap::UnitId;
 
 /// Buffers that hold one gradient of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct GradientBuffers {
     pub(super) buffers: Vec<BufferId>,
     /// The number of their slot; `None` for buffers that the unit owns.
     slot: Option<usize>,
@@ -20,8 +20,8 @@ pub(super) struct Held {
 
 /// One addition of a sum to an earlier one.
 struct Addition {
-    into: Held,
-    from: Held,
+    into: GradientBuffers,
+    from: GradientBuffers,
 }
 
 /// The sums of one unit's gradients over micro-batches.
@@ -29,7 +29,7 @@ pub(super) struct Sums {
     order: AccumulationOrder,
     /// Free buffers for sums, in reverse order.
     free: Vec<Vec<BufferId>>,
-    counter: Counter<Held>,
+    counter: Counter<GradientBuffers>,
 }
 
 impl Sums {
@@ -39,15 +39,15 @@ impl Sums {
     }
 
     /// Takes buffers for the gradient of the next micro-batch; `None` if none are free.
-    fn take(&mut self) -> Option<Held> {
-        self.free.pop().map(|buffers| Held { buffers, slot: None })
+    fn take(&mut self) -> Option<GradientBuffers> {
+        self.free.pop().map(|buffers| GradientBuffers { buffers, slot: None })
     }
 
     /// Returns the additions that the gradient of the next micro-batch completes; after the last one, a single sum is
     /// left.
-    fn push(&mut self, gradient: Held, last: bool) -> Vec<Addition> {
+    fn push(&mut self, gradient: GradientBuffers, last: bool) -> Vec<Addition> {
         let mut additions = Vec::new();
-        let mut add = |into: Held, from: Held| -> Result<Held, Infallible> {
+        let mut add = |into: GradientBuffers, from: GradientBuffers| -> Result<GradientBuffers, Infallible> {
             additions.push(Addition { into: into.clone(), from });
             Ok(into)
         };
@@ -61,8 +61,9 @@ impl Sums {
     }
 
     /// Takes the single sum that is left.
-    fn total(&mut self) -> Held {
-        let Ok(total) = self.counter.take_total(|into, _| -> Result<Held, Infallible> { Ok(into) });
+    fn total(&mut self) -> GradientBuffers {
+        let Ok(total) =
+            self.counter.take_total(|into, _| -> Result<GradientBuffers, Infallible> { Ok(into) });
         total.expect("a sum is left behind the last micro-batch")
     }
 }
@@ -71,9 +72,9 @@ impl Sums {
 pub(super) struct Reduction {
     unit: UnitId,
     /// The unreduced gradient.
-    gradient: Held,
+    gradient: GradientBuffers,
     /// The reduced gradient.
-    result: Held,
+    result: GradientBuffers,
 }
 
 impl Build<'_> {
@@ -90,14 +91,14 @@ impl Build<'_> {
     /// Opens a unit's gradient: in a free buffer for sums if unsharded gradients are accumulated; otherwise, or if none
     /// is free, in a gradient slot.
     pub(super) fn open_gradient(&mut self, unit: UnitId) {
-        let own = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
-        let held = own.unwrap_or_else(|| {
+        let sum = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
+        let gradient = sum.unwrap_or_else(|| {
             let lens = self.trained_lens(unit, Segment::unsharded_len);
             let (slot, buffers) = self.gradient_slots.take(&mut self.declared, lens);
-            Held { buffers, slot: Some(slot) }
+            GradientBuffers { buffers, slot: Some(slot) }
         });
-        self.emit.push(OpKind::OpenGradient(unit), Vec::new(), held.buffers.clone());
-        self.open.insert(unit, held);
+        self.emit.push(OpKind::OpenGradient(unit), Vec::new(), gradient.buffers.clone());
+        self.open.insert(unit, gradient);
     }
 
     /// Closes the complete gradient of one micro-batch, then accumulates or reduces it.
@@ -126,16 +127,16 @@ impl Build<'_> {
         self.pending_reduction = Some(Reduction { unit, gradient, result });
     }
 
-    fn add(&mut self, unit: UnitId, queue: Queue, into: &Held, from: &Held) {
+    fn add(&mut self, unit: UnitId, queue: Queue, into: &GradientBuffers, from: &GradientBuffers) {
         self.emit.push(OpKind::Add { unit, queue }, from.buffers.clone(), into.buffers.clone());
     }
 
     /// The buffers for a reduced gradient: those for sums, its lasting buffer, or a slot for the download to the host.
-    fn result(&mut self, unit: UnitId) -> Held {
+    fn result(&mut self, unit: UnitId) -> GradientBuffers {
         self.sums[unit.0].take().unwrap_or_else(|| {
             let lens = self.trained_lens(unit, Segment::shard_len);
             let (slot, buffers) = self.reduced_slots.take(&mut self.declared, lens);
-            Held { buffers, slot: Some(slot) }
+            GradientBuffers { buffers, slot: Some(slot) }
         })
     }
 
@@ -178,8 +179,8 @@ impl Build<'_> {
         if self.compiler.policy.offload == Offload::None {
             return;
         }
-        let home = self.declared.lasting.units[unit.0].gradient.clone();
-        self.emit.push(OpKind::Download(unit), total.buffers, home);
+        let host = self.declared.lasting.units[unit.0].gradient.clone();
+        self.emit.push(OpKind::Download(unit), total.buffers, host);
         if let Some(slot) = total.slot {
             self.reduced_slots.give_back(slot);
         }

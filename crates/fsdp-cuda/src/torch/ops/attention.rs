@@ -44,7 +44,7 @@ impl AttentionKernel {
     /// Chooses the kernel; the same for forward and backward over the same operands, because the choice depends only on
     /// their shapes and dtype, the device, and process-wide settings.
     fn of(dims: AttentionDims, scores: Scores, operands: [&Tensor; 3]) -> Result<Self, Failure> {
-        let way = if AttentionKernel::is_composed(scores) {
+        let kernel = if AttentionKernel::is_composed(scores) {
             AttentionKernel::Composed
         } else if operands[0].device() == Device::Cpu {
             AttentionKernel::Host
@@ -55,8 +55,8 @@ impl AttentionKernel {
                 Ok(ffi::choose_attention(if repeated { [q, q, q] } else { [q, k, v] })?)
             })?
         };
-        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(way.name());
-        Ok(way)
+        *LAST_KERNEL.lock().unwrap_or_else(PoisonError::into_inner) = Some(kernel.name());
+        Ok(kernel)
     }
 
     /// Whether no kernel supports these scores.
@@ -98,11 +98,11 @@ impl AttentionKernel {
 }
 
 /// The name of the kernel of the last call in this process.
-static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
+static LAST_KERNEL: Mutex<Option<&'static str>> = Mutex::new(None);
 
 /// The kernels of the last attention that libtorch computed in this process; `None` if there was none.
 pub fn attention_kernels() -> Option<&'static str> {
-    *LAST.lock().unwrap_or_else(PoisonError::into_inner)
+    *LAST_KERNEL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<D: TorchStorage> Torch<D> {
@@ -160,7 +160,7 @@ impl<D: TorchStorage> Torch<D> {
         let scale = scores.scale(dims.head_dim);
         match AttentionKernel::of(dims, scores, [q, k, v])? {
             AttentionKernel::Host => {
-                let (found, sums) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
+                let (output, log_sums) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
                     q,
                     k,
                     v,
@@ -169,13 +169,13 @@ impl<D: TorchStorage> Torch<D> {
                     None::<Tensor>,
                     scores.scale,
                 )?;
-                y.f_copy_(&found)?;
-                lse.f_copy_(&sums)?;
+                y.f_copy_(&output)?;
+                lse.f_copy_(&log_sums)?;
             }
-            AttentionKernel::Cuda(which) => ffi::attention(which, scale, [q, k, v], y, lse)?,
-            AttentionKernel::Repeated(which) => {
+            AttentionKernel::Cuda(kernel) => ffi::attention(kernel, scale, [q, k, v], y, lse)?,
+            AttentionKernel::Repeated(kernel) => {
                 let [k, v] = [repeated(dims, k)?, repeated(dims, v)?];
-                ffi::attention(which, scale, [q, &k, &v], y, lse)?;
+                ffi::attention(kernel, scale, [q, &k, &v], y, lse)?;
             }
             AttentionKernel::Composed => {
                 Composed::new(self, dims, span.facts).forward([q, k, v], [y, lse])?
@@ -198,9 +198,9 @@ impl<D: TorchStorage> Torch<D> {
         let lse = self.view(lse, &[dims.batch, dims.heads, dims.seq].map(int))?;
         for span in Span::all(dims, facts) {
             let of = |tensor: &Tensor| span.narrow(tensor, 2);
-            let (qkv, made) = ([of(&q)?, of(&k)?, of(&v)?], [of(&y)?, of(&lse)?.f_contiguous()?]);
+            let (qkv, saved) = ([of(&q)?, of(&k)?, of(&v)?], [of(&y)?, of(&lse)?.f_contiguous()?]);
             let mut dqkv = span.narrow(&dqkv, 1)?;
-            self.attend_backward(&span, qkv.each_ref(), made.each_ref(), &of(&dy)?, &mut dqkv)?;
+            self.attend_backward(&span, qkv.each_ref(), saved.each_ref(), &of(&dy)?, &mut dqkv)?;
         }
         Ok(())
     }
@@ -231,20 +231,16 @@ impl<D: TorchStorage> Torch<D> {
                 )?;
                 ffi::pack_heads([&gradients.0, &gradients.1, &gradients.2], dqkv)?;
             }
-            AttentionKernel::Cuda(which) => {
-                ffi::attention_backward(which, scale, dy, [q, k, v], [y, lse], dqkv)?
+            AttentionKernel::Cuda(kernel) => {
+                ffi::attention_backward(kernel, scale, dy, [q, k, v], [y, lse], dqkv)?
             }
-            AttentionKernel::Repeated(which) => {
+            AttentionKernel::Repeated(kernel) => {
                 let [k, v] = [repeated(dims, k)?, repeated(dims, v)?];
-                ffi::attention_backward(which, scale, dy, [q, &k, &v], [y, lse], dqkv)?;
+                ffi::attention_backward(kernel, scale, dy, [q, &k, &v], [y, lse], dqkv)?;
             }
             AttentionKernel::Composed => {
-                let [for_q, for_k, for_v] = heads(dims, dqkv)?;
-                Composed::new(self, dims, span.facts).backward(
-                    [q, k, v],
-                    [y, lse, dy],
-                    [&for_q, &for_k, &for_v],
-                )?;
+                let [dq, dk, dv] = heads(dims, dqkv)?;
+                Composed::new(self, dims, span.facts).backward([q, k, v], [y, lse, dy], [&dq, &dk, &dv])?;
             }
         }
         Ok(())
@@ -256,26 +252,26 @@ struct Span<'a> {
     dims: AttentionDims,
     facts: (Scores, BatchFacts<'a>),
     /// For a document: its sample, its first position there, and its length.
-    place: Option<[i64; 3]>,
+    document: Option<[i64; 3]>,
 }
 
 impl<'a> Span<'a> {
     /// Kernels take documents one by one; the composition handles all documents together.
     fn all(dims: AttentionDims, (scores, batch): (Scores, BatchFacts<'a>)) -> Vec<Self> {
         if !scores.packed || AttentionKernel::is_composed(scores) {
-            return vec![Self { dims, facts: (scores, batch), place: None }];
+            return vec![Self { dims, facts: (scores, batch), document: None }];
         }
         let document = |rows: &Range<usize>| Self {
             dims: AttentionDims { batch: 1, seq: rows.len(), ..dims },
             facts: (Scores { packed: false, ..scores }, BatchFacts::default()),
-            place: Some([rows.start / dims.seq, rows.start % dims.seq, rows.len()].map(int)),
+            document: Some([rows.start / dims.seq, rows.start % dims.seq, rows.len()].map(int)),
         };
         batch.documents.iter().map(document).collect()
     }
 
     /// Its part of a tensor of all samples; `positions` is the dimension of positions.
     fn narrow(&self, tensor: &Tensor, positions: i64) -> Result<Tensor, Failure> {
-        let Some([sample, first, len]) = self.place else { return Ok(tensor.shallow_clone()) };
+        let Some([sample, first, len]) = self.document else { return Ok(tensor.shallow_clone()) };
         Ok(tensor.f_narrow(0, sample, 1)?.f_narrow(positions, first, len)?)
     }
 }

@@ -65,11 +65,11 @@ impl<D: TorchStorage> Torch<D> {
                     }
                     return Ok(());
                 }
-                let of = |slice, width| -> Result<Tensor, Failure> {
+                let expert_rows = |slice, width| -> Result<Tensor, Failure> {
                     let all = self.view(slice, &[int(routing.slots()), int(width)])?;
                     Ok(all.f_narrow(0, int(slots.start), int(slots.len()))?)
                 };
-                product(&of(dy, outputs)?.f_tr()?, &of(x, inputs)?, target)
+                product(&expert_rows(dy, outputs)?.f_tr()?, &expert_rows(x, inputs)?, target)
             }
         }
     }
@@ -83,7 +83,7 @@ impl<D: TorchStorage> Torch<D> {
                 let (probabilities, order) = self.aten_route(routing, normalized, logits, weights, routes)?;
                 match load.next() {
                     None => Ok(()),
-                    Some(load) => self.put(load, &loaded(routing, facts, &probabilities, &order)?),
+                    Some(load) => self.put(load, &expert_loads(routing, facts, &probabilities, &order)?),
                 }
             }
             Experts::RouteBackward { routing, normalized, balance } => {
@@ -195,8 +195,8 @@ impl<D: TorchStorage> Torch<D> {
         if let Some(slopes) = slopes {
             let slopes = slopes.f_to_kind(probabilities.f_kind()?)?;
             let mean = probabilities.f_mul(&slopes)?.f_sum_dim_intlist(1_i64, true, None)?;
-            let more = probabilities.f_mul(&slopes.f_sub(&mean)?)?;
-            gradients = gradients.f_add(&more.f_mul(&counted(routing, facts, more.device())?)?)?;
+            let balance = probabilities.f_mul(&slopes.f_sub(&mean)?)?;
+            gradients = gradients.f_add(&balance.f_mul(&row_mask(routing, facts, balance.device())?)?)?;
         }
         self.put(dlogits, &gradients)
     }
@@ -253,13 +253,13 @@ impl<D: TorchStorage> Torch<D> {
 }
 
 /// The load of each expert: the number of routes to it, and the sum of its probabilities, over all counted rows.
-fn loaded(
+fn expert_loads(
     routing: Routing,
     facts: BatchFacts<'_>,
     probabilities: &Tensor,
     order: &Tensor,
 ) -> Result<Tensor, Failure> {
-    let rows = counted(routing, facts, probabilities.device())?.f_to_kind(Kind::Double)?;
+    let rows = row_mask(routing, facts, probabilities.device())?.f_to_kind(Kind::Double)?;
     let probabilities = probabilities.f_to_kind(Kind::Double)?;
     let routes = probabilities.f_zeros_like()?.f_scatter_value(1, order, 1.0)?;
     let both = Tensor::f_cat(&[routes, probabilities], 1)?;
@@ -267,7 +267,7 @@ fn loaded(
 }
 
 /// 1 for each counted row, 0 for the others: rows x 1.
-fn counted(routing: Routing, facts: BatchFacts<'_>, device: Device) -> Result<Tensor, Failure> {
+fn row_mask(routing: Routing, facts: BatchFacts<'_>, device: Device) -> Result<Tensor, Failure> {
     let rows: Vec<f32> = facts.counted(routing.rows).map(|counts| f32::from(u8::from(counts))).collect();
     Ok(Tensor::f_from_slice(&rows)?.f_view([-1, 1])?.f_to_device(device)?)
 }

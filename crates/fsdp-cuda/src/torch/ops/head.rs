@@ -49,17 +49,17 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<Outcome, Failure> {
         match *op {
             Head::Loss { dims } => {
-                let ([x, weight, targets], [losses, logits], mut more) = operands.split();
+                let ([x, weight, targets], [losses, logits], mut extra) = operands.split();
                 let (losses, logits) = (losses.slice, logits.slice);
-                let z_losses = more.next().map(|write| write.slice);
+                let z_losses = extra.next().map(|write| write.slice);
                 self.chunked_head(HeadCall { dims, x, weight, targets, losses, z_losses, logits }, None)?;
             }
-            Head::LossBackward { dims, weight: trains, is_rounded } => {
-                let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
+            Head::LossBackward { dims, weight: has_weight_gradient, is_rounded } => {
+                let ([x, weight, targets], [losses, logits, dx], mut extra) = operands.split();
                 let (losses, logits, dx) = (losses.slice, logits.slice, dx.slice);
-                let dweight = if trains { more.next() } else { None };
-                let dlogits = if is_rounded { more.next().map(|write| write.slice) } else { None };
-                let z_losses = more.next().map(|write| write.slice);
+                let dweight = if has_weight_gradient { extra.next() } else { None };
+                let dlogits = if is_rounded { extra.next().map(|write| write.slice) } else { None };
+                let z_losses = extra.next().map(|write| write.slice);
                 let gradients = HeadGradients { dlogits, dx, dweight };
                 let call = HeadCall { dims, x, weight, targets, losses, z_losses, logits };
                 self.chunked_head(call, Some(gradients))?;
@@ -125,7 +125,7 @@ impl<D: TorchStorage> Torch<D> {
                 continue;
             };
             let mut dlogits = match dlogits {
-                Some(dlogits) if self.has_own_kernels() => Some(part(dlogits, 0, rows * dims.vocab)),
+                Some(dlogits) if self.uses_fused_kernels() => Some(part(dlogits, 0, rows * dims.vocab)),
                 _ => None,
             };
             let rounded = dlogits.as_mut().map(SliceMut::reborrow);
@@ -147,10 +147,11 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let op = Op::Head(Head::CrossEntropy { dims });
         let reads = &[logits.as_slice(), targets];
-        let written = [losses.reborrow()].into_iter().chain(z_losses.as_mut().map(|own| own.reborrow()));
+        let written =
+            [losses.reborrow()].into_iter().chain(z_losses.as_mut().map(|losses| losses.reborrow()));
         let mut writes: Vec<_> = written.map(Write::over).collect();
         let operands = Operands { reads, writes: &mut writes, batch: BatchFacts::default() };
-        if self.by_own_kernels(&op, operands)? == Outcome::Done {
+        if self.execute_fused(&op, operands)? == Outcome::Done {
             return Ok(());
         }
         drop(writes);
@@ -171,7 +172,7 @@ impl<D: TorchStorage> Torch<D> {
         let writes = [logits, losses].into_iter().chain(dlogits).chain(z_losses);
         let mut writes: Vec<_> = writes.map(Write::over).collect();
         let operands = Operands { reads: &[targets], writes: &mut writes, batch: BatchFacts::default() };
-        if self.by_own_kernels(&op, operands)? == Outcome::Done {
+        if self.execute_fused(&op, operands)? == Outcome::Done {
             return Ok(());
         }
         let mut writes = writes.into_iter().map(|write| write.slice);
@@ -203,22 +204,23 @@ impl<D: TorchStorage> Torch<D> {
         let ignored = targets.f_eq(i64::from(IGNORED_TARGET as i32))?;
         let classes = targets.f_clamp_min(0)?;
         let sums = logits.f_logsumexp(1_i64, true)?;
-        let own = logits.f_gather(1, &classes, false)?;
+        let target_logits = logits.f_gather(1, &classes, false)?;
         let LossTerms { label_smoothing, z_loss, loss_scale, .. } = dims.terms;
-        let [normalizers, wide] = [sums.f_to_kind(Kind::Double)?, own.f_to_kind(Kind::Double)?];
-        let mut found = normalizers.f_sub(&wide)?;
+        let [normalizers, target_logits] =
+            [sums.f_to_kind(Kind::Double)?, target_logits.f_to_kind(Kind::Double)?];
+        let mut row_losses = normalizers.f_sub(&target_logits)?;
         if label_smoothing > 0.0 {
             let means = logits.f_mean_dim(1_i64, true, Kind::Double)?;
-            found = found.f_add(&wide.f_sub(&means)?.f_mul_scalar(label_smoothing)?)?;
+            row_losses = row_losses.f_add(&target_logits.f_sub(&means)?.f_mul_scalar(label_smoothing)?)?;
         }
         if z_loss > 0.0 {
-            let of_rows = normalizers.f_square()?.f_mul_scalar(z_loss)?;
-            found = found.f_add(&of_rows)?;
+            let row_z_losses = normalizers.f_square()?.f_mul_scalar(z_loss)?;
+            row_losses = row_losses.f_add(&row_z_losses)?;
             if let Some(z_losses) = z_losses {
-                self.view_mut(z_losses, &[rows, 1])?.f_copy_(&of_rows.f_masked_fill(&ignored, 0.0)?)?;
+                self.view_mut(z_losses, &[rows, 1])?.f_copy_(&row_z_losses.f_masked_fill(&ignored, 0.0)?)?;
             }
         }
-        self.view_mut(losses, &[rows, 1])?.f_copy_(&found.f_masked_fill(&ignored, 0.0)?)?;
+        self.view_mut(losses, &[rows, 1])?.f_copy_(&row_losses.f_masked_fill(&ignored, 0.0)?)?;
         if with_gradient {
             logits.f_sub_(&sums).done()?;
             logits.f_exp_().done()?;
@@ -230,9 +232,9 @@ impl<D: TorchStorage> Torch<D> {
             if label_smoothing > 0.0 {
                 logits.f_sub_scalar_(label_smoothing / dims.vocab as f64).done()?;
             }
-            let own = label_smoothing - 1.0;
-            let minus_one = Tensor::f_full([rows, 1], own, (logits.f_kind()?, logits.device()))?;
-            logits.f_scatter_add_(1, &classes, &minus_one).done()?;
+            let target_slope = label_smoothing - 1.0;
+            let target_slopes = Tensor::f_full([rows, 1], target_slope, (logits.f_kind()?, logits.device()))?;
+            logits.f_scatter_add_(1, &classes, &target_slopes).done()?;
             if let Some(slopes) = slopes {
                 logits.f_mul_(&slopes).done()?;
             }

@@ -110,8 +110,8 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let kind = arithmetic(dy.buffer.dtype())?;
         let dy = self.view_strided(dy, &[int(rows), int(columns)], &[int(stride), 1])?;
-        let found = dy.f_sum_dim_intlist(0_i64, false, kind)?;
-        self.target(sums, &[int(columns)])?.put(&found)
+        let column_sums = dy.f_sum_dim_intlist(0_i64, false, kind)?;
+        self.target(sums, &[int(columns)])?.put(&column_sums)
     }
 }
 

@@ -43,10 +43,10 @@ impl<D: TorchStorage> Torch<D> {
             }
         };
         let (x, y) = (low.f_to_kind(kind)?, high.f_to_kind(kind)?);
-        let turned = x.f_mul(&cosines)?.f_sub(&y.f_mul(&sines)?)?;
-        let other = y.f_mul(&cosines)?.f_add(&x.f_mul(&sines)?)?;
-        low.f_copy_(&turned)?;
-        high.f_copy_(&other)?;
+        let new_low = x.f_mul(&cosines)?.f_sub(&y.f_mul(&sines)?)?;
+        let new_high = y.f_mul(&cosines)?.f_add(&x.f_mul(&sines)?)?;
+        low.f_copy_(&new_low)?;
+        high.f_copy_(&new_high)?;
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ impl<D: TorchStorage> Torch<D> {
         src: In<'_, D>,
         dst: Out<'_, D>,
     ) -> Result<(), Failure> {
-        self.place_mut(queue, dst)?.flat()?.f_copy_(&*self.place(queue, src)?.flat()?)?;
+        self.raw_slice_mut(queue, dst)?.flat()?.f_copy_(&*self.raw_slice(queue, src)?.flat()?)?;
         Ok(())
     }
 
@@ -52,7 +52,7 @@ impl<D: TorchStorage> Torch<D> {
         src: In<'_, D>,
         dst: Out<'_, D>,
     ) -> Result<(), Failure> {
-        self.place_mut(queue, dst)?.flat()?.f_add_(&*self.place(queue, src)?.flat()?).done()?;
+        self.raw_slice_mut(queue, dst)?.flat()?.f_add_(&*self.raw_slice(queue, src)?.flat()?).done()?;
         Ok(())
     }
 
@@ -63,7 +63,7 @@ impl<D: TorchStorage> Torch<D> {
         dst: Out<'_, D>,
     ) -> Result<(), Failure> {
         let factor = rounded(dst.buffer.dtype(), factor);
-        self.place_mut(queue, dst)?.flat()?.f_mul_scalar_(factor).done()?;
+        self.raw_slice_mut(queue, dst)?.flat()?.f_mul_scalar_(factor).done()?;
         Ok(())
     }
 
@@ -74,8 +74,8 @@ impl<D: TorchStorage> Torch<D> {
         row_len: usize,
         sum: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let mut words = self.place_mut(queue, sum)?.flat()?;
-        let src = self.place(queue, src)?.flat()?.f_view([-1, int(row_len)])?;
+        let mut words = self.raw_slice_mut(queue, sum)?.flat()?;
+        let src = self.raw_slice(queue, src)?.flat()?.f_view([-1, int(row_len)])?;
         for rows in src.f_split(int((BLOCK / row_len.max(LANES)).max(1)), 0)? {
             let rows = rows.f_to_kind(Kind::Double)?;
             add_exactly(&mut words, &sums_of_rows(&rows.f_mul(&rows)?)?)?;
@@ -89,8 +89,8 @@ impl<D: TorchStorage> Torch<D> {
         src: In<'_, D>,
         sum: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let mut words = self.place_mut(queue, sum)?.flat()?;
-        for values in self.place(queue, src)?.flat()?.f_split(int(BLOCK), 0)? {
+        let mut words = self.raw_slice_mut(queue, sum)?.flat()?;
+        for values in self.raw_slice(queue, src)?.flat()?.f_split(int(BLOCK), 0)? {
             add_exactly(&mut words, &values)?;
         }
         Ok(())
@@ -102,8 +102,8 @@ impl<D: TorchStorage> Torch<D> {
         src: In<'_, D>,
         words: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let counts = self.place(queue, src)?.flat()?.f_to_kind(Kind::Int64)?;
-        self.place_mut(queue, words)?.flat()?.f_add_(&counts).done()?;
+        let counts = self.raw_slice(queue, src)?.flat()?.f_to_kind(Kind::Int64)?;
+        self.raw_slice_mut(queue, words)?.flat()?.f_add_(&counts).done()?;
         Ok(())
     }
 }
@@ -159,10 +159,10 @@ fn add_exactly(words: &mut Tensor, values: &Tensor) -> Result<(), Failure> {
         high.f_bitwise_right_shift_tensor_scalar(DIGIT_BITS)?,
     ];
     let signs = bits.f_lt(0)?.f_to_kind(Kind::Int64)?.f_mul_scalar(-2)?.f_add_scalar(1)?;
-    let mut at = places.f_bitwise_right_shift_tensor_scalar(i64::from(DIGIT_BITS.ilog2()))?;
+    let mut word_index = places.f_bitwise_right_shift_tensor_scalar(i64::from(DIGIT_BITS.ilog2()))?;
     for digit in digits {
-        words.f_index_add_(0, &at, &digit.f_mul(&signs)?).done()?;
-        at = at.f_add_scalar(1)?;
+        words.f_index_add_(0, &word_index, &digit.f_mul(&signs)?).done()?;
+        word_index = word_index.f_add_scalar(1)?;
     }
     // The last word counts non-finite values.
     let count = not_finite.f_sum_dim_intlist(0_i64, true, Kind::Int64)?;

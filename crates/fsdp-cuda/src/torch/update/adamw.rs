@@ -23,7 +23,7 @@ where
         scalars: &StepScalars<'_, D::Buffer>,
         statistics: &[D::Buffer],
     ) -> Result<(), Error> {
-        if shard.params.dtype() != DType::F32 || !memory.composes(&[shard.params]) {
+        if shard.params.dtype() != DType::F32 || !memory.must_compose(&[shard.params]) {
             return UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics);
         }
         memory.in_torch(Queue::Compute, "adamw", || {
@@ -41,14 +41,14 @@ fn step(factors: AdamWFactors, mut block: Block<'_>) -> Result<(), Failure> {
     let [mean, squares] = &block.state[..] else { block.wrong_state(2) };
 
     let rest = f64::from(1.0 - weight as f32);
-    let away = gradient.f_sub(mean)?;
+    let difference = gradient.f_sub(mean)?;
     let average = if by_end {
-        gradient.f_sub(&away.f_mul_scalar(rest)?)?
+        gradient.f_sub(&difference.f_mul_scalar(rest)?)?
     } else {
-        mean.f_add(&away.f_mul_scalar(weight)?)?
+        mean.f_add(&difference.f_mul_scalar(weight)?)?
     };
-    let fresh = gradient.f_mul_scalar(square)?.f_mul(gradient)?;
-    let variance = squares.f_mul_scalar(beta2)?.f_add(&fresh)?;
+    let scaled_square = gradient.f_mul_scalar(square)?.f_mul(gradient)?;
+    let variance = squares.f_mul_scalar(beta2)?.f_add(&scaled_square)?;
     // On a device, division by a host scalar would become multiplication by its reciprocal.
     let root_correction = Tensor::f_scalar_tensor(root_correction, (Kind::Float, gradient.device()))?;
     let denominator = root(&variance)?.f_divide(&root_correction)?.f_add_scalar(eps)?;

@@ -23,7 +23,7 @@ pub(super) struct Block<'a> {
     /// Whether the step is finite, so that it updates.
     finite: &'a Tensor,
     /// The largest finite magnitudes of parameters and of state.
-    most: [f64; 2],
+    largest: [f64; 2],
     /// The word that records whether non-finite values were written.
     not_finite: &'a mut Tensor,
 }
@@ -31,14 +31,14 @@ pub(super) struct Block<'a> {
 impl Block<'_> {
     /// Writes the results of an update, unless the step is not finite.
     pub(super) fn put(&mut self, params: &Tensor, state: &[Tensor]) -> Result<(), Failure> {
-        let [most, most_of_state] = self.most;
-        let slots = std::iter::once((&mut self.params, most));
-        let slots = slots.chain(self.state.iter_mut().map(|slot| (slot, most_of_state)));
-        for ((slot, most), new) in slots.zip(std::iter::once(params).chain(state)) {
+        let [largest, largest_state] = self.largest;
+        let slots = std::iter::once((&mut self.params, largest));
+        let slots = slots.chain(self.state.iter_mut().map(|slot| (slot, largest_state)));
+        for ((slot, largest), new) in slots.zip(std::iter::once(params).chain(state)) {
             let kept = new.f_where_self(self.finite, slot)?;
             slot.f_copy_(&kept)?;
             // The maximum with a NaN is NaN, which is not at most anything.
-            let exceeds = new.f_abs()?.f_max()?.f_le(most)?.f_logical_not()?.f_logical_and(self.finite)?;
+            let exceeds = new.f_abs()?.f_max()?.f_le(largest)?.f_logical_not()?.f_logical_and(self.finite)?;
             self.not_finite.f_logical_or_(&exceeds).done()?;
         }
         Ok(())
@@ -63,7 +63,7 @@ pub(super) fn each_block<D: TorchStorage>(
     let finite = factors.f_select(0, 2)?.f_ne(0.0)?;
     let factors = factors.f_to_kind(kind)?;
     let [scale, clip] = [factors.f_select(0, 0)?, factors.f_select(0, 1)?];
-    let most = [shard.largest_param(), shard.params.dtype().largest()];
+    let largest = [shard.largest_param(), shard.params.dtype().largest()];
     let mut not_finite = memory.view_mut(SliceMut::whole(shard.not_finite), &[1])?;
     for run in runs(shard.pieces, groups) {
         for start in (0..run.len).step_by(BLOCK) {
@@ -77,7 +77,7 @@ pub(super) fn each_block<D: TorchStorage>(
                 .map(|buffer| memory.view_mut(SliceMut::new(buffer, offset, len), &sizes))
                 .collect::<Result<_, _>>()?;
             let (finite, not_finite) = (&finite, &mut *not_finite);
-            step(run.param, Block { gradient, params, state, finite, most, not_finite })?;
+            step(run.param, Block { gradient, params, state, finite, largest, not_finite })?;
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use fsdp_nn::update::{Adafactor, AdamW8bit, Ema, Lion, Muon};
 use crate::torch::memory::Torch;
 use crate::torch::storage::TorchStorage;
 
-macro_rules! below {
+macro_rules! delegate {
     ($($rule:ty),*) => {$(
         impl<D: TorchStorage> UpdateRule<Torch<D>> for $rule
         where
@@ -47,4 +47,4 @@ macro_rules! below {
     )*};
 }
 
-below!(Adafactor, AdamW8bit, Ema, Lion, Muon);
+delegate!(Adafactor, AdamW8bit, Ema, Lion, Muon);

@@ -20,7 +20,7 @@ where
         scalars: &StepScalars<'_, D::Buffer>,
         statistics: &[D::Buffer],
     ) -> Result<(), Error> {
-        if !memory.composes(&[shard.params]) {
+        if !memory.must_compose(&[shard.params]) {
             return UpdateRule::<D>::update(self, memory.storage(), shard, scalars, statistics);
         }
         memory.in_torch(Queue::Compute, "sgd", || {

@@ -93,10 +93,10 @@ fn nearest(model_type: &str) -> &'static str {
     // The text part of a multimodal model has a suffix: "gemma3" and "gemma3_text".
     let is_part =
         |family: &Family| !model_type.is_empty() && family.model_type == format!("{model_type}_text");
-    let likeness = |family: &&Family| {
+    let similarity = |family: &&Family| {
         if is_part(family) { 1.0 } else { strsim::jaro_winkler(model_type, family.model_type) }
     };
-    let nearest = FAMILIES.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    let nearest = FAMILIES.iter().max_by(|one, other| similarity(one).total_cmp(&similarity(other)));
     nearest.expect("there are families").model_type
 }
 

@@ -61,8 +61,8 @@ pub(super) fn parse_object(
     heads: &Heads,
 ) -> Result<RopeConfig, ConfigError> {
     rope.only_known(&KEYS)?;
-    let (older, absent) = family.theta;
-    let theta = rope.positive("rope_theta", keys.positive(older, absent)?)?;
+    let (legacy_key, default) = family.theta;
+    let theta = rope.positive("rope_theta", keys.positive(legacy_key, default)?)?;
     let partial = partial(keys, rope, family, heads.dim)?;
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     let kind = rope.text(key)?.unwrap_or("default");
@@ -95,13 +95,13 @@ const KINDS: &str = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" 
 
 /// Parses the fraction of a head that rotates.
 fn partial(keys: Keys<'_>, rope: Keys<'_>, family: &Rotary, head_dim: usize) -> Result<f64, ConfigError> {
-    let (older, absent) = family.partial.unwrap_or(("partial_rotary_factor", 1.0));
+    let (legacy_key, default) = family.partial.unwrap_or(("partial_rotary_factor", 1.0));
     let inner = "partial_rotary_factor";
     if family.partial.is_none() && rope.get(inner).is_none() {
         keys.only(inner, "1", |part| part.as_f64() == Some(1.0))?;
     }
-    let (holder, key) = if rope.get(inner).is_some() { (rope, inner) } else { (keys, older) };
-    let partial = holder.number(key, absent, "above 0 and at most 1", |part| part > 0.0 && part <= 1.0)?;
+    let (holder, key) = if rope.get(inner).is_some() { (rope, inner) } else { (keys, legacy_key) };
+    let partial = holder.number(key, default, "above 0 and at most 1", |part| part > 0.0 && part <= 1.0)?;
     if partial < 1.0 && family.partial.is_none() {
         return Err(holder.unsupported(key, "1"));
     }
@@ -130,19 +130,19 @@ fn factor_of(rope: Keys<'_>, heads: &Heads, original: usize) -> Result<f64, Conf
 fn yarn(rope: Keys<'_>, heads: &Heads, original: usize) -> Result<Yarn, ConfigError> {
     let factor = factor_of(rope, heads, original)?;
     // As in transformers, 0 is the same as absent.
-    let given = |key| {
+    let nonzero = |key| {
         let number = rope.optional_number(key, "a non-negative number", |number| number >= 0.0)?;
         Ok(number.filter(|&number| number > 0.0))
     };
-    let scale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
-    let inferred = match (given("mscale")?, given("mscale_all_dim")?) {
+    let scale = |multiplier: f64| if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 };
+    let inferred = match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
         (Some(numerator), Some(denominator)) => scale(numerator) / scale(denominator),
         _ => scale(1.0),
     };
     Ok(Yarn {
         factor,
-        beta_fast: given("beta_fast")?.unwrap_or(32.0),
-        beta_slow: given("beta_slow")?.unwrap_or(1.0),
+        beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
+        beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
         original,
         truncate: rope.flag("truncate", true)?,
         attention_factor: rope.positive("attention_factor", inferred)?,

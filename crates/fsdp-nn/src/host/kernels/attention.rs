@@ -267,26 +267,26 @@ fn forward_group<E: Element>(
     group.load(packed, width, key_column, 0, keys);
     group.load(packed, width, value_column, 0, values);
     for block in group.blocks() {
-        let (rows, seen) = (group.heads * block.len, block.keys());
-        let (queries, scores) = (&mut queries[..rows * dim], &mut scores[..rows * seen]);
+        let (rows, key_count) = (group.heads * block.len, block.keys());
+        let (queries, scores) = (&mut queries[..rows * dim], &mut scores[..rows * key_count]);
         group.stack(packed, width, block, queries);
         let transposed = block.of_keys(keys, dim).reversed_axes();
-        product(matrix_mut(scores, rows, seen), false, matrix(queries, rows, dim), transposed, 1);
-        for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
+        product(matrix_mut(scores, rows, key_count), false, matrix(queries, rows, dim), transposed, 1);
+        for (row, scores) in scores.chunks_exact_mut(key_count).enumerate() {
             let (head, query) = (row / block.len, block.start + row % block.len);
             let visible = group.visible(block, query);
             let (first_key, factors) = (block.first + visible.start, &mut factors[..visible.len()]);
             let scores = show(visible, scores);
-            let still = group.cap(scores, factors);
-            let (log_sum, scale) = softmax_row(still, scores);
+            let remaining_scale = group.cap(scores, factors);
+            let (log_sum, scale) = softmax_row(remaining_scale, scores);
             lse[head * group.dims.seq + group.origin + query] = log_sum;
             scales[row] = scale;
             if group.factors([head, query, first_key], factors) {
                 multiply(factors, scores);
             }
         }
-        let seen_values = block.of_keys(values, dim);
-        product(matrix_mut(outputs, rows, dim), false, matrix(scores, rows, seen), seen_values, 1);
+        let visible_values = block.of_keys(values, dim);
+        product(matrix_mut(outputs, rows, dim), false, matrix(scores, rows, key_count), visible_values, 1);
         for (row, output) in outputs[..rows * dim].chunks_exact_mut(dim).enumerate() {
             let (head, query) = (row / block.len, block.start + row % block.len);
             let mut y = y.row_mut(group.origin + query);
@@ -395,17 +395,17 @@ fn backward_group<E: Element>(
     group.load(inputs.qkv, packed, value_column, 0, values);
     let [mut dq, dk, dv] = gradients;
     for (index, block) in group.blocks().rev().enumerate() {
-        let (rows, seen) = (group.heads * block.len, block.keys());
-        let scores = &mut scores[..rows * seen];
-        let dscores = &mut dscores[..rows * seen];
+        let (rows, key_count) = (group.heads * block.len, block.keys());
+        let scores = &mut scores[..rows * key_count];
+        let dscores = &mut dscores[..rows * key_count];
         group.stack(inputs.qkv, packed, block, &mut queries[..rows * dim]);
         group.stack(inputs.dy, width, block, &mut doutputs[..rows * dim]);
         let (q, dout) = (matrix(queries, rows, dim), matrix(doutputs, rows, dim));
         let (k, v) = (block.of_keys(keys, dim), block.of_keys(values, dim));
-        product(matrix_mut(scores, rows, seen), false, q, k.reversed_axes(), 1);
-        product(matrix_mut(dscores, rows, seen), false, dout, v.reversed_axes(), 1);
+        product(matrix_mut(scores, rows, key_count), false, q, k.reversed_axes(), 1);
+        product(matrix_mut(dscores, rows, key_count), false, dout, v.reversed_axes(), 1);
         for (row, (scores, dscores)) in
-            scores.chunks_exact_mut(seen).zip(dscores.chunks_exact_mut(seen)).enumerate()
+            scores.chunks_exact_mut(key_count).zip(dscores.chunks_exact_mut(key_count)).enumerate()
         {
             let (head, query) = (row / block.len, block.start + row % block.len);
             let row_of_sample = group.origin + query;
@@ -421,7 +421,7 @@ fn backward_group<E: Element>(
             gradient_row(shared, dropped.then_some(&*factors), scores, dscores);
             multiply(slopes, dscores);
         }
-        let (p, ds) = (matrix(scores, rows, seen), matrix(dscores, rows, seen));
+        let (p, ds) = (matrix(scores, rows, key_count), matrix(dscores, rows, key_count));
         let adds = index > 0 || is_windowed;
         product(block.of_keys_mut(dvalues, dim), adds, p.reversed_axes(), dout, 1);
         product(block.of_keys_mut(dkeys, dim), adds, ds.reversed_axes(), q, 1);

@@ -261,13 +261,13 @@ vectorized! {
                 cap_row(capping.cap, row, &mut capping.slopes);
             }
             let target = target as usize;
-            let (largest, own) = (math::max(row), row[target]);
+            let (largest, target_logit) = (math::max(row), row[target]);
             let mean = if label_smoothing > 0.0 { math::sum(row).as_f64() / vocab as f64 } else { 0.0 };
             let sum = math::exp_sum(row, A::ONE, largest);
-            *loss = sum.as_f64().ln() + (largest.as_f64() - own.as_f64());
+            *loss = sum.as_f64().ln() + (largest.as_f64() - target_logit.as_f64());
             let normalizer = sum.as_f64().ln() + largest.as_f64();
             if label_smoothing > 0.0 {
-                *loss += label_smoothing * (own.as_f64() - mean);
+                *loss += label_smoothing * (target_logit.as_f64() - mean);
             }
             if z_loss > 0.0 {
                 let of_row = z_loss * normalizer * normalizer;

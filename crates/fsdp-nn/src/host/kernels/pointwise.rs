@@ -116,19 +116,19 @@ vectorized! {
 
 /// Computes the factors of elements `start ..`: 0 if dropped, otherwise `1 / (1 - p)`.
 pub(crate) fn dropout_factors<A: Float>(dropout: Dropout<'_>, key: u64, start: u64, factors: &mut [A]) {
-    let (threshold, kept) = (dropout.threshold(), A::of(dropout.kept()));
+    let (threshold, kept_factor) = (dropout.threshold(), A::of(dropout.kept()));
     let mut words = [0; 256];
     for (block, factors) in factors.chunks_mut(words.len()).enumerate() {
         let words = &mut words[..factors.len()];
         random::words(key, start + 256 * block as u64, words);
-        choose(threshold, kept, words, factors);
+        choose(threshold, kept_factor, words, factors);
     }
 }
 
 vectorized! {
-    fn choose<A: Float>(threshold: u32, kept: A, words: &[u32], factors: &mut [A]) {
+    fn choose<A: Float>(threshold: u32, kept_factor: A, words: &[u32], factors: &mut [A]) {
         for (factor, &word) in factors.iter_mut().zip(words) {
-            *factor = if word < threshold { A::ZERO } else { kept };
+            *factor = if word < threshold { A::ZERO } else { kept_factor };
         }
     }
 }

@@ -19,15 +19,15 @@ pub(super) fn rotate_heads<E: Element>(
     qkv: &mut [E],
     backward: bool,
 ) {
-    let of_head = rope.rotary_dim();
-    let given = || positions.into_iter().flatten().map(|&position| position as usize);
-    let first = given().min().unwrap_or(0);
-    let count = given().max().map_or(dims.seq, |last| last + 1 - first);
-    let mut table = workers.scratch::<E::Acc>(count * of_head);
-    for (position, row) in table.chunks_exact_mut(of_head.max(1)).enumerate() {
+    let rotary_dim = rope.rotary_dim();
+    let given_positions = || positions.into_iter().flatten().map(|&position| position as usize);
+    let first = given_positions().min().unwrap_or(0);
+    let count = given_positions().max().map_or(dims.seq, |last| last + 1 - first);
+    let mut table = workers.scratch::<E::Acc>(count * rotary_dim);
+    for (position, row) in table.chunks_exact_mut(rotary_dim.max(1)).enumerate() {
         for (index, (to, value)) in row.iter_mut().zip(rope.angles(first + position)).enumerate() {
-            let turns_back = backward && index >= of_head / 2;
-            *to = E::Acc::of(if turns_back { -value } else { value });
+            let is_negated = backward && index >= rotary_dim / 2;
+            *to = E::Acc::of(if is_negated { -value } else { value });
         }
     }
     let (width, table) = (dims.packed(), &*table);
@@ -37,7 +37,7 @@ pub(super) fn rotate_heads<E: Element>(
         for (row, packed) in qkv.chunks_exact_mut(width).enumerate() {
             let row = task * rows + row;
             let position = positions.map_or(row % dims.seq, |positions| positions[row] as usize - first);
-            rotate(dims.head_dim, &table[position * of_head..][..of_head], &mut packed[..rotated]);
+            rotate(dims.head_dim, &table[position * rotary_dim..][..rotary_dim], &mut packed[..rotated]);
         }
     });
 }

@@ -210,9 +210,9 @@ fn describe_attention(
         each => each.iter().zip(widths).map(|(name, width)| map(name, width)).collect(),
     };
     let output = first.unwrap_or_else(|| output(d));
-    let qk_norms = config.qk_norm.map(|over| {
+    let qk_norms = config.qk_norm.map(|scope| {
         let mut norm = |name, row| {
-            let width = if over == QkNorm::Heads { config.head_dim } else { row };
+            let width = if scope == QkNorm::Heads { config.head_dim } else { row };
             describe_rms_norm(config, name, width, d)
         };
         [norm("q_norm", widths[0]), norm("k_norm", widths[1])]

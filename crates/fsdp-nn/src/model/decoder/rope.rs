@@ -87,7 +87,7 @@ impl RopeConfig {
     pub fn rope(&self, head_dim: usize, seq: usize) -> Rope {
         let dim = self.rotary_dim(head_dim);
         let base = match self.scaling {
-            RopeScaling::Dynamic { factor, positions } => stretched(self.theta, factor, positions, seq, dim),
+            RopeScaling::Dynamic { factor, positions } => grown_base(self.theta, factor, positions, seq, dim),
             _ => self.theta as f32,
         };
         let plain = |i: usize| 1.0 / power(base, i, dim);
@@ -118,7 +118,7 @@ fn power(base: f32, i: usize, dim: usize) -> f32 {
 }
 
 /// Returns the base for a sequence, grown if it exceeds the positions that the model was made for.
-fn stretched(theta: f64, factor: f64, positions: usize, seq: usize, dim: usize) -> f32 {
+fn grown_base(theta: f64, factor: f64, positions: usize, seq: usize, dim: usize) -> f32 {
     if seq <= positions {
         return theta as f32;
     }
@@ -154,8 +154,8 @@ impl Yarn {
     /// Returns the pairs of elements at which the transition from high to low frequencies begins and ends.
     fn ramp(&self, theta: f64, dim: usize) -> [f64; 2] {
         let pair = |rotations: f64| {
-            let turns = self.original as f64 / (rotations * 2.0 * std::f64::consts::PI);
-            dim as f64 * turns.ln() / (2.0 * theta.ln())
+            let positions_per_radian = self.original as f64 / (rotations * 2.0 * std::f64::consts::PI);
+            dim as f64 * positions_per_radian.ln() / (2.0 * theta.ln())
         };
         let (low, high) = (pair(self.beta_fast), pair(self.beta_slow));
         let (low, high) = if self.truncate { (low.floor(), high.ceil()) } else { (low, high) };

@@ -17,8 +17,8 @@ fn adafactor_reference(options: &AdafactorOptions, param: usize, p: &mut [f64], 
     for (step, g) in (1..).zip(gradients) {
         let beta = 1.0 - f64::from(step).powf(options.decay_rate);
         let scale = mean(p.iter().map(|p| p * p)).sqrt();
-        let most = if options.warmup_init { 1e-6 * f64::from(step) } else { 1e-2 };
-        let relative = most.min(1.0 / f64::from(step).sqrt());
+        let max_rate = if options.warmup_init { 1e-6 * f64::from(step) } else { 1e-2 };
+        let relative = max_rate.min(1.0 / f64::from(step).sqrt());
         let mut lr = lr_scale * if options.relative_step { relative } else { lr(step as u64) };
         if options.scale_parameter {
             lr *= scale.max(options.eps.1);

@@ -16,13 +16,14 @@ fn nearest(book: &CodeBook, number: f64) -> u8 {
 fn rounded(book: &CodeBook, row: &mut [f64]) -> (Vec<f64>, Vec<u8>) {
     let (mut largest, mut codes) = (Vec::new(), Vec::new());
     for block in row.chunks_mut(256) {
-        let most = block.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
+        let largest_magnitude =
+            block.iter().fold(0.0, |largest_magnitude: f64, value| largest_magnitude.max(value.abs()));
         for value in block.iter_mut() {
-            let code = nearest(book, *value / most);
-            *value = f64::from(book.values[usize::from(code)]) * most;
+            let code = nearest(book, *value / largest_magnitude);
+            *value = f64::from(book.values[usize::from(code)]) * largest_magnitude;
             codes.push(code);
         }
-        largest.push(most);
+        largest.push(largest_magnitude);
     }
     (largest, codes)
 }

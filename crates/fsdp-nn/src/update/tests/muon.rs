@@ -131,8 +131,8 @@ proptest! {
     fn singular_values_end_near_one(rows in 1usize..17, cols in 1usize..17, key in 0u64..1000) {
         let shape = Shape { rows, cols };
         let x = matrix(key, shape);
-        let least = singular_values(&x).into_iter().fold(f64::INFINITY, f64::min) / norm(&x);
-        prop_assume!(least > 0.01);
+        let smallest = singular_values(&x).into_iter().fold(f64::INFINITY, f64::min) / norm(&x);
+        prop_assume!(smallest > 0.01);
         let got = computed::<f32>(&x, shape, 1);
         let got: Rows = got.chunks(cols).map(<[f64]>::to_vec).collect();
         for value in singular_values(&got) {

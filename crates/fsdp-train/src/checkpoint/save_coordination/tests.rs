@@ -32,11 +32,11 @@ fn report(dir: &std::path::Path) -> RankReport {
 fn reports_are_returned_unchanged_in_rank_order() {
     let (assembly, dir) = (world(3), tempfile::tempdir().unwrap());
     let reports: Vec<_> = (0..3).map(|rank| report(&dir.path().join(rank.to_string()))).collect();
-    let meetings: Vec<_> = (0..3).map(|rank| begin(&assembly, rank)).collect();
+    let coordinations: Vec<_> = (0..3).map(|rank| begin(&assembly, rank)).collect();
     for rank in [2, 0, 1] {
-        meetings[rank].report(Ok(reports[rank].clone()));
+        coordinations[rank].report(Ok(reports[rank].clone()));
     }
-    assert_eq!(meetings[0].reports(LONG).unwrap(), reports);
+    assert_eq!(coordinations[0].reports(LONG).unwrap(), reports);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn panicked_rank_is_not_awaited() {
     first.report(Err(failure(0)));
     let panicked = thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let _meeting = begin(&assembly, 1);
+            let _coordination = begin(&assembly, 1);
             panic!("a bug of ours");
         });
         other.join().is_err()

@@ -6,29 +6,29 @@ use crate::config::tests::FULL;
 /// Returns where and why a value does not fit a schema; panics on a keyword that this function does not know.
 fn fault(schema: &Value, value: &Value, place: &str) -> Option<String> {
     let keywords = schema.as_object().unwrap().iter();
-    let mut faults = keywords.filter_map(|(keyword, wanted)| {
-        let wrong = |holds: bool| (!holds).then(|| format!("{place}: {value} is not {keyword} {wanted}"));
-        let fitting = || wanted.as_array().unwrap().iter().filter(|one| fault(one, value, place).is_none());
+    let mut faults = keywords.filter_map(|(keyword, expected)| {
+        let wrong = |holds: bool| (!holds).then(|| format!("{place}: {value} is not {keyword} {expected}"));
+        let fitting = || expected.as_array().unwrap().iter().filter(|one| fault(one, value, place).is_none());
         match keyword.as_str() {
             "$schema" | "title" | "description" | "default" => None,
-            "type" => match wanted {
+            "type" => match expected {
                 Value::Array(types) => wrong(types.iter().any(|one| is_of(one, value))),
                 one => wrong(is_of(one, value)),
             },
-            "enum" => wrong(wanted.as_array().unwrap().contains(value)),
-            "const" => wrong(wanted == value),
-            "minimum" => wrong(value.as_i64() >= wanted.as_i64()),
+            "enum" => wrong(expected.as_array().unwrap().contains(value)),
+            "const" => wrong(expected == value),
+            "minimum" => wrong(value.as_i64() >= expected.as_i64()),
             "anyOf" => wrong(fitting().count() > 0),
             "oneOf" => wrong(fitting().count() == 1),
-            "required" => {
-                wrong(wanted.as_array().unwrap().iter().all(|key| value.get(key.as_str().unwrap()).is_some()))
-            }
-            "items" => value.as_array()?.iter().find_map(|item| fault(wanted, item, place)),
-            "minItems" => wrong(value.as_array()?.len() as u64 >= wanted.as_u64().unwrap()),
-            "maxItems" => wrong(value.as_array()?.len() as u64 <= wanted.as_u64().unwrap()),
+            "required" => wrong(
+                expected.as_array().unwrap().iter().all(|key| value.get(key.as_str().unwrap()).is_some()),
+            ),
+            "items" => value.as_array()?.iter().find_map(|item| fault(expected, item, place)),
+            "minItems" => wrong(value.as_array()?.len() as u64 >= expected.as_u64().unwrap()),
+            "maxItems" => wrong(value.as_array()?.len() as u64 <= expected.as_u64().unwrap()),
             "uniqueItems" => None,
             "properties" => value.as_object()?.iter().find_map(|(key, value)| {
-                wanted.get(key).and_then(|schema| fault(schema, value, &format!("{place}.{key}")))
+                expected.get(key).and_then(|schema| fault(schema, value, &format!("{place}.{key}")))
             }),
             "additionalProperties" => {
                 wrong(value.as_object()?.keys().all(|key| schema["properties"].get(key).is_some()))
@@ -119,8 +119,11 @@ fn every_key_has_description() {
         for (key, schema) in schema["properties"].as_object().unwrap() {
             let place = format!("{place}.{key}");
             let is_read_beside = ["file.fsdp.config", "file.fsdp.min_num_params"].contains(&place.as_str());
-            let told = schema["description"].as_str().unwrap_or_default();
-            assert!(is_read_beside || told.len() > 5 && !told.contains("]("), "{place}: {told}");
+            let description = schema["description"].as_str().unwrap_or_default();
+            assert!(
+                is_read_beside || description.len() > 5 && !description.contains("]("),
+                "{place}: {description}"
+            );
             if schema.get("properties").is_some() {
                 each(schema, &place);
             }

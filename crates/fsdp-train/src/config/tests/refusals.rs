@@ -155,8 +155,8 @@ fn rejects_invalid_param_groups() {
     rejects_group("{patterns=['b'], lr=1, lr_scale=1}", &["group[1].lr_scale` exclude each other"]);
     rejects_group("{patterns=['b'], decay=1}", &["unknown key `train.optimizer.group[1].decay`"]);
     rejects_group("7", &["`train.optimizer.group`", "tables [[train.optimizer.group]]"]);
-    let own = "train.optimizer={name='adafactor', group=[{patterns=['a'], lr=1}]}";
-    rejects(&["train.lr_schedule={name='constant'}", own], &["`train.optimizer.group`", "without lr"]);
+    let adafactor = "train.optimizer={name='adafactor', group=[{patterns=['a'], lr=1}]}";
+    rejects(&["train.lr_schedule={name='constant'}", adafactor], &["`train.optimizer.group`", "without lr"]);
 }
 
 #[test]

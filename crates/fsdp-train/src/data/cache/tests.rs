@@ -114,7 +114,7 @@ fn cached_tokens_are_reused() {
         files: &[file],
         encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
-        watch: &Watch::NOBODY,
+        watch: &Watch::NONE,
     };
     let mut other = ImageWriter::new(Vec::new());
     other.push(0, &[7, 8, 9], Form::Text).unwrap();
@@ -269,7 +269,7 @@ fn cache_in_output_folder_is_written_only_on_keep() {
 fn large_uncached_tokens_are_intact_and_leave_no_file() {
     let mut place = Fixture::new();
     place.config.tokenizer = "bytes".to_owned();
-    let long = TEXT.repeat(UNNAMED_BYTES_MAX / 4 / TEXT.len() + 9);
+    let long = TEXT.repeat(UNCACHED_BYTES_MAX / 4 / TEXT.len() + 9);
     fs::write(place.path("a.txt"), &long).unwrap();
     for out in ["out/deep", "a.txt/no/folder"] {
         let data =

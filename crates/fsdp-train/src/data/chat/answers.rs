@@ -22,14 +22,14 @@ impl Tokenized<'_> {
     }
 
     /// Returns the last token of a range that is more than white space.
-    fn last_said(&self, tokens: Range<usize>) -> Option<usize> {
-        let is_said = |&token: &usize| !self.text[self.tokens.offsets[token].clone()].trim().is_empty();
-        tokens.rev().find(is_said)
+    fn last_visible(&self, tokens: Range<usize>) -> Option<usize> {
+        let is_visible = |&token: &usize| !self.text[self.tokens.offsets[token].clone()].trim().is_empty();
+        tokens.rev().find(is_visible)
     }
 
     /// Returns the special token that ends a range, ignoring white space after it.
     fn closing(&self, tokens: Range<usize>) -> Option<usize> {
-        self.last_said(tokens).filter(|&token| self.tokenizer.is_special(self.tokens.ids[token]))
+        self.last_visible(tokens).filter(|&token| self.tokenizer.is_special(self.tokens.ids[token]))
     }
 }
 
@@ -43,64 +43,66 @@ impl Tokenized<'_> {
 /// A description of why the answers cannot be determined.
 pub(super) fn find(
     chat: &Chat<'_>,
-    whole: &Rendered,
+    rendered: &Rendered,
     tokenized: &Tokenized<'_>,
 ) -> Result<Vec<bool>, String> {
     let mut is_answer = vec![false; tokenized.tokens.ids.len()];
     if chat.template.has_generation() {
         let prompt = chat.conversation.prompt;
-        let start = if prompt == 0 { 0 } else { start_of(chat, whole, prompt)? };
-        for bytes in whole.generated.iter().filter(|bytes| bytes.start >= start) {
+        let start = if prompt == 0 { 0 } else { answer_start(chat, rendered, prompt)? };
+        for bytes in rendered.generated.iter().filter(|bytes| bytes.start >= start) {
             is_answer[tokenized.within(bytes)].fill(true);
         }
         return Ok(is_answer);
     }
     for index in chat.conversation.answers() {
-        is_answer[of_message(chat, whole, tokenized, index)?].fill(true);
+        is_answer[answer_tokens(chat, rendered, tokenized, index)?].fill(true);
     }
     Ok(is_answer)
 }
 
 /// Returns where the text of an answer starts: after the prompt for it.
-fn start_of(chat: &Chat<'_>, whole: &Rendered, index: usize) -> Result<usize, String> {
+fn answer_start(chat: &Chat<'_>, rendered: &Rendered, index: usize) -> Result<usize, String> {
     if index == 0 {
-        return Err(unknown(index, "no message precedes it"));
+        return Err(undetermined(index, "no message precedes it"));
     }
     let prompt = chat.render(index, true);
     let prompt =
-        prompt.map_err(|fault| unknown(index, &format!("with only the messages before it, {fault}")))?;
-    match whole.text.starts_with(&prompt.text) {
+        prompt.map_err(|fault| undetermined(index, &format!("with only the messages before it, {fault}")))?;
+    match rendered.text.starts_with(&prompt.text) {
         true => Ok(prompt.text.len()),
-        false => {
-            Err(unknown(index, "without it, the chat template renders the messages before it differently"))
-        }
+        false => Err(undetermined(
+            index,
+            "without it, the chat template renders the messages before it differently",
+        )),
     }
 }
 
-fn of_message(
+fn answer_tokens(
     chat: &Chat<'_>,
-    whole: &Rendered,
+    rendered: &Rendered,
     tokenized: &Tokenized<'_>,
     index: usize,
 ) -> Result<Range<usize>, String> {
-    let start = start_of(chat, whole, index)?;
-    let upto = chat.render(index + 1, false);
-    let upto =
-        upto.map_err(|fault| unknown(index, &format!("with only the messages up to it, {fault}")))?.text;
-    if whole.text.starts_with(&upto) && upto.len() >= start {
-        let tokens = tokenized.within(&(start..upto.len()));
+    let start = answer_start(chat, rendered, index)?;
+    let partial = chat.render(index + 1, false);
+    let partial = partial
+        .map_err(|fault| undetermined(index, &format!("with only the messages up to it, {fault}")))?
+        .text;
+    if rendered.text.starts_with(&partial) && partial.len() >= start {
+        let tokens = tokenized.within(&(start..partial.len()));
         let end = tokenized.closing(tokens.clone()).map_or(tokens.end, |closing| closing + 1);
         return Ok(tokens.start..end);
     }
     // Some templates omit parts of earlier answers that they write for the last one, such as reasoning. The turn still
     // ends with the same token.
-    let last = chat.tokenize(&upto)?;
+    let last = chat.tokenize(&partial)?;
     let closing = last.closing(0..last.tokens.ids.len()).map(|token| last.tokens.ids[token]);
-    let mut tokens = tokenized.within(&(start..whole.text.len()));
+    let mut tokens = tokenized.within(&(start..rendered.text.len()));
     let first = tokens.start;
     let end = tokens.find(|&token| Some(tokenized.tokens.ids[token]) == closing);
     let end = end.ok_or_else(|| {
-        unknown(
+        undetermined(
             index,
             "the chat template renders it differently as the last one, and no special token ends it",
         )
@@ -108,10 +110,10 @@ fn of_message(
     Ok(first..end + 1)
 }
 
-fn unknown(index: usize, why: &str) -> String {
+fn undetermined(index: usize, cause: &str) -> String {
     let message = index + 1;
     format!(
-        "cannot tell which tokens of message {message} are the answer: {why}. Mark them in the template by \
+        "cannot tell which tokens of message {message} are the answer: {cause}. Mark them in the template by \
          {{% generation %}} (data.chat_template can name another template), or count all tokens: \
          data.loss_on = \"all\""
     )

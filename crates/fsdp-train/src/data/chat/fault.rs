@@ -9,7 +9,7 @@ pub(super) const FUEL: u64 = 50_000_000;
 pub(in crate::data) enum RenderFault {
     /// The template called `raise_exception` with this message.
     #[error("the chat template rejects it: {0}")]
-    Refused(String),
+    Rejected(String),
     /// The template exceeds the limit on instructions.
     #[error(
         "the chat template does not end within {FUEL} instructions: is there a loop in it, or is this not one conversation?"

@@ -83,8 +83,9 @@ fn environment(date: Option<NaiveDate>) -> Environment<'static> {
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("string", |value: &Value| python::text(value));
     environment.add_filter("trim", |value: &Value, chars: Option<String>| {
-        let is_cut = |c: char| chars.as_ref().map_or_else(|| c.is_whitespace(), |chars| chars.contains(c));
-        python::text(value).trim_matches(is_cut).to_owned()
+        let is_trimmed =
+            |c: char| chars.as_ref().map_or_else(|| c.is_whitespace(), |chars| chars.contains(c));
+        python::text(value).trim_matches(is_trimmed).to_owned()
     });
     // In Python, strings and dictionaries are sequences and have a length.
     environment.add_test("sequence", |value: &Value| {
@@ -106,9 +107,8 @@ fn environment(date: Option<NaiveDate>) -> Environment<'static> {
 /// Formats the first moment of a day as Python's `strftime` does.
 fn strftime(date: NaiveDate, format: &str) -> Result<String, Error> {
     let mut text = String::new();
-    let written =
-        std::fmt::write(&mut text, format_args!("{}", date.and_time(NaiveTime::MIN).format(format)));
-    written.map_err(|_| {
+    let result = std::fmt::write(&mut text, format_args!("{}", date.and_time(NaiveTime::MIN).format(format)));
+    result.map_err(|_| {
         Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not support \"{format}\""))
     })?;
     Ok(text)
@@ -118,7 +118,7 @@ fn render_fault(fault: &Error) -> RenderFault {
     let mut cause: Option<&dyn std::error::Error> = Some(fault);
     while let Some(fault) = cause {
         if let Some(Raised(message)) = fault.downcast_ref() {
-            return RenderFault::Refused(message.clone());
+            return RenderFault::Rejected(message.clone());
         }
         cause = fault.source();
     }

@@ -91,7 +91,7 @@ impl Templates {
 
 impl Compiled {
     /// Returns the template for a conversation with or without tools.
-    pub(super) fn of(&self, has_tools: bool) -> &ChatTemplate {
+    pub(super) fn select(&self, has_tools: bool) -> &ChatTemplate {
         self.with_tools.as_ref().filter(|_| has_tools).unwrap_or(&self.plain)
     }
 }

@@ -21,8 +21,8 @@ fn chats(tokenizer: &str, template: Option<&str>) -> (Chats, Tokenizer) {
 
 /// Returns the parts of the text that count in the loss.
 fn answers((chats, tokenizer): &(Chats, Tokenizer), messages: &Value) -> Result<Vec<String>, String> {
-    let made = chats.encode(&conversation(messages), tokenizer);
-    let Marked { ids, counts } = made.map_err(|fault| fault.to_string())?;
+    let marked = chats.encode(&conversation(messages), tokenizer);
+    let Marked { ids, counts } = marked.map_err(|fault| fault.to_string())?;
     let runs = (0..ids.len()).collect::<Vec<_>>();
     let runs = runs.chunk_by(|&one, &next| counts[one] == counts[next]).filter(|run| counts[run[0]]);
     Ok(runs.map(|run| tokenizer.decode(&ids[run[0]..=run[run.len() - 1]]).unwrap()).collect())
@@ -48,10 +48,11 @@ fn tokens_and_answer_mask_match_transformers() {
         let name = case["tokenizer"].as_str().unwrap();
         for chat in case["chats"].as_array().unwrap() {
             let (chats, tokenizer) = chats(name, None);
-            let made = chats.encode(&conversation(&chat["messages"]), &tokenizer).unwrap();
-            assert_eq!(json!(made.ids), chat["ids"], "{name}: {}", chat["messages"]);
+            let marked = chats.encode(&conversation(&chat["messages"]), &tokenizer).unwrap();
+            assert_eq!(json!(marked.ids), chat["ids"], "{name}: {}", chat["messages"]);
             if let Some(mask) = chat["mask"].as_array() {
-                let counts: Vec<Value> = made.counts.iter().map(|&counts| json!(u8::from(counts))).collect();
+                let counts: Vec<Value> =
+                    marked.counts.iter().map(|&counts| json!(u8::from(counts))).collect();
                 assert_eq!(&counts, mask, "{name}: {}", chat["messages"]);
             }
             compared += 1;
@@ -76,7 +77,7 @@ fn answers_count_including_their_end_token() {
 #[test]
 fn dropped_reasoning_does_not_mask_earlier_answers() {
     let reasoning = chats("plain", Some("reasoning"));
-    let said = |messages: Value| answers(&reasoning, &messages);
+    let answers_of = |messages: Value| answers(&reasoning, &messages);
     let [first, second] = ["<think>\nA.\n</think>\n\nHello!", "<think>\nB.\n</think>\n\nA test."];
     let messages = json!([
         {"role": "user", "content": "Hi"},
@@ -84,7 +85,7 @@ fn dropped_reasoning_does_not_mask_earlier_answers() {
         {"role": "user", "content": "Who are you?"},
         {"role": "assistant", "content": second},
     ]);
-    assert_eq!(said(messages), Ok(vec!["Hello!<|close|>".to_owned(), format!("{second}<|close|>")]));
+    assert_eq!(answers_of(messages), Ok(vec!["Hello!<|close|>".to_owned(), format!("{second}<|close|>")]));
 }
 
 #[test]
@@ -110,9 +111,9 @@ fn answers_within_prompt_are_masked() {
         let (chats, tokenizer) = chats("plain", Some(template));
         let conversation = Conversation::new(turns().as_array().unwrap().clone(), 4, Map::new()).unwrap();
         let Marked { ids, counts } = chats.encode(&conversation, &tokenizer).unwrap();
-        let said: Vec<u32> =
+        let counted: Vec<u32> =
             ids.into_iter().zip(counts).filter_map(|(id, counts)| counts.then_some(id)).collect();
-        assert_eq!(tokenizer.decode(&said).unwrap(), "A test.<|close|>", "{template}");
+        assert_eq!(tokenizer.decode(&counted).unwrap(), "A test.<|close|>", "{template}");
     }
 }
 
@@ -139,26 +140,26 @@ fn loss_on_all_counts_every_token() {
     let (mut chats, tokenizer) = chats("plain", None);
     let digest = chats.digest();
     chats.loss_on = LossOn::All;
-    let made = chats.encode(&conversation(&turns()), &tokenizer).unwrap();
-    assert!(made.counts.iter().all(|&counts| counts));
+    let marked = chats.encode(&conversation(&turns()), &tokenizer).unwrap();
+    assert!(marked.counts.iter().all(|&counts| counts));
     assert_ne!(chats.digest(), digest);
 }
 
 #[test]
 fn completion_counts_from_first_overlapping_token() {
     let tokenizer = Tokenizer::load("bytes").unwrap();
-    let made = |loss_on| completion("ab", "cd", loss_on, &tokenizer).unwrap();
+    let marked = |loss_on| completion("ab", "cd", loss_on, &tokenizer).unwrap();
     assert_eq!(
-        made(LossOn::Answers),
+        marked(LossOn::Answers),
         Marked { ids: vec![97, 98, 99, 100], counts: vec![false, false, true, true] }
     );
-    assert_eq!(made(LossOn::All).counts, [true; 4]);
+    assert_eq!(marked(LossOn::All).counts, [true; 4]);
     let (_, words) = chats("plain", None);
     // "que" and "stions" are parts of other tokens than "ques" and "tions".
     let whole = words.encode("questions").unwrap();
-    let made = completion("ques", "tions", LossOn::Answers, &words).unwrap();
-    assert_eq!(made.ids, whole);
-    assert!(made.counts.iter().any(|&counts| counts));
+    let marked = completion("ques", "tions", LossOn::Answers, &words).unwrap();
+    assert_eq!(marked.ids, whole);
+    assert!(marked.counts.iter().any(|&counts| counts));
 }
 
 #[test]

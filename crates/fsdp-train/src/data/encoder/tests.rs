@@ -7,8 +7,8 @@ use crate::data::testing::chats;
 fn encode(value: Value) -> Result<Vec<u32>, String> {
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(Some("x")), chats: chats() };
-    let made = encoder.encode(Record::Object(Map::from_iter([("x".to_owned(), value)])));
-    made.map(|made| made.ids).map_err(|fault| fault.to_string())
+    let document = encoder.encode(Record::Object(Map::from_iter([("x".to_owned(), value)])));
+    document.map(|document| document.ids).map_err(|fault| fault.to_string())
 }
 
 #[test]
@@ -47,10 +47,10 @@ fn prompts_and_messages_are_distinguished_from_texts() {
         let Value::Object(record) = record else { panic!("an object") };
         encoder.encode(Record::Object(record))
     };
-    let made = encode(json!({"text": "x", "prompt": "a", "completion": "b"})).unwrap();
-    assert_eq!(made, Made { ids: vec![97 | IGNORED_BIT, 98], form: Form::Completion });
-    let made = encode(json!({"text": "x", "prompt": "a"})).unwrap();
-    assert_eq!(made, Made { ids: vec![120], form: Form::Text });
+    let document = encode(json!({"text": "x", "prompt": "a", "completion": "b"})).unwrap();
+    assert_eq!(document, EncodedDocument { ids: vec![97 | IGNORED_BIT, 98], form: Form::Completion });
+    let document = encode(json!({"text": "x", "prompt": "a"})).unwrap();
+    assert_eq!(document, EncodedDocument { ids: vec![120], form: Form::Text });
     let fault = |record: Value| encode(record).unwrap_err().to_string();
     assert_eq!(fault(json!({"messages": []})), "\"messages\" has no messages");
     assert!(fault(json!({"messages": [1]})).starts_with("\"messages\" message 1 is not an object"));

@@ -37,7 +37,7 @@ pub(in crate::data) enum Compression {
 }
 
 /// Describes the files that a folder is searched for.
-pub(in crate::data) fn wanted(format: Format) -> &'static str {
+pub(in crate::data) fn expected_files(format: Format) -> &'static str {
     match format {
         Format::Auto => "files",
         Format::Text => "UTF-8 text files",
@@ -70,7 +70,7 @@ impl Name {
     }
 
     /// Returns the kind if the name is that of a record format.
-    fn records(&self) -> Option<Kind> {
+    fn record_kind(&self) -> Option<Kind> {
         match (&*self.extension, self.compression) {
             ("jsonl" | "ndjson", _) => Some(Kind::Jsonl),
             ("parquet", None) => Some(Kind::Parquet),
@@ -82,9 +82,9 @@ impl Name {
     /// Whether such files accompany data without being data: descriptions of data sets, and files that `datasets`
     /// computes.
     fn is_companion(&self) -> bool {
-        let is_described =
+        let is_description =
             matches!(&*self.extension, "" | "json" | "lock" | "md" | "py" | "txt" | "yaml" | "yml");
-        self.is_derived || is_described && self.compression.is_none()
+        self.is_derived || is_description && self.compression.is_none()
     }
 }
 
@@ -92,10 +92,10 @@ impl Name {
 ///
 /// # Errors
 /// [`DataError::Malformed`] if its name does not tell its kind, or if its kind cannot be read compressed.
-pub(super) fn of_named(path: PathBuf, format: Format) -> Result<DataFile, DataError> {
+pub(super) fn named_file(path: PathBuf, format: Format) -> Result<DataFile, DataError> {
     let name = Name::of(&path);
     let kind = match format {
-        Format::Auto => by_name(&name).map_err(|reason| refused(&path, &reason))?,
+        Format::Auto => by_name(&name).map_err(|reason| malformed(&path, &reason))?,
         Format::Text => Kind::Text,
         Format::Jsonl => Kind::Jsonl,
         Format::Parquet => Kind::Parquet,
@@ -104,7 +104,7 @@ pub(super) fn of_named(path: PathBuf, format: Format) -> Result<DataFile, DataEr
         Format::TokensU32 => Kind::Tokens(Width::U32),
     };
     if name.compression.is_some() && matches!(kind, Kind::Parquet | Kind::Arrow | Kind::Tokens(_)) {
-        return Err(refused(
+        return Err(malformed(
             &path,
             "compressed files of tokens, Parquet or Arrow are not supported; decompress it",
         ));
@@ -113,7 +113,7 @@ pub(super) fn of_named(path: PathBuf, format: Format) -> Result<DataFile, DataEr
 }
 
 fn by_name(name: &Name) -> Result<Kind, String> {
-    if let Some(kind) = name.records() {
+    if let Some(kind) = name.record_kind() {
         return Ok(kind);
     }
     let unclear = |which: &str| format!("its name does not show its format; set data.format to {which}");
@@ -132,42 +132,42 @@ fn by_name(name: &Name) -> Result<Kind, String> {
 ///
 /// # Errors
 /// [`DataError::Malformed`] if it is ambiguous which files are data.
-pub(super) fn of_folder(
+pub(super) fn folder_files(
     folder: &Path,
     found: Vec<PathBuf>,
     format: Format,
 ) -> Result<Vec<DataFile>, DataError> {
-    let format = if format == Format::Auto { of_all(folder, &found)? } else { format };
+    let format = if format == Format::Auto { detect_format(folder, &found)? } else { format };
     let saved = if format == Format::Arrow { Saved::among(&found)? } else { Vec::new() };
     let mut files = Vec::new();
     for path in found {
-        if saved.iter().any(|saved| saved.leaves_out(&path)) {
+        if saved.iter().any(|saved| saved.excludes(&path)) {
             continue;
         }
         let name = Name::of(&path);
-        if !name_is_of(&name, format) {
+        if !name_matches(&name, format) {
             continue;
         }
         // In a folder of text, other compressed files are not text, or not a single document.
         let compression = name.compression.filter(|_| format != Format::Text || name.extension == "txt");
-        files.push(DataFile { named: false, compression, ..of_named(path, format)? });
+        files.push(DataFile { named: false, compression, ..named_file(path, format)? });
     }
     Ok(files)
 }
 
 /// Determines the format of a folder when none is set.
-fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
+fn detect_format(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
     let names: Vec<Name> = found.iter().map(|path| Name::of(path)).collect();
-    let count = |kind: Kind| names.iter().filter(|name| name.records() == Some(kind)).count();
-    let is_other = |(_, name): &(&PathBuf, &Name)| name.records().is_none() && !name.is_companion();
+    let count = |kind: Kind| names.iter().filter(|name| name.record_kind() == Some(kind)).count();
+    let is_other = |(_, name): &(&PathBuf, &Name)| name.record_kind().is_none() && !name.is_companion();
     let others: Vec<&Path> = found.iter().zip(&names).filter(is_other).map(|(path, _)| &**path).collect();
-    let one_split = || expect_one_split(folder, found);
+    let check_split = || expect_one_split(folder, found);
     match (count(Kind::Parquet), count(Kind::Jsonl), count(Kind::Arrow), others.len()) {
         (0, 0, 0, _) => Ok(Format::Text),
-        (_, 0, 0, 0) => one_split().map(|()| Format::Parquet),
-        (0, _, 0, 0) => one_split().map(|()| Format::Jsonl),
+        (_, 0, 0, 0) => check_split().map(|()| Format::Parquet),
+        (0, _, 0, 0) => check_split().map(|()| Format::Jsonl),
         (0, 0, _, 0) => {
-            saved::expect_one_split(folder, found).and_then(|()| one_split()).map(|()| Format::Arrow)
+            saved::expect_one_split(folder, found).and_then(|()| check_split()).map(|()| Format::Arrow)
         }
         (parquet, jsonl, arrow, count) => {
             let named: Vec<String> =
@@ -179,7 +179,7 @@ fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
                 "it holds {parquet} Parquet files, {jsonl} files of JSON lines, {arrow} Arrow files and {count} others{named}; set \
                  data.format to that of the data, such as data.format = \"{first}\"; the rest is ignored"
             );
-            Err(refused(folder, &reason))
+            Err(malformed(folder, &reason))
         }
     }
 }
@@ -193,7 +193,7 @@ const SPLITS: [(&str, &[&str]); 3] = [
 
 /// Rejects folders with several splits, so that a run does not train on evaluation data that is in the same folder.
 fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), DataError> {
-    let data = found.iter().filter(|path| Name::of(path).records().is_some());
+    let data = found.iter().filter(|path| Name::of(path).record_kind().is_some());
     let splits: BTreeSet<&str> = data.filter_map(|path| split(folder, path)).collect();
     if splits.len() < 2 {
         return Ok(());
@@ -203,32 +203,33 @@ fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), DataError> {
         "it holds the splits {splits}; name the files of one by a pattern, such as {}",
         folder.join("**/train-*").display()
     );
-    Err(refused(folder, &reason))
+    Err(malformed(folder, &reason))
 }
 
 /// Returns the split that the path of a file in a folder names, if any.
 fn split(folder: &Path, path: &Path) -> Option<&'static str> {
     let inside = path.strip_prefix(folder).unwrap_or(path).to_string_lossy().to_lowercase();
     let words: Vec<&str> = inside.split(|letter: char| !letter.is_alphanumeric()).collect();
-    let names = |(_, spellings): &&(&str, &[&str])| spellings.iter().any(|spelling| words.contains(spelling));
-    SPLITS.iter().find(names).map(|(split, _)| *split)
+    let is_named =
+        |(_, spellings): &&(&str, &[&str])| spellings.iter().any(|spelling| words.contains(spelling));
+    SPLITS.iter().find(is_named).map(|(split, _)| *split)
 }
 
 /// Whether a file in a folder of this format is data.
-pub(super) fn is_of(path: &Path, format: Format) -> bool {
-    name_is_of(&Name::of(path), format)
+pub(super) fn has_data_name(path: &Path, format: Format) -> bool {
+    name_matches(&Name::of(path), format)
 }
 
-fn name_is_of(name: &Name, format: Format) -> bool {
+fn name_matches(name: &Name, format: Format) -> bool {
     match format {
         Format::Auto | Format::Text => true,
-        Format::Jsonl => name.records() == Some(Kind::Jsonl),
-        Format::Parquet => name.records() == Some(Kind::Parquet),
-        Format::Arrow => name.records() == Some(Kind::Arrow),
+        Format::Jsonl => name.record_kind() == Some(Kind::Jsonl),
+        Format::Parquet => name.record_kind() == Some(Kind::Parquet),
+        Format::Arrow => name.record_kind() == Some(Kind::Arrow),
         Format::TokensU16 | Format::TokensU32 => name.extension == "bin" && name.compression.is_none(),
     }
 }
 
-pub(super) fn refused(path: &Path, reason: &str) -> DataError {
+pub(super) fn malformed(path: &Path, reason: &str) -> DataError {
     DataError::Malformed { file: path.to_owned(), reason: reason.to_owned() }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::formats::refused;
+use super::formats::malformed;
 use super::unreadable;
 use crate::data::error::DataError;
 
@@ -61,20 +61,20 @@ impl Saved {
         if state.indices.is_some_and(|indices| !indices.is_empty()) {
             let reason = "it selects rows by a table of indices; save it again: \
                           `datasets.load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)`";
-            return Err(refused(path, reason));
+            return Err(malformed(path, reason));
         }
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let files: Vec<PathBuf> = state.data_files.iter().map(|file| folder.join(&file.filename)).collect();
         match files.iter().find(|file| !file.is_file()) {
-            Some(absent) => {
-                Err(refused(path, &format!("it names {}, which does not exist", absent.display())))
+            Some(missing) => {
+                Err(malformed(path, &format!("it names {}, which does not exist", missing.display())))
             }
             None => Ok(Saved { folder, files }),
         }
     }
 
     /// Whether a file is in the folder of the data set without being one of its files.
-    pub(super) fn leaves_out(&self, path: &Path) -> bool {
+    pub(super) fn excludes(&self, path: &Path) -> bool {
         path.parent() == Some(&*self.folder) && !self.files.iter().any(|file| file == path)
     }
 }
@@ -87,13 +87,13 @@ pub(super) fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), D
     for path in found.iter().filter(|path| path.file_name().is_some_and(|name| name == "dataset_dict.json")) {
         let Splits { splits } = read(path)?;
         if let [first, _, ..] = &splits[..] {
-            let one = path.parent().unwrap_or(folder).join(first);
+            let example = path.parent().unwrap_or(folder).join(first);
             let reason = format!(
                 "it holds the splits {}; name the folder of one, such as {}",
                 splits.join(", "),
-                one.display()
+                example.display()
             );
-            return Err(refused(folder, &reason));
+            return Err(malformed(folder, &reason));
         }
     }
     Ok(())
@@ -102,6 +102,6 @@ pub(super) fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), D
 fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, DataError> {
     let text = fs::read(path).map_err(|source| unreadable(path, source))?;
     serde_json::from_slice(&text).map_err(|fault| {
-        refused(path, &format!("`save_to_disk` of datasets does not write such a file: {fault}"))
+        malformed(path, &format!("`save_to_disk` of datasets does not write such a file: {fault}"))
     })
 }

@@ -51,8 +51,8 @@ fn documents_keep_order_and_progress_reaches_total() {
         files.push(DataFile { path, named: true, kind: Kind::Jsonl, compression: None });
     }
     let tokenizer = Tokenizer::load("bytes").unwrap();
-    let told = Mutex::new(Vec::new());
-    let watch = |now: Tokenizing| told.lock().unwrap().push(now);
+    let reports = Mutex::new(Vec::new());
+    let watch = |now: Tokenizing| reports.lock().unwrap().push(now);
     let text = Text {
         files: &files,
         encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
@@ -65,18 +65,18 @@ fn documents_keep_order_and_progress_reaches_total() {
     for threads in [1, 3] {
         assert!(documents(&text, threads).unwrap() == expected, "{threads} threads");
     }
-    let told = told.into_inner().unwrap();
-    let last = told.last().unwrap();
+    let reports = reports.into_inner().unwrap();
+    let last = reports.last().unwrap();
     let tokens = expected.iter().map(|(_, ids)| ids.len() as u64).sum();
     let all_bytes = 2 * body.len() as u64;
     assert_eq!(
         *last,
         Tokenizing { read_bytes: all_bytes, all_bytes, documents: 80_004, tokens, is_done: true }
     );
-    assert!(told.len() > 8, "{} reports", told.len());
+    assert!(reports.len() > 8, "{} reports", reports.len());
     // Each line has 13 bytes besides its text; in addition, a buffer may have been read ahead.
     let has_tokens = |now: &Tokenizing| now.read_bytes <= now.tokens + 13 * now.documents + (1 << 20);
-    assert!(told[..told.len() - 1].iter().all(has_tokens), "{told:?}");
+    assert!(reports[..reports.len() - 1].iter().all(has_tokens), "{reports:?}");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn first_error_is_reported_for_any_thread_count() {
         files: &files,
         encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
-        watch: &Watch::NOBODY,
+        watch: &Watch::NONE,
     };
     for threads in [1, 2, 5] {
         let message = documents(&text, threads).unwrap_err().to_string();

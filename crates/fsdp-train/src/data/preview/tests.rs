@@ -14,7 +14,7 @@ fn preview_splits_sample_into_counted_and_masked_parts() {
     config.train = vec![file.to_str().unwrap().to_owned()];
     let show = |config: &DataConfig, text: &str| {
         fs::write(&file, text).unwrap();
-        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NOBODY, keeps: true };
+        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NONE, keeps: true };
         let dataset = Dataset::load(&config.train, config, &loading).unwrap();
         (dataset.has_ignored(), Preview::of(&dataset, 0, config).unwrap())
     };
@@ -44,7 +44,7 @@ fn preview_of_joined_documents_includes_their_last_tokens() {
     config.packing = Packing::Packed;
     config.train = vec![file.to_str().unwrap().to_owned()];
     let show = |config: &DataConfig| {
-        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NOBODY, keeps: true };
+        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NONE, keeps: true };
         let dataset = Dataset::load(&config.train, config, &loading).unwrap();
         let counted = dataset.sample(0).1.iter().filter(|&&target| target != crate::data::IGNORE).count();
         let preview = Preview::of(&dataset, 0, config).unwrap();

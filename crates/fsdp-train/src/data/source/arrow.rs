@@ -18,12 +18,12 @@ use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::{ArrowError, DataType};
 use serde_json::{Map, Value};
 
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, no_id};
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, invalid_id};
 use crate::data::error::DataError;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
-use crate::data::record::{BESIDE, Fields, Record};
+use crate::data::record::{COMPANIONS, Fields, Record};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
@@ -31,7 +31,7 @@ use crate::input_file;
 const CHUNK_BYTES: u64 = 1 << 20;
 
 /// The last bytes of a stream.
-const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+const END_OF_STREAM: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
 /// The first bytes of a file with a footer.
 const FEATHER: &[u8; 6] = b"ARROW1";
@@ -49,14 +49,14 @@ pub(super) fn open(
     let malformed = |reason: String| DataError::Malformed { file: file.path.clone(), reason };
     let failed = |source| files::unreadable(&file.path, source);
     let mut opened = input_file::open(&file.path).map_err(failed)?;
-    let (begins, ends) = edges(&mut opened).map_err(failed)?;
-    if begins.starts_with(FEATHER) {
+    let (head, tail) = edges(&mut opened).map_err(failed)?;
+    if head.starts_with(FEATHER) {
         let reason = "it is an Arrow file with a footer (Feather), but only streams, as `datasets` writes \
                       them, are supported; write it as Parquet: \
                       `pyarrow.parquet.write_table(pyarrow.feather.read_table(FILE), \"a.parquet\")`";
         return Err(malformed(reason.to_owned()));
     }
-    if ends != END {
+    if tail != END_OF_STREAM {
         let reason = "it does not end like an Arrow stream; is it truncated, or not an Arrow file?";
         return Err(malformed(reason.to_owned()));
     }
@@ -70,8 +70,8 @@ pub(super) fn open(
     };
     let names: Vec<&str> = schema.fields().iter().map(|field| &**field.name()).collect();
     let chosen = fields.choose(&names).map_err(|fault| malformed(format!("in its columns, {fault}")))?;
-    let beside = BESIDE.into_iter().filter(|name| names.contains(name));
-    let columns: Vec<String> = chosen.names().into_iter().chain(beside).map(str::to_owned).collect();
+    let companions = COMPANIONS.into_iter().filter(|name| names.contains(name));
+    let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
     Ok(Box::new(Rows { index, file: file.clone(), stream, columns, batch, at: 0, row: 0 }))
 }
 
@@ -80,13 +80,17 @@ fn edges(file: &mut File) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut edge = |at| -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         file.seek(at)?;
-        file.take(END.len() as u64).read_to_end(&mut bytes)?;
+        file.take(END_OF_STREAM.len() as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let begins = edge(SeekFrom::Start(0))?;
-    let ends = if begins.len() < END.len() { Vec::new() } else { edge(SeekFrom::End(-(END.len() as i64)))? };
+    let head = edge(SeekFrom::Start(0))?;
+    let tail = if head.len() < END_OF_STREAM.len() {
+        Vec::new()
+    } else {
+        edge(SeekFrom::End(-(END_OF_STREAM.len() as i64)))?
+    };
     file.rewind()?;
-    Ok((begins, ends))
+    Ok((head, tail))
 }
 
 /// Reads record batches one by one.
@@ -180,7 +184,7 @@ fn record(columns: &[(String, ArrayRef)], row: usize) -> Result<Record, String> 
             return text.map(Record::Text).map_err(|at| not_text(name, at));
         }
         if let Some(ids) = items(array, row).and_then(|items| ids(&items)) {
-            return ids.map(Record::Tokens).ok_or_else(|| no_id(name));
+            return ids.map(Record::Tokens).ok_or_else(|| invalid_id(name));
         }
     }
     let field = |(name, array): &(String, ArrayRef)| {
@@ -237,7 +241,7 @@ fn items(array: &dyn Array, row: usize) -> Option<ArrayRef> {
 /// Returns the token ids of a list; `None` if it has items other than integers, and `Some(None)` if an integer is not a
 /// token id. The highest of 32 bits marks tokens that do not count.
 fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
-    fn of<T: ArrowPrimitiveType<Native: TryInto<u32>>>(items: &dyn Array) -> Option<Vec<u32>> {
+    fn primitive_ids<T: ArrowPrimitiveType<Native: TryInto<u32>>>(items: &dyn Array) -> Option<Vec<u32>> {
         let ids = items.as_primitive::<T>().values().iter();
         ids.map(|&id| id.try_into().ok().filter(|&id| id < IGNORED_BIT)).collect()
     }
@@ -248,14 +252,14 @@ fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
         return None;
     }
     match items.data_type() {
-        DataType::Int8 => Some(of::<Int8Type>(items)),
-        DataType::Int16 => Some(of::<Int16Type>(items)),
-        DataType::Int32 => Some(of::<Int32Type>(items)),
-        DataType::Int64 => Some(of::<Int64Type>(items)),
-        DataType::UInt8 => Some(of::<UInt8Type>(items)),
-        DataType::UInt16 => Some(of::<UInt16Type>(items)),
-        DataType::UInt32 => Some(of::<UInt32Type>(items)),
-        DataType::UInt64 => Some(of::<UInt64Type>(items)),
+        DataType::Int8 => Some(primitive_ids::<Int8Type>(items)),
+        DataType::Int16 => Some(primitive_ids::<Int16Type>(items)),
+        DataType::Int32 => Some(primitive_ids::<Int32Type>(items)),
+        DataType::Int64 => Some(primitive_ids::<Int64Type>(items)),
+        DataType::UInt8 => Some(primitive_ids::<UInt8Type>(items)),
+        DataType::UInt16 => Some(primitive_ids::<UInt16Type>(items)),
+        DataType::UInt32 => Some(primitive_ids::<UInt32Type>(items)),
+        DataType::UInt64 => Some(primitive_ids::<UInt64Type>(items)),
         _ => None,
     }
 }
@@ -299,21 +303,21 @@ fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
 }
 
 fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
-    fn of<T: ArrowPrimitiveType<Native: Into<Value>>>(array: &dyn Array, row: usize) -> Value {
+    fn primitive<T: ArrowPrimitiveType<Native: Into<Value>>>(array: &dyn Array, row: usize) -> Value {
         array.as_primitive::<T>().value(row).into()
     }
     Ok(match array.data_type() {
-        DataType::Int8 => of::<Int8Type>(array, row),
-        DataType::Int16 => of::<Int16Type>(array, row),
-        DataType::Int32 => of::<Int32Type>(array, row),
-        DataType::Int64 => of::<Int64Type>(array, row),
-        DataType::UInt8 => of::<UInt8Type>(array, row),
-        DataType::UInt16 => of::<UInt16Type>(array, row),
-        DataType::UInt32 => of::<UInt32Type>(array, row),
-        DataType::UInt64 => of::<UInt64Type>(array, row),
+        DataType::Int8 => primitive::<Int8Type>(array, row),
+        DataType::Int16 => primitive::<Int16Type>(array, row),
+        DataType::Int32 => primitive::<Int32Type>(array, row),
+        DataType::Int64 => primitive::<Int64Type>(array, row),
+        DataType::UInt8 => primitive::<UInt8Type>(array, row),
+        DataType::UInt16 => primitive::<UInt16Type>(array, row),
+        DataType::UInt32 => primitive::<UInt32Type>(array, row),
+        DataType::UInt64 => primitive::<UInt64Type>(array, row),
         DataType::Float16 => array.as_primitive::<Float16Type>().value(row).to_f32().into(),
-        DataType::Float32 => of::<Float32Type>(array, row),
-        DataType::Float64 => of::<Float64Type>(array, row),
+        DataType::Float32 => primitive::<Float32Type>(array, row),
+        DataType::Float64 => primitive::<Float64Type>(array, row),
         other => {
             return Err(format!("is of type {other}; only text, numbers, lists and objects are supported"));
         }
@@ -322,5 +326,5 @@ fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
 
 /// Runs code of the library, and returns a panic as an error.
 fn guarded<T>(run: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, String> {
-    panics::caught(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
+    panics::catch_panic(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
 }

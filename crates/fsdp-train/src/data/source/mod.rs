@@ -7,7 +7,7 @@ mod arrow;
 mod compressed;
 mod lines;
 mod parquet;
-mod whole;
+mod text_file;
 
 use super::error::DataError;
 use super::files::{DataFile, Kind};
@@ -36,7 +36,7 @@ pub(super) struct Batch {
 #[derive(Debug)]
 enum Content {
     /// A document that is a whole file.
-    Whole(Vec<u8>),
+    WholeFile(Vec<u8>),
     /// JSON lines, with the number of the first line.
     Lines { first: u64, bytes: Vec<u8> },
     /// Rows of a row group or of a file, with the number of the first row.
@@ -45,7 +45,7 @@ enum Content {
 
 /// Reasons why there is no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NoRecord {
+pub(super) enum RecordFault {
     /// The file is not UTF-8 from this byte on.
     NotText(usize),
     /// The record is malformed; describes how.
@@ -53,13 +53,13 @@ pub(super) enum NoRecord {
 }
 
 /// A record, or what is wrong with it, and its position.
-pub(super) type Found = (RecordPosition, Result<Record, NoRecord>);
+pub(super) type PositionedRecord = (RecordPosition, Result<Record, RecordFault>);
 
 impl Batch {
     /// Size of the contents, in bytes.
     pub(super) fn len_bytes(&self) -> usize {
         match &self.content {
-            Content::Whole(bytes) | Content::Lines { bytes, .. } => bytes.len(),
+            Content::WholeFile(bytes) | Content::Lines { bytes, .. } => bytes.len(),
             Content::Rows { bytes, .. } => *bytes,
         }
     }
@@ -67,7 +67,7 @@ impl Batch {
     /// Truncates a document that is a whole file to at most `bytes_max` bytes, at a character boundary. Returns whether
     /// it was longer.
     pub(super) fn cut(&mut self, bytes_max: usize) -> bool {
-        let Content::Whole(bytes) = &mut self.content else { return false };
+        let Content::WholeFile(bytes) = &mut self.content else { return false };
         if bytes.len() <= bytes_max {
             return false;
         }
@@ -77,23 +77,26 @@ impl Batch {
         true
     }
 
-    /// Calls `found` with each record, in order. Blank lines are skipped.
-    pub(super) fn for_each(self, fields: &Fields, mut found: impl FnMut(Found)) {
+    /// Calls `visit` with each record, in order. Blank lines are skipped.
+    pub(super) fn for_each(self, fields: &Fields, mut visit: impl FnMut(PositionedRecord)) {
         match self.content {
-            Content::Whole(bytes) => {
+            Content::WholeFile(bytes) => {
                 let text = String::from_utf8(bytes).map(Record::Text);
                 let not_text = |fault: std::string::FromUtf8Error| fault.utf8_error().valid_up_to();
-                found((RecordPosition::Whole, text.map_err(|fault| NoRecord::NotText(not_text(fault)))));
+                visit((
+                    RecordPosition::WholeFile,
+                    text.map_err(|fault| RecordFault::NotText(not_text(fault))),
+                ));
             }
             Content::Lines { first, bytes } => {
                 let lines = bytes.split(|&byte| byte == b'\n').zip(first..);
                 for (line, number) in lines.filter(|(line, _)| !line.trim_ascii().is_empty()) {
-                    found((RecordPosition::Line(number), fields.parse(line).map_err(NoRecord::Malformed)));
+                    visit((RecordPosition::Line(number), fields.parse(line).map_err(RecordFault::Malformed)));
                 }
             }
             Content::Rows { group, first, records, .. } => {
                 for (record, row) in records.into_iter().zip(first..) {
-                    found((RecordPosition::Row { group, row }, record.map_err(NoRecord::Malformed)));
+                    visit((RecordPosition::Row { group, row }, record.map_err(RecordFault::Malformed)));
                 }
             }
         }
@@ -114,7 +117,7 @@ pub(super) fn open(
     meter: &Meter,
 ) -> Result<Batches, DataError> {
     match file.kind {
-        Kind::Text => whole::open(index, file, meter),
+        Kind::Text => text_file::open(index, file, meter),
         Kind::Jsonl => lines::open(index, file, meter),
         Kind::Parquet => parquet::open(index, file, fields, meter),
         Kind::Arrow => arrow::open(index, file, fields, meter),
@@ -123,7 +126,7 @@ pub(super) fn open(
 }
 
 /// Returns the error for a column of token ids.
-fn no_id(column: &str) -> String {
+fn invalid_id(column: &str) -> String {
     format!("column \"{column}\" contains a number that is not a token id, an integer from 0 to 2147483647")
 }
 

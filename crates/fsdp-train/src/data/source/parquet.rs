@@ -11,12 +11,12 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 use serde_json::Map;
 
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, no_id};
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, invalid_id};
 use crate::data::error::DataError;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::Meter;
-use crate::data::record::{BESIDE, Fields, Record};
+use crate::data::record::{COMPANIONS, Fields, Record};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
@@ -40,8 +40,8 @@ pub(super) fn open(
     let root = reader.metadata().file_metadata().schema();
     let names: Vec<&str> = root.get_fields().iter().map(|field| field.name()).collect();
     let chosen = fields.choose(&names).map_err(|fault| malformed(format!("in its columns, {fault}")))?;
-    let beside = BESIDE.into_iter().filter(|name| names.contains(name));
-    let columns: Vec<String> = chosen.names().into_iter().chain(beside).map(str::to_owned).collect();
+    let companions = COMPANIONS.into_iter().filter(|name| names.contains(name));
+    let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
     let schema = projection(root, &columns).map_err(|fault| malformed(fault.to_string()))?;
     let (file, meter) = (file.clone(), meter.clone());
     Ok(Box::new(Rows { index, file, meter, reader, schema, columns, group: 0, row: 0, rows: None }))
@@ -49,9 +49,9 @@ pub(super) fn open(
 
 /// Returns the schema reduced to some columns.
 fn projection(root: &Type, columns: &[String]) -> Result<SchemaDescPtr, ParquetError> {
-    let is_wanted = |name: &str| columns.iter().any(|column| column == name);
-    let wanted = root.get_fields().iter().filter(|field| is_wanted(field.name())).cloned().collect();
-    let schema = Type::group_type_builder(root.name()).with_fields(wanted).build()?;
+    let is_selected = |name: &str| columns.iter().any(|column| column == name);
+    let selected = root.get_fields().iter().filter(|field| is_selected(field.name())).cloned().collect();
+    let schema = Type::group_type_builder(root.name()).with_fields(selected).build()?;
     Ok(Arc::new(SchemaDescriptor::new(Arc::new(schema))))
 }
 
@@ -144,7 +144,7 @@ fn record(row: Row) -> Result<Record, String> {
         Some((name, Field::ListInternal(list))) if list.elements().iter().all(is_id) => {
             let ids = list.elements().iter().map(|item| id(item).ok_or(()));
             let ids = ids.collect::<Result<Vec<u32>, ()>>();
-            ids.map(Record::Tokens).map_err(|()| no_id(&name))
+            ids.map(Record::Tokens).map_err(|()| invalid_id(&name))
         }
         Some((name, field)) => Ok(Record::Object(Map::from_iter([(name, field.to_json_value())]))),
         None => unreachable!("a column was chosen"),
@@ -174,5 +174,5 @@ fn id(field: &Field) -> Option<u32> {
 
 /// Runs code of the library, and returns a panic as an error.
 fn guarded<T>(run: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
-    panics::caught(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
+    panics::catch_panic(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
 }

@@ -26,7 +26,7 @@ fn small_text_is_surveyed_fully_and_large_text_partially() {
     let found = of(&paths, &config(), &BATCH, 256).unwrap();
     assert_eq!(found.whole, Some(Whole { tokens: 33, samples: 4 }));
     // The cut is within a character of three bytes. The text ends there, and the invalid byte after it is not examined.
-    let text = "\u{20ac}".repeat(LOOKED_AT_BYTES / 3 + 1).into_bytes();
+    let text = "\u{20ac}".repeat(SURVEY_BYTES / 3 + 1).into_bytes();
     let (_dir, paths) = written("b.txt", [&*text, &[0xff]].concat());
     let found = of(&paths, &config(), &BATCH, 256).unwrap();
     assert_eq!((found.whole, found.tokenizer_ids), (None, 256));
@@ -36,7 +36,7 @@ fn small_text_is_surveyed_fully_and_large_text_partially() {
 #[test]
 fn out_of_vocab_ids_in_surveyed_text_are_rejected() {
     let line = "{\"text\": \"abc\"}\n";
-    let lines = line.repeat(LOOKED_AT_BYTES / line.len() + 2);
+    let lines = line.repeat(SURVEY_BYTES / line.len() + 2);
     for text in [&line.repeat(12), &lines] {
         let (_dir, paths) = written("a.jsonl", text);
         of(&paths, &config(), &BATCH, 100).unwrap();
@@ -65,14 +65,14 @@ fn token_files_are_surveyed_completely() {
 #[test]
 fn too_few_samples_for_role_is_rejected() {
     let (_dir, paths) = written("a.txt", "a".repeat(9));
-    for (role, said) in [
+    for (role, expected) in [
         (BATCH, "1 samples of 8 tokens, fewer than one global batch of 4"),
         (Role::Source { index: 1 }, ""),
         (Role::Evaluation { set: "held".to_owned(), samples_max: 9 }, ""),
     ] {
         match of(&paths, &config(), &role, 256) {
-            Ok(_) => assert_eq!(said, "", "{role:?}"),
-            Err(fault) => assert!(!said.is_empty() && fault.to_string().contains(said), "{fault}"),
+            Ok(_) => assert_eq!(expected, "", "{role:?}"),
+            Err(fault) => assert!(!expected.is_empty() && fault.to_string().contains(expected), "{fault}"),
         }
     }
     let (_dir, paths) = written("b.txt", "a".repeat(8));

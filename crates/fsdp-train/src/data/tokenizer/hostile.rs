@@ -34,7 +34,7 @@ pub(super) fn check(text: &str) -> Result<(), Source> {
 
 /// Runs code of the library. A panic is returned as an error, without output on stderr.
 pub(super) fn guarded<T>(run: impl FnOnce() -> Result<T, Source>) -> Result<T, Source> {
-    panics::caught(AssertUnwindSafe(run))
+    panics::catch_panic(AssertUnwindSafe(run))
         .unwrap_or_else(|message| Err(TokenizerFault::Panic { message }.into()))
 }
 

@@ -56,7 +56,7 @@ impl TokenizerConfig {
     ///
     /// # Errors
     /// If a file exists but cannot be read, or is not a JSON object.
-    pub(super) fn beside(tokenizer: &Path) -> Result<TokenizerConfig, Source> {
+    pub(super) fn read_next_to(tokenizer: &Path) -> Result<TokenizerConfig, Source> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let mut fields = read(&folder.join(CONFIG))?;
         if !fields.contains_key("added_tokens_decoder") {
@@ -74,11 +74,13 @@ impl TokenizerConfig {
         let mut special = Vec::new();
         let extra = EXTRA.iter().find_map(|name| fields.remove(*name));
         // Roles specific to a model, such as `image_token`, are in a separate object or among the other roles.
-        let own = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
+        let extra_roles = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
         let others =
             fields.iter().filter(|(name, _)| name.ends_with("_token") && !ROLES.contains(&name.as_str()));
         let known = ROLES.iter().filter_map(|&role| Some((role, fields.get(role)?)));
-        for (role, token) in known.chain(others.chain(own).map(|(role, token)| (role.as_str(), token))) {
+        for (role, token) in
+            known.chain(others.chain(extra_roles).map(|(role, token)| (role.as_str(), token)))
+        {
             if let Some(token) = SpecialToken::of(token) {
                 roles.insert(role.to_owned(), token.content.clone().into());
                 special.push(token);
@@ -97,9 +99,9 @@ impl SpecialToken {
     /// Reads a token from its text, or from an object with its text.
     fn of(value: &Value) -> Option<SpecialToken> {
         let content = value.as_str().or_else(|| value["content"].as_str()).filter(|text| !text.is_empty())?;
-        let is = |name: &str| value[name].as_bool().unwrap_or(false);
-        let strips = [is("lstrip"), is("rstrip")];
-        Some(SpecialToken { content: content.to_owned(), strips, single_word: is("single_word") })
+        let flag = |name: &str| value[name].as_bool().unwrap_or(false);
+        let strips = [flag("lstrip"), flag("rstrip")];
+        Some(SpecialToken { content: content.to_owned(), strips, single_word: flag("single_word") })
     }
 }
 

@@ -104,7 +104,7 @@ fn sample_count_is_bounded_for_huge_files() {
     for len_bytes in [3 << 30, (1 << 34) + 2] {
         fs::File::create(&path).unwrap().set_len(len_bytes).unwrap();
         let tokens = Tokens::new(Bytes::open(&path).unwrap(), Width::U16, len_bytes as usize / 2);
-        let scan = Scan::of_files([&tokens].into_iter(), WHOLE_BYTES_MAX);
+        let scan = Scan::of_files([&tokens].into_iter(), FULL_SCAN_BYTES_MAX);
         // Each id becomes four bytes. The last block may be short.
         let samples = (scan.len_bytes - 8).div_ceil(2 * SAMPLE_BYTES as u64) as usize;
         assert!((SAMPLES_MIN..2 * SAMPLES_MIN).contains(&samples), "{samples}");

@@ -74,8 +74,8 @@ fn resumed_run_in_store_matches_run_on_disk_bitwise() {
     let cut = go(&stored, Resume::Fresh, false, 3).unwrap();
     assert!(cut.stopped && cut.steps < 6, "{cut:?}");
     let partial = objects::read(&Path::new(url).join("model/model.safetensors")).unwrap();
-    let whole = go(&stored, Resume::Newest, false, u64::MAX).unwrap();
-    assert_eq!((whole.steps, whole.resumed_from), (6, Some(cut.steps)));
+    let resumed = go(&stored, Resume::Newest, false, u64::MAX).unwrap();
+    assert_eq!((resumed.steps, resumed.resumed_from), (6, Some(cut.steps)));
 
     let out = dir.path().join("out");
     let [on_disk, in_store] = [RunDir::new(&out), RunDir::new(url)];

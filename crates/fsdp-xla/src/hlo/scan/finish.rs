@@ -11,7 +11,7 @@ impl Builder {
     /// Returns results as stacks where they are in one, and reads the arguments that are used outside of loops from their
     /// stacks.
     pub(super) fn finish_stacks(&mut self, stacks: &Stacks<'_>, signature: &mut Signature) -> Stacked {
-        let arguments = stacks.arguments.iter().map(|one| self.with_result(one, signature)).collect();
+        let arguments = stacks.arguments.iter().map(|one| self.argument_stack(one, signature)).collect();
         let mut stacked = Stacked { arguments, results: self.result_stacks(stacks, signature) };
         let operands = self.operations.iter().flat_map(|one| one.operands());
         let outputs = signature.outputs(&stacked).into_iter().map(|(value, _)| value.name);
@@ -35,26 +35,26 @@ impl Builder {
     }
 
     /// The stack of an argument's contents at the end.
-    fn with_result(&mut self, argument: &StackedArgument, signature: &Signature) -> ArgumentStack {
+    fn argument_stack(&mut self, argument: &StackedArgument, signature: &Signature) -> ArgumentStack {
         let StackedArgument { members, stack, updated } = argument;
-        let mut whole: Option<Stack> = updated.as_ref().map(|one| one.stack.clone());
+        let mut final_stack: Option<Stack> = updated.as_ref().map(|one| one.stack.clone());
         for (place, &member) in members.iter().enumerate() {
             let Some(result) = signature.aliases[member] else { continue };
             if updated.as_ref().is_some_and(|one| one.places.contains(&place)) {
                 continue;
             }
             let result = &signature.results[result];
-            whole = Some(whole.unwrap_or_else(|| stack.clone()).put_at(self, result, place));
+            final_stack = Some(final_stack.unwrap_or_else(|| stack.clone()).put_at(self, result, place));
         }
-        let result = whole.map(|one| one.whole);
-        ArgumentStack { members: members.clone(), value: stack.whole.clone(), result }
+        let result = final_stack.map(|one| one.value);
+        ArgumentStack { members: members.clone(), value: stack.value.clone(), result }
     }
 
     /// The stacks all of whose elements are results with storage of their own.
     fn result_stacks(&mut self, stacks: &Stacks<'_>, signature: &Signature) -> Vec<ResultStack> {
-        let made: HashSet<usize> = self.operations.iter().map(|one| one.number()).collect();
-        let mut rest: BTreeSet<usize> = (0..signature.results.len()).collect();
-        signature.aliases.iter().flatten().for_each(|result| _ = rest.remove(result));
+        let produced: HashSet<usize> = self.operations.iter().map(|one| one.number()).collect();
+        let mut unassigned: BTreeSet<usize> = (0..signature.results.len()).collect();
+        signature.aliases.iter().flatten().for_each(|result| _ = unassigned.remove(result));
         let mut found = Vec::new();
         for first in 0..signature.results.len() {
             for stack in stacks.of(signature.results[first].name) {
@@ -62,14 +62,14 @@ impl Builder {
                     let place = stacks.index(signature.results[*result].name, stack)?;
                     Some((place, *result))
                 };
-                let members: BTreeMap<usize, usize> = rest.iter().filter_map(place).collect();
-                let is_made = stack.whole.name.number().is_some_and(|number| made.contains(&number));
-                if is_made && members.len() == stack.count && rest.contains(&first) {
-                    members.values().for_each(|result| _ = rest.remove(result));
+                let members: BTreeMap<usize, usize> = unassigned.iter().filter_map(place).collect();
+                let is_produced = stack.value.name.number().is_some_and(|number| produced.contains(&number));
+                if is_produced && members.len() == stack.count && unassigned.contains(&first) {
+                    members.values().for_each(|result| _ = unassigned.remove(result));
                     let members = members.into_values().collect();
                     found.push(ResultStack {
                         members,
-                        value: self.reshape(&stack.whole, &[stack.whole.len()]),
+                        value: self.reshape(&stack.value, &[stack.value.len()]),
                     });
                 }
             }

@@ -11,7 +11,7 @@ const DISTANCE_MAX: usize = 4;
 
 /// A result of a round: the index of its operation, and which of that operation's results it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Made {
+pub(super) struct RoundResult {
     pub(super) operation: usize,
     pub(super) part: usize,
 }
@@ -20,7 +20,7 @@ pub(super) struct Made {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// The same round.
-    Own(Made),
+    SameRound(RoundResult),
     /// Before the run, and the same in all rounds.
     Outside(Name),
     /// An earlier round: the first value of a chain.
@@ -32,7 +32,7 @@ pub(super) enum Source {
 /// A result that is read in later rounds. The loop carries one value per round of distance, the oldest first.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chain {
-    pub(super) made: Made,
+    pub(super) result: RoundResult,
     /// The values before the first round; `None` for one that no round reads.
     pub(super) starts: Vec<Option<Value>>,
     /// The value that a round appends.
@@ -42,7 +42,7 @@ pub(super) struct Chain {
 /// A result that is read after the run.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Output {
-    pub(super) made: Made,
+    pub(super) result: RoundResult,
     /// The chain whose final values include it; if `None`, the results of all rounds are kept.
     pub(super) chain: Option<usize>,
     /// The rounds whose results are read, and the names of these results.
@@ -66,7 +66,7 @@ pub(super) struct Flow {
 impl Flow {
     /// Analyzes a run; `None` if its data flow does not fit a loop, or a loop would not be shorter.
     pub(super) fn of(listing: &Listing<'_>, run: Run) -> Option<Self> {
-        let mut flow = Self::within(listing, run)?;
+        let mut flow = Self::analyze(listing, run)?;
         flow.find_outputs(listing);
         flow.is_shorter().then_some(flow)
     }
@@ -82,7 +82,7 @@ impl Flow {
     }
 
     /// Analyzes a run, except for its outputs.
-    fn within(listing: &Listing<'_>, run: Run) -> Option<Self> {
+    fn analyze(listing: &Listing<'_>, run: Run) -> Option<Self> {
         let mut flow = Self {
             run,
             sources: Vec::new(),
@@ -111,7 +111,7 @@ impl Flow {
 
     /// Bytes carried from one round to the next.
     pub(super) fn carried_bytes(listing: &Listing<'_>, run: Run) -> Option<usize> {
-        let flow = Self::within(listing, run)?;
+        let flow = Self::analyze(listing, run)?;
         let bytes = |chain: &Chain| chain.starts.len() * chain.value.shape.byte_len();
         Some(flow.chains.iter().map(bytes).sum())
     }
@@ -128,26 +128,26 @@ impl Flow {
     /// The source of an operand that has these names in the rounds.
     fn source(&mut self, listing: &Listing<'_>, names: &[Name]) -> Option<Source> {
         // The distance in rounds to the producer, if that is in the run.
-        let made = |(round, name): (usize, &Name)| {
-            let (place, part) = listing.made(*name)?;
-            let (own, operation) = self.run.round(place)?;
-            Some((round - own, Made { operation, part }))
+        let result = |(round, name): (usize, &Name)| {
+            let (place, part) = listing.producer(*name)?;
+            let (producer_round, operation) = self.run.round(place)?;
+            Some((round - producer_round, RoundResult { operation, part }))
         };
-        let all: Vec<_> = names.iter().enumerate().map(made).collect();
-        let Some((distance, made)) = all[all.len() - 1] else {
+        let all: Vec<_> = names.iter().enumerate().map(result).collect();
+        let Some((distance, result)) = all[all.len() - 1] else {
             return self.source_before(listing, names, all.iter().all(Option::is_none));
         };
-        let is_regular = all.iter().enumerate().all(|(round, one)| match one {
-            Some(one) => *one == (distance, made),
+        let is_regular = all.iter().enumerate().all(|(round, found)| match found {
+            Some(found) => *found == (distance, result),
             None => round < distance,
         });
         match (is_regular && distance <= DISTANCE_MAX, distance) {
             (false, _) => None,
-            (true, 0) => Some(Source::Own(made)),
+            (true, 0) => Some(Source::SameRound(result)),
             (true, _) => {
                 let starts = names[..distance].iter().map(|&name| Some(listing.value(name))).collect();
                 let value = listing.value(names[names.len() - 1]);
-                self.chains.push(Chain { made, starts, value });
+                self.chains.push(Chain { result, starts, value });
                 Some(Source::Chain(self.chains.len() - 1))
             }
         }
@@ -166,20 +166,20 @@ impl Flow {
 
     fn find_outputs(&mut self, listing: &Listing<'_>) {
         let run = self.run;
-        let mut outputs: BTreeMap<Made, BTreeMap<usize, Name>> = BTreeMap::new();
+        let mut outputs: BTreeMap<RoundResult, BTreeMap<usize, Name>> = BTreeMap::new();
         let later = listing.operands[run.end()..].iter().flatten();
         for &name in later.chain(listing.results.iter().map(|value| &value.name)) {
-            let Some((place, part)) = listing.made(name).filter(|(place, _)| *place < run.end()) else {
+            let Some((place, part)) = listing.producer(name).filter(|(place, _)| *place < run.end()) else {
                 continue;
             };
             let Some((round, operation)) = run.round(place) else { continue };
-            outputs.entry(Made { operation, part }).or_default().insert(round, name);
+            outputs.entry(RoundResult { operation, part }).or_default().insert(round, name);
         }
-        for (made, read) in outputs {
+        for (result, read) in outputs {
             let first = *read.keys().next().expect("an output is read");
-            let has = |chain: &Chain| chain.made == made && first + chain.starts.len() >= run.rounds;
+            let has = |chain: &Chain| chain.result == result && first + chain.starts.len() >= run.rounds;
             let mut chain = self.chains.iter().position(has);
-            let (before, source) = self.before_barriers(listing, made);
+            let (before, source) = self.before_barriers(listing, result);
             if let (None, Some(source)) = (chain, source) {
                 let value = |round: usize| match source {
                     Source::Stack(stack) => self.stacks[stack][round].name,
@@ -189,25 +189,29 @@ impl Flow {
                 self.repeated.extend(read.iter().map(|(&round, &name)| (name, value(round))));
                 continue;
             }
-            let made = if chain.is_none() { before } else { made };
+            let result = if chain.is_none() { before } else { result };
             if chain.is_none() && first + 1 == run.rounds {
-                self.chains.push(Chain { made, starts: vec![None], value: listing.value(read[&first]) });
+                self.chains.push(Chain { result, starts: vec![None], value: listing.value(read[&first]) });
                 chain = Some(self.chains.len() - 1);
             }
-            self.outputs.push(Output { made, chain, read });
+            self.outputs.push(Output { result, chain, read });
         }
     }
 
     /// Follows a result through barriers, which repeat their operands: to the result of another operation, or to a
     /// source before the run.
-    fn before_barriers(&self, listing: &Listing<'_>, mut made: Made) -> (Made, Option<Source>) {
-        while listing.operations[self.run.start + made.operation].is_barrier() {
-            match self.sources[made.operation][made.part] {
-                Source::Own(before) => made = before,
-                source @ (Source::Outside(_) | Source::Stack(_)) => return (made, Some(source)),
+    fn before_barriers(
+        &self,
+        listing: &Listing<'_>,
+        mut result: RoundResult,
+    ) -> (RoundResult, Option<Source>) {
+        while listing.operations[self.run.start + result.operation].is_barrier() {
+            match self.sources[result.operation][result.part] {
+                Source::SameRound(operand) => result = operand,
+                source @ (Source::Outside(_) | Source::Stack(_)) => return (result, Some(source)),
                 Source::Chain(_) => break,
             }
         }
-        (made, None)
+        (result, None)
     }
 }

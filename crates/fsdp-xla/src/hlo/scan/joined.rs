@@ -13,9 +13,9 @@ pub(super) struct Joined {
     pub(super) operations: Vec<usize>,
     operands: Vec<Name>,
     /// Whether each operand is a result of the loop.
-    is_made: Vec<bool>,
+    is_result: Vec<bool>,
     /// The operands among the elements of the loop's stack, which also holds results that are no operands.
-    within: Range<usize>,
+    range: Range<usize>,
     /// Number of elements of the loop's stack.
     pub(super) count: usize,
 }
@@ -27,31 +27,31 @@ pub(super) fn find(
     results: &BTreeMap<usize, Name>,
     rounds: usize,
 ) -> Option<(Joined, (usize, isize))> {
-    later.iter().filter(|one| one.joins_equal_vectors()).find_map(|one| {
-        let operands = one.operands();
+    later.iter().filter(|operation| operation.joins_equal_vectors()).find_map(|operation| {
+        let operands = operation.operands();
         let place = |(&round, name): (&usize, &Name)| {
             Some((round, operands.iter().position(|operand| operand == name)?))
         };
-        let (own, places): (Vec<usize>, Vec<usize>) = results.iter().filter_map(place).unzip();
+        let (joined_rounds, places): (Vec<usize>, Vec<usize>) = results.iter().filter_map(place).unzip();
         let (first, step) = progression(&places)?;
-        if progression(&own)?.1 != 1 {
+        if progression(&joined_rounds)?.1 != 1 {
             return None;
         }
         // Elements of all rounds, counted from the first operand.
         let [start, end] =
-            [0, rounds - 1].map(|round| first as isize + step * (round as isize - own[0] as isize));
+            [0, rounds - 1].map(|round| first as isize + step * (round as isize - joined_rounds[0] as isize));
         let before = start.min(end).min(0).unsigned_abs();
         let from_start = |place: isize| before.checked_add_signed(place).expect("the stack starts before it");
         let last = from_start(start.max(end).max(operands.len() as isize - 1));
-        let mut is_made = vec![false; operands.len()];
-        places.iter().for_each(|&place| is_made[place] = true);
+        let mut is_result = vec![false; operands.len()];
+        places.iter().for_each(|&place| is_result[place] = true);
         let is_equal = |other: &&Operation| other.joins_equal_vectors() && other.operands() == operands;
         let operations = later.iter().filter(is_equal).map(Operation::number).collect();
-        let (within, count) = (before..before + operands.len(), last + 1);
+        let (range, count) = (before..before + operands.len(), last + 1);
         // Longer stacks are not vectors.
-        let len = one.shapes()[0].len() / operands.len();
+        let len = operation.shapes()[0].len() / operands.len();
         i32::try_from(len * count).ok()?;
-        let joined = Joined { operations, operands, is_made, within, count };
+        let joined = Joined { operations, operands, is_result, range, count };
         Some((joined, (from_start(start), step)))
     })
 }
@@ -73,21 +73,21 @@ impl Builder {
 
     fn join(
         &mut self,
-        Joined { operands, is_made, within, .. }: &Joined,
+        Joined { operands, is_result, range, .. }: &Joined,
         stack: &Stack,
         (names, stacks): (&HashMap<Name, Name>, &mut Stacks<'_>),
     ) -> Name {
-        let mut whole = stack.clone();
+        let mut extended = stack.clone();
         let operands: Vec<Name> =
             operands.iter().map(|name| names.get(name).copied().unwrap_or(*name)).collect();
-        for (place, &name) in operands.iter().enumerate().filter(|(place, _)| !is_made[*place]) {
-            let one = Value { name, shape: stack.element.clone() };
-            whole = whole.put_at(self, &one, within.start + place);
+        for (place, &name) in operands.iter().enumerate().filter(|(place, _)| !is_result[*place]) {
+            let element = Value { name, shape: stack.element.clone() };
+            extended = extended.put_at(self, &element, range.start + place);
         }
         for (place, &name) in operands.iter().enumerate() {
-            stacks.note(name, &whole, within.start + place);
+            stacks.record(name, &extended, range.start + place);
         }
-        let len = whole.element.len();
-        self.range(&whole.whole, within.start * len..within.end * len).name
+        let len = extended.element.len();
+        self.range(&extended.value, range.start * len..range.end * len).name
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct Stacked {
 
 /// What an output of a program holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum OutputKind {
     /// One result, or those of a stack.
     Results(Vec<usize>),
     /// The contents at the end of the stack of arguments with this index (in an interface: of the input with it).
@@ -75,17 +75,18 @@ pub(crate) enum Held {
 impl Signature {
     /// The outputs of a program: the results that are in no stack, then the stacks of arguments that change, then those of
     /// results.
-    pub(crate) fn outputs<'a>(&'a self, stacked: &'a Stacked) -> Vec<(&'a Value, Held)> {
+    pub(crate) fn outputs<'a>(&'a self, stacked: &'a Stacked) -> Vec<(&'a Value, OutputKind)> {
         let of_arguments = stacked.arguments.iter().flat_map(|stack| &stack.members);
         let mut in_stacks: HashSet<usize> = of_arguments.filter_map(|&member| self.aliases[member]).collect();
         in_stacks.extend(stacked.results.iter().flat_map(|stack| &stack.members));
         let single = self.results.iter().enumerate().filter(|(index, _)| !in_stacks.contains(index));
-        let mut outputs: Vec<(&Value, Held)> =
-            single.map(|(index, value)| (value, Held::Results(vec![index]))).collect();
+        let mut outputs: Vec<(&Value, OutputKind)> =
+            single.map(|(index, value)| (value, OutputKind::Results(vec![index]))).collect();
         for (index, stack) in stacked.arguments.iter().enumerate() {
-            outputs.extend(stack.result.as_ref().map(|value| (value, Held::Arguments(index))));
+            outputs.extend(stack.result.as_ref().map(|value| (value, OutputKind::Arguments(index))));
         }
-        outputs.extend(stacked.results.iter().map(|one| (&one.value, Held::Results(one.members.clone()))));
+        outputs
+            .extend(stacked.results.iter().map(|one| (&one.value, OutputKind::Results(one.members.clone()))));
         outputs
     }
 }
@@ -108,13 +109,13 @@ impl<'a> Listing<'a> {
     }
 
     /// Index of the operation that produces a value, and which of its results it is; `None` for arguments.
-    fn made(&self, name: Name) -> Option<(usize, usize)> {
+    fn producer(&self, name: Name) -> Option<(usize, usize)> {
         let part = if let Name::Part(_, part) = name { part } else { 0 };
         self.places.get(&name.number()?).map(|&place| (place, part))
     }
 
     fn value(&self, name: Name) -> Value {
-        let shape = match (name, self.made(name)) {
+        let shape = match (name, self.producer(name)) {
             (Name::Argument(number), _) => &self.arguments[number],
             (_, Some((place, part))) => &self.operations[place].shapes()[part],
             _ => panic!("{name} is made before it is read"),

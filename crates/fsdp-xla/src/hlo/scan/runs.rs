@@ -52,7 +52,7 @@ impl Stretch {
     /// rounds of a random number generator, for example, do neither.
     pub(super) fn is_of_layers(&self, listing: &Listing<'_>) -> bool {
         let Range { start, .. } = self.place;
-        let is_before = |name: Name| listing.made(name).is_none_or(|(place, _)| place < start);
+        let is_before = |name: Name| listing.producer(name).is_none_or(|(place, _)| place < start);
         let differs = |place: usize| {
             let [first, second] = [place, place + self.period].map(|place| &listing.operands[place]);
             let mut pairs = first.iter().zip(second);

@@ -97,15 +97,15 @@ impl Builder {
         for (operation, operands) in operations.iter().zip(&listing.operands) {
             let missing = recent.missing(operation, operands);
             recent.add(operation, operands);
-            let again = if missing.is_empty() {
+            let sequenced = if missing.is_empty() {
                 operation.clone()
             } else {
                 let operand = cheapest(&listing, operands);
                 let behind = self.depend(&operand, &missing).name;
                 let renamed = |name| if name == operand.name { behind } else { name };
-                operation.again(operation.number(), |index| renamed(operands[index]))
+                operation.renumbered(operation.number(), |index| renamed(operands[index]))
             };
-            self.operations.push(again);
+            self.operations.push(sequenced);
         }
     }
 
@@ -157,8 +157,8 @@ mod tests {
     fn ancestors(operations: &[Operation], from: usize) -> BTreeSet<usize> {
         let (mut found, mut open) = (BTreeSet::new(), operations[from].operands());
         while let Some(name) = open.pop() {
-            let made = operations.iter().position(|one| Some(one.number()) == name.number());
-            match (made, name) {
+            let producer = operations.iter().position(|one| Some(one.number()) == name.number());
+            match (producer, name) {
                 (Some(place), Name::Part(_, part)) if operations[place].is_barrier() => {
                     open.push(operations[place].operands()[part]);
                 }

@@ -7,7 +7,7 @@ use super::{Builder, Name, Shape, Value};
 /// Values of the same shape, stored as one value.
 #[derive(Clone, Debug)]
 pub(super) struct Stack {
-    pub(super) whole: Value,
+    pub(super) value: Value,
     pub(super) element: Shape,
     pub(super) count: usize,
 }
@@ -28,15 +28,15 @@ impl Stack {
         let count = parts.iter().map(Value::len).sum::<usize>() / element.len();
         let dims = |part: &Value| sizes(element, part.len() / element.len(), count);
         let parts: Vec<Value> = parts.iter().map(|part| builder.reshape(part, &dims(part))).collect();
-        Self { whole: builder.concatenate(&parts, 0), element: element.clone(), count }
+        Self { value: builder.concatenate(&parts, 0), element: element.clone(), count }
     }
 
     /// Reads several elements, in reverse order if asked.
     pub(super) fn part(&self, builder: &mut Builder, range: Range<usize>, is_reversed: bool) -> Value {
-        let one = self.one();
-        let mut ranges: Vec<_> = one.iter().map(|&size| 0..size).collect();
-        ranges[0] = range.start * one[0]..range.end * one[0];
-        let found = builder.slice(&self.whole, &ranges);
+        let sizes = self.element_sizes();
+        let mut ranges: Vec<_> = sizes.iter().map(|&size| 0..size).collect();
+        ranges[0] = range.start * sizes[0]..range.end * sizes[0];
+        let found = builder.slice(&self.value, &ranges);
         if !is_reversed {
             return found;
         }
@@ -46,18 +46,18 @@ impl Stack {
 
     /// A stack of zeros, to be overwritten.
     pub(super) fn zeros(builder: &mut Builder, element: &Shape, count: usize) -> Self {
-        let whole = builder.zeros(&sizes(element, count, count), element.element);
-        Self { whole, element: element.clone(), count }
+        let value = builder.zeros(&sizes(element, count, count), element.element);
+        Self { value, element: element.clone(), count }
     }
 
     /// A stack with this name.
     pub(super) fn named(name: Name, element: &Shape, count: usize) -> Self {
         let shape = Shape::new(&sizes(element, count, count), element.element);
-        Self { whole: Value { name, shape }, element: element.clone(), count }
+        Self { value: Value { name, shape }, element: element.clone(), count }
     }
 
     /// Dimensions of one element within the stack.
-    fn one(&self) -> Vec<usize> {
+    fn element_sizes(&self) -> Vec<usize> {
         sizes(&self.element, 1, self.count)
     }
 
@@ -71,7 +71,7 @@ impl Stack {
     /// Reads an element.
     pub(super) fn get(&self, builder: &mut Builder, index: Index<'_>) -> Value {
         let start = self.start(builder, index);
-        let found = builder.dynamic_slice(&self.whole, &[(0, &start)], &self.one());
+        let found = builder.dynamic_slice(&self.value, &[(0, &start)], &self.element_sizes());
         builder.reshape(&found, &self.element.dims)
     }
 
@@ -83,17 +83,17 @@ impl Stack {
 
     /// Replaces an element.
     pub(super) fn put(&self, builder: &mut Builder, value: &Value, index: Index<'_>) -> Value {
-        let one = builder.reshape(value, &self.one());
+        let element = builder.reshape(value, &self.element_sizes());
         let start = self.start(builder, index);
-        builder.dynamic_update(&self.whole, &one, &[(0, &start)])
+        builder.dynamic_update(&self.value, &element, &[(0, &start)])
     }
 
     /// Replaces an element whose index is known at compile time.
     pub(super) fn put_at(&self, builder: &mut Builder, value: &Value, number: usize) -> Self {
-        let one = builder.reshape(value, &self.one());
-        let mut at = vec![0; one.dims().len()];
-        at[0] = number * one.dims()[0];
-        Self { whole: builder.update(&self.whole, &one, &at), ..self.clone() }
+        let element = builder.reshape(value, &self.element_sizes());
+        let mut starts = vec![0; element.dims().len()];
+        starts[0] = number * element.dims()[0];
+        Self { value: builder.update(&self.value, &element, &starts), ..self.clone() }
     }
 }
 
@@ -103,10 +103,10 @@ fn is_flat(element: &Shape, count: usize) -> bool {
     element.dims.len() <= 1 && i32::try_from(element.len() * count).is_ok()
 }
 
-/// Dimensions of `some` elements in a stack of `count`.
-fn sizes(element: &Shape, some: usize, count: usize) -> Vec<usize> {
+/// Dimensions of `elements` elements in a stack of `count`.
+fn sizes(element: &Shape, elements: usize, count: usize) -> Vec<usize> {
     match is_flat(element, count) {
-        true => vec![element.len() * some],
-        false => std::iter::once(some).chain(element.dims.iter().copied()).collect(),
+        true => vec![element.len() * elements],
+        false => std::iter::once(elements).chain(element.dims.iter().copied()).collect(),
     }
 }

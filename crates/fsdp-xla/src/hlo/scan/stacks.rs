@@ -71,15 +71,15 @@ impl<'a> Stacks<'a> {
     }
 
     /// Records that a value is an element of a stack.
-    pub(super) fn note(&mut self, name: Name, stack: &Stack, number: usize) {
+    pub(super) fn record(&mut self, name: Name, stack: &Stack, number: usize) {
         self.places.entry(name).or_default().push((stack.clone(), number));
     }
 
     /// Records that a stack has another name.
     pub(super) fn rename(&mut self, from: Name, to: Name) {
         for (stack, _) in self.places.values_mut().flatten() {
-            if stack.whole.name == from {
-                stack.whole.name = to;
+            if stack.value.name == from {
+                stack.value.name = to;
             }
         }
     }
@@ -87,7 +87,7 @@ impl<'a> Stacks<'a> {
     /// Finds a stack that holds all of these values at equal distances, and that is an argument or a result of one of
     /// the `before` operations.
     pub(super) fn find(&self, values: &[Value], before: &[Operation]) -> Option<Elements> {
-        let is_there = |stack: &Stack| match stack.whole.name.number() {
+        let is_there = |stack: &Stack| match stack.value.name.number() {
             Some(number) => before.iter().any(|one| one.number() == number),
             None => true,
         };
@@ -106,7 +106,7 @@ impl<'a> Stacks<'a> {
 
     /// The index of a value in a stack.
     pub(super) fn index(&self, name: Name, stack: &Stack) -> Option<usize> {
-        let is_same = |(other, _): &&(Stack, usize)| other.whole.name == stack.whole.name;
+        let is_same = |(other, _): &&(Stack, usize)| other.value.name == stack.value.name;
         self.places.get(&name)?.iter().find(is_same).map(|(_, number)| *number)
     }
 
@@ -130,9 +130,9 @@ impl<'a> Stacks<'a> {
         let (first, step) = positions(&numbers, &members)?;
         let stack = Stack::named(Name::Argument(self.shapes.len()), &values[0].shape, members.len());
         for (place, &member) in members.iter().enumerate() {
-            self.note(Name::Argument(member), &stack, place);
+            self.record(Name::Argument(member), &stack, place);
         }
-        self.shapes.push(stack.whole.shape.clone());
+        self.shapes.push(stack.value.shape.clone());
         self.arguments.push(StackedArgument { members, stack: stack.clone(), updated: None });
         Some(Elements { stack, first, step })
     }
@@ -150,7 +150,7 @@ impl<'a> Stacks<'a> {
         };
         let arguments: Vec<Value> = (0..rounds).map(argument).collect::<Option<_>>()?;
         let elements = self.find(&arguments, &[]).or_else(|| self.stack_arguments(&arguments))?;
-        let is_owner = |one: &StackedArgument| one.stack.whole.name == elements.stack.whole.name;
+        let is_owner = |one: &StackedArgument| one.stack.value.name == elements.stack.value.name;
         let owner = self.arguments.iter().position(is_owner)?;
         self.arguments[owner].updated.is_none().then_some((owner, elements))
     }
@@ -165,7 +165,7 @@ impl<'a> Stacks<'a> {
             rest = &rest[len..];
         }
         let stack = Stack::of(builder, &parts, &values[0].shape);
-        values.iter().enumerate().for_each(|(number, value)| self.note(value.name, &stack, number));
+        values.iter().enumerate().for_each(|(number, value)| self.record(value.name, &stack, number));
         Elements { stack, first: 0, step: 1 }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::flow::{Flow, Made, Output, Source};
+use super::flow::{Flow, Output, RoundResult, Source};
 use super::joined::{self, Joined};
 use super::stack::{Index, Stack};
 use super::stacks::{Elements, Stacks, Updated};
@@ -21,7 +21,7 @@ struct Kept<'a> {
     output: &'a Output,
     /// The value in the stack: the result or, if that is a reshape, its operand, whose dimensions may suit a device
     /// better.
-    made: Made,
+    result: RoundResult,
     /// Dimensions of the result.
     sizes: Vec<usize>,
     /// The stack before the loop, and the elements that the rounds replace.
@@ -50,18 +50,18 @@ impl Builder {
         let outputs = flow.outputs.iter().filter(|output| output.chain.is_none());
         let kept: Vec<Kept<'_>> =
             outputs.map(|output| self.kept(round, flow, output, (stacks, &later))).collect();
-        let made = self.write_rounds(round, flow, &read, &kept);
+        let loop_results = self.write_rounds(round, flow, &read, &kept);
 
-        let (last, whole) = made.split_at(made.len() - kept.len());
-        let mut names = names_at_end(flow, last);
-        let joined = self.read_results(kept, whole, (&mut names, stacks));
-        for one in later {
-            match joined.iter().find(|(joined, _)| joined.operations.contains(&one.number())) {
+        let (chain_values, kept_stacks) = loop_results.split_at(loop_results.len() - kept.len());
+        let mut names = names_at_end(flow, chain_values);
+        let joined = self.read_results(kept, kept_stacks, (&mut names, stacks));
+        for operation in later {
+            match joined.iter().find(|(joined, _)| joined.operations.contains(&operation.number())) {
                 Some((joined, stack)) => {
-                    let whole = self.complete(&one, joined, stack, (&mut names, stacks));
-                    names.insert(one.name(0), whole);
+                    let name = self.complete(&operation, joined, stack, (&mut names, stacks));
+                    names.insert(operation.name(0), name);
                 }
-                None => self.operations.push(renamed(&one, &names)),
+                None => self.operations.push(renamed(&operation, &names)),
             }
         }
         for value in results {
@@ -73,17 +73,17 @@ impl Builder {
     fn read_results(
         &mut self,
         kept: Vec<Kept<'_>>,
-        whole: &[Value],
+        kept_stacks: &[Value],
         (names, stacks): (&mut HashMap<Name, Name>, &mut Stacks<'_>),
     ) -> Vec<(Joined, Stack)> {
         let mut joined = Vec::new();
-        for (kept, whole) in kept.into_iter().zip(whole) {
-            let stack = Stack { whole: whole.clone(), ..kept.elements.stack.clone() };
+        for (kept, value) in kept.into_iter().zip(kept_stacks) {
+            let stack = Stack { value: value.clone(), ..kept.elements.stack.clone() };
             for (&round, &name) in &kept.output.read {
                 let number = kept.elements.index(round);
                 let found = stack.at(self, number);
                 let found = self.reshape(&found, &kept.sizes);
-                stacks.note(found.name, &stack, number);
+                stacks.record(found.name, &stack, number);
                 names.insert(name, found.name);
             }
             match kept.purpose {
@@ -92,7 +92,7 @@ impl Builder {
                     let places = kept.output.read.keys().map(|&round| kept.elements.index(round)).collect();
                     stacks.arguments[argument].updated = Some(Updated { stack, places });
                 }
-                Purpose::Joined(one) => joined.push((one, stack)),
+                Purpose::Joined(join) => joined.push((join, stack)),
             }
         }
         joined
@@ -114,23 +114,23 @@ impl Builder {
         output: &'a Output,
         (stacks, later): (&mut Stacks<'_>, &[Operation]),
     ) -> Kept<'a> {
-        let (made, rounds) = (output.made, flow.run.rounds);
-        let shape = |made: Made| &round[made.operation].shapes()[made.part];
-        let sizes = shape(made).dims.clone();
+        let (result, rounds) = (output.result, flow.run.rounds);
+        let shape = |result: RoundResult| &round[result.operation].shapes()[result.part];
+        let sizes = shape(result).dims.clone();
         if let Some((argument, elements)) = stacks.owner(&output.read, rounds) {
-            return Kept { output, made, sizes, elements, purpose: Purpose::Argument(argument) };
+            return Kept { output, result, sizes, elements, purpose: Purpose::Argument(argument) };
         }
         if let Some((joined, (first, step))) = joined::find(later, &output.read, rounds) {
-            let stack = Stack::zeros(self, shape(made), joined.count);
+            let stack = Stack::zeros(self, shape(result), joined.count);
             let elements = Elements { stack, first, step };
-            return Kept { output, made, sizes, elements, purpose: Purpose::Joined(joined) };
+            return Kept { output, result, sizes, elements, purpose: Purpose::Joined(joined) };
         }
-        let made = match flow.sources[made.operation][..] {
-            [Source::Own(before)] if round[made.operation].is_reshape() => before,
-            _ => made,
+        let result = match flow.sources[result.operation][..] {
+            [Source::SameRound(operand)] if round[result.operation].is_reshape() => operand,
+            _ => result,
         };
-        let elements = Elements { stack: Stack::zeros(self, shape(made), rounds), first: 0, step: 1 };
-        Kept { output, made, sizes, elements, purpose: Purpose::Results }
+        let elements = Elements { stack: Stack::zeros(self, shape(result), rounds), first: 0, step: 1 };
+        Kept { output, result, sizes, elements, purpose: Purpose::Results }
     }
 
     /// Writes the loop. Its results are those of the chains, in order, followed by the kept stacks.
@@ -143,24 +143,24 @@ impl Builder {
     ) -> Vec<Value> {
         let starts = self.first_values(flow, kept);
         let open = self.begin_loop(flow.run.rounds, &starts);
-        let (index, own) = (open.index().clone(), open.values().to_vec());
-        let heads: Vec<Name> = flow.slots().map(|slots| own[slots.start].name).collect();
-        let carried = &own[own.len() - kept.len()..];
+        let (index, loop_values) = (open.index().clone(), open.values().to_vec());
+        let heads: Vec<Name> = flow.slots().map(|slots| loop_values[slots.start].name).collect();
+        let carried = &loop_values[loop_values.len() - kept.len()..];
         let elements: Vec<Name> =
             read.iter().map(|one| self.element(one, kept.iter().zip(carried), &index).name).collect();
         let first = self.write_round(round, flow, &heads, &elements);
-        let made = |builder: &Self, made: Made| {
-            builder.operations[first + made.operation].results().swap_remove(made.part)
+        let value_of = |builder: &Self, result: RoundResult| {
+            builder.operations[first + result.operation].results().swap_remove(result.part)
         };
 
         let mut ends = Vec::new();
         for (chain, slots) in flow.chains.iter().zip(flow.slots()) {
-            ends.extend_from_slice(&own[slots.start + 1..slots.end]);
-            ends.push(made(self, chain.made));
+            ends.extend_from_slice(&loop_values[slots.start + 1..slots.end]);
+            ends.push(value_of(self, chain.result));
         }
-        for (Kept { elements, made: from, .. }, whole) in kept.iter().zip(carried) {
-            let stack = Stack { whole: whole.clone(), ..elements.stack.clone() };
-            let one = made(self, *from);
+        for (Kept { elements, result, .. }, value) in kept.iter().zip(carried) {
+            let stack = Stack { value: value.clone(), ..elements.stack.clone() };
+            let one = value_of(self, *result);
             ends.push(stack.put(self, &one, index_in(elements, &index)));
         }
         self.end_loop(open, &ends)
@@ -175,7 +175,7 @@ impl Builder {
                 starts.push(start.clone().unwrap_or_else(zeros));
             }
         }
-        starts.extend(kept.iter().map(|one| one.elements.stack.whole.clone()));
+        starts.extend(kept.iter().map(|kept_result| kept_result.elements.stack.value.clone()));
         starts
     }
 
@@ -188,12 +188,12 @@ impl Builder {
         round: &Value,
     ) -> Value {
         let is_same = |other: &Elements| {
-            other.stack.whole.name == elements.stack.whole.name
+            other.stack.value.name == elements.stack.value.name
                 && (other.first, other.step) == (elements.first, elements.step)
         };
         let mut stack = elements.stack.clone();
-        if let Some((_, whole)) = carried.find(|(kept, _)| is_same(&kept.elements)) {
-            stack.whole = whole.clone();
+        if let Some((_, value)) = carried.find(|(kept, _)| is_same(&kept.elements)) {
+            stack.value = value.clone();
         }
         let found = stack.get(self, index_in(elements, round));
         self.reshape(&found, sizes)
@@ -203,8 +203,8 @@ impl Builder {
     fn write_round(&mut self, round: &[Operation], flow: &Flow, heads: &[Name], elements: &[Name]) -> usize {
         let first = self.operations.len();
         for (operation, sources) in round.iter().zip(&flow.sources) {
-            let copy = operation.again(self.next, |operand| match sources[operand] {
-                Source::Own(made) => self.operations[first + made.operation].name(made.part),
+            let copy = operation.renumbered(self.next, |operand| match sources[operand] {
+                Source::SameRound(result) => self.operations[first + result.operation].name(result.part),
                 Source::Outside(name) => name,
                 Source::Chain(chain) => heads[chain],
                 Source::Stack(stack) => elements[stack],
@@ -221,13 +221,13 @@ fn index_in<'a>(elements: &Elements, round: &'a Value) -> Index<'a> {
 }
 
 /// Maps results that chains hold at the end of the loop, or that repeat values from before it, to their names after it.
-fn names_at_end(flow: &Flow, last: &[Value]) -> HashMap<Name, Name> {
+fn names_at_end(flow: &Flow, chain_values: &[Value]) -> HashMap<Name, Name> {
     let slots: Vec<Range<usize>> = flow.slots().collect();
     let mut names: HashMap<Name, Name> = flow.repeated.iter().copied().collect();
     for output in &flow.outputs {
         let Some(chain) = output.chain else { continue };
         let after = |round: usize| slots[chain].end - (flow.run.rounds - round);
-        names.extend(output.read.iter().map(|(&round, &name)| (name, last[after(round)].name)));
+        names.extend(output.read.iter().map(|(&round, &name)| (name, chain_values[after(round)].name)));
     }
     names
 }
@@ -238,7 +238,7 @@ pub(super) fn renamed(operation: &Operation, names: &HashMap<Name, Name>) -> Ope
     if !operands.iter().any(|name| names.contains_key(name)) {
         return operation.clone();
     }
-    operation.again(operation.number(), |operand| {
+    operation.renumbered(operation.number(), |operand| {
         let name = operands[operand];
         names.get(&name).copied().unwrap_or(name)
     })

@@ -40,13 +40,13 @@ impl Trace {
             let start = start.map(|value| self.hlo.zeros(value.dims(), master));
             self.repeat(division.blocks(), start, |trace, number, [dqueries, dkeys, dvalues]| {
                 let block = division.block(trace, dims, number);
-                let own = block.heads_of(trace, &heads);
+                let block_heads = block.heads_of(trace, &heads);
                 let outputs = Outputs {
                     y: block.queries_of(trace, &outputs.y),
                     dy: block.queries_of(trace, &outputs.dy),
                     lse: block.queries_of(trace, &outputs.lse),
                 };
-                let parts = trace.attend_backward_block(&rules, &own, &outputs, &block);
+                let parts = trace.attend_backward_block(&rules, &block_heads, &outputs, &block);
                 [
                     block.put_queries(trace, &dqueries, &parts[0]),
                     block.add_samples(trace, &dkeys, &parts[1]),
@@ -76,33 +76,36 @@ impl Trace {
         let lse = self.over_keys(&outputs.lse, &x);
         let exponents = self.hlo.subtract(&x, &lse);
         let weights = self.hlo.unary("exponential", &exponents);
-        let own = self.own_slopes(outputs);
+        let row_dots = self.row_dots(outputs);
         let slopes = self.product(&outputs.dy, &heads.values, [3, 3], master);
         let mut slopes = self.hlo.reshape(&slopes, x.dims());
-        let mut used = weights.clone();
+        let mut used_weights = weights.clone();
         if let Some(kept) = rules.kept(self, block, &weights) {
             slopes = self.hlo.multiply(&slopes, &kept);
-            used = self.hlo.multiply(&used, &kept);
+            used_weights = self.hlo.multiply(&used_weights, &kept);
         }
-        let own = self.over_keys(&own, &slopes);
-        let slopes = self.hlo.subtract(&slopes, &own);
+        let row_dots = self.over_keys(&row_dots, &slopes);
+        let slopes = self.hlo.subtract(&slopes, &row_dots);
         let mut slopes = self.hlo.multiply(&slopes, &weights);
         if let Some(slope) = slope {
             slopes = self.hlo.multiply(&slopes, &slope);
         }
         let slopes = self.hlo.with("multiply", &slopes, rules.scores.scale(rules.dims.head_dim));
         let slopes = self.hlo.convert(&slopes, element);
-        let weighting = rules.weighting(&heads.values);
-        let (used, dy) = (self.hlo.convert(&used, weighting), self.hlo.convert(&outputs.dy, weighting));
+        let weights_element = rules.weights_element(&heads.values);
+        let (used_weights, dy) = (
+            self.hlo.convert(&used_weights, weights_element),
+            self.hlo.convert(&outputs.dy, weights_element),
+        );
         let dqueries = self.product(&slopes, &heads.keys, [3, 2], master);
         let dqueries = self.hlo.reshape(&dqueries, heads.queries.dims());
         let dkeys = self.product(&slopes, &heads.queries, [2, 2], master);
-        let dvalues = self.product(&used, &dy, [2, 2], master);
+        let dvalues = self.product(&used_weights, &dy, [2, 2], master);
         [dqueries, dkeys, dvalues]
     }
 
     /// The term subtracted from each probability's gradient: the sum of all gradients, each times its probability.
-    fn own_slopes(&mut self, outputs: &Outputs) -> Value {
+    fn row_dots(&mut self, outputs: &Outputs) -> Value {
         let (y, dy) = (self.hlo.master(&outputs.y), self.hlo.master(&outputs.dy));
         let products = self.hlo.multiply(&y, &dy);
         self.hlo.sum(&products, &[4])

@@ -35,8 +35,8 @@ impl Division {
             return Self { samples, queries: 1 };
         }
         // The generator produces four numbers at a time, so a block of queries must begin with the first of four.
-        let is_whole = |queries| scores.dropout == 0.0 || (queries * seq % 4 == 0 && seq % 2 == 0);
-        Self { samples, queries: parts(seq, sample, bytes_max, is_whole).unwrap_or(1) }
+        let is_aligned = |queries| scores.dropout == 0.0 || (queries * seq % 4 == 0 && seq % 2 == 0);
+        Self { samples, queries: parts(seq, sample, bytes_max, is_aligned).unwrap_or(1) }
     }
 
     /// Number of blocks.
@@ -62,9 +62,10 @@ impl Division {
 
 /// Number of equal parts of `count` items such that each part has at most `bytes_max` bytes. If the least number does
 /// not divide evenly, up to four times as many are tried. `None` if none does, as for a sequence of prime length.
-fn parts(count: usize, bytes: usize, bytes_max: usize, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
-    let least = bytes.div_ceil(bytes_max).clamp(1, count);
-    (least..=count.min(4 * least)).find(|&parts| count.is_multiple_of(parts) && is_wanted(count / parts))
+fn parts(count: usize, bytes: usize, bytes_max: usize, is_allowed: impl Fn(usize) -> bool) -> Option<usize> {
+    let min_parts = bytes.div_ceil(bytes_max).clamp(1, count);
+    (min_parts..=count.min(4 * min_parts))
+        .find(|&parts| count.is_multiple_of(parts) && is_allowed(count / parts))
 }
 
 impl Block {
@@ -99,19 +100,19 @@ impl Block {
     }
 
     /// Writes samples and queries to where [`Block::queries_of`] reads them.
-    pub(super) fn put_queries(&self, trace: &mut Trace, whole: &Value, part: &Value) -> Value {
+    pub(super) fn put_queries(&self, trace: &mut Trace, all: &Value, part: &Value) -> Value {
         match &self.at {
             None => part.clone(),
-            Some([sample, query]) => trace.hlo.dynamic_update(whole, part, &[(0, sample), (3, query)]),
+            Some([sample, query]) => trace.hlo.dynamic_update(all, part, &[(0, sample), (3, query)]),
         }
     }
 
     /// Adds to the samples that [`Block::samples_of`] reads.
-    pub(super) fn add_samples(&self, trace: &mut Trace, whole: &Value, part: &Value) -> Value {
+    pub(super) fn add_samples(&self, trace: &mut Trace, all: &Value, part: &Value) -> Value {
         let Some([sample, _]) = &self.at else { return part.clone() };
-        let old = self.samples_of(trace, whole);
+        let old = self.samples_of(trace, all);
         let sum = trace.hlo.add(&old, part);
-        trace.hlo.dynamic_update(whole, &sum, &[(0, sample)])
+        trace.hlo.dynamic_update(all, &sum, &[(0, sample)])
     }
 }
 

@@ -25,11 +25,11 @@ impl Trace {
             let logarithms = self.hlo.zeros(&[batch, kv_heads, count / kv_heads, seq], master);
             self.repeat(division.blocks(), [out, logarithms], |trace, number, [out, logarithms]| {
                 let block = division.block(trace, dims, number);
-                let own = block.heads_of(trace, &heads);
-                let [own_out, own_logarithms] = trace.attend_block(&rules, &own, &block);
+                let block_heads = block.heads_of(trace, &heads);
+                let [block_out, block_logarithms] = trace.attend_block(&rules, &block_heads, &block);
                 [
-                    block.put_queries(trace, &out, &own_out),
-                    block.put_queries(trace, &logarithms, &own_logarithms),
+                    block.put_queries(trace, &out, &block_out),
+                    block.put_queries(trace, &logarithms, &block_logarithms),
                 ]
             })
         };
@@ -53,7 +53,7 @@ impl Trace {
         if let Some(kept) = rules.kept(self, block, &weights) {
             weights = self.hlo.multiply(&weights, &kept);
         }
-        let element = rules.weighting(&heads.values);
+        let element = rules.weights_element(&heads.values);
         let (weights, values) =
             (self.hlo.convert(&weights, element), self.hlo.convert(&heads.values, element));
         let out = self.product(&weights, &values, [3, 2], element.master());

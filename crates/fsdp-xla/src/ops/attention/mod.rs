@@ -63,7 +63,7 @@ impl Trace {
 
     /// The product of two matrices for each sample and key/value head, contracted over one dimension of each.
     /// Five-dimensional operands (per query) have a row for each query of each query head.
-    fn product(&mut self, a: &Value, b: &Value, over: [usize; 2], element: Element) -> Value {
+    fn product(&mut self, a: &Value, b: &Value, contracted: [usize; 2], element: Element) -> Value {
         let mut rows = |x: &Value| match *x.dims() {
             [samples, kv_heads, heads, queries, width] => {
                 self.hlo.reshape(x, &[samples, kv_heads, heads * queries, width])
@@ -71,7 +71,7 @@ impl Trace {
             _ => x.clone(),
         };
         let (a, b) = (rows(a), rows(b));
-        let product = Product { batch: [&[0, 1], &[0, 1]], contract: [&[over[0]], &[over[1]]] };
+        let product = Product { batch: [&[0, 1], &[0, 1]], contract: [&[contracted[0]], &[contracted[1]]] };
         self.hlo.dot(&a, &b, product, element)
     }
 }

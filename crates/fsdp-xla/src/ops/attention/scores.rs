@@ -19,7 +19,7 @@ pub(super) struct Rules<'a> {
 impl Rules<'_> {
     /// The type in which probabilities weight values: that of the values, or that of arithmetic if scores are capped or
     /// not all seen, or probabilities are dropped, as on other devices.
-    pub(super) fn weighting(&self, values: &Value) -> Element {
+    pub(super) fn weights_element(&self, values: &Value) -> Element {
         let is_plain = self.scores == Scores { scale: self.scores.scale, ..Scores::default() };
         if is_plain { values.element() } else { values.element().master() }
     }
@@ -36,8 +36,8 @@ impl Rules<'_> {
         let mut x = trace.hlo.with("multiply", &x, self.scores.scale(self.dims.head_dim));
         let mut slope = None;
         if let Some(cap) = self.scores.softcap {
-            let [capped, bend] = trace.capped(&x, cap);
-            (x, slope) = (capped, Some(bend));
+            let [capped, cap_slope] = trace.capped(&x, cap);
+            (x, slope) = (capped, Some(cap_slope));
         }
         let is_seen = self.seen(trace, x.dims(), block);
         let never = trace.hlo.float(f64::NEG_INFINITY, x.dims(), x.element());

@@ -163,10 +163,10 @@ fn run(client: &Arc<Client>, module: &Module) -> Vec<Vec<u8>> {
     let made = executable.execute(&[arguments]).unwrap().swap_remove(0);
     assert_eq!(made.len(), outputs.len());
     let mut results = vec![Vec::new(); module.signature.results.len()];
-    for (buffer, Output { held, .. }) in made.iter().zip(outputs) {
-        let owners: Vec<Option<usize>> = match held {
-            Held::Results(own) => own.into_iter().map(Some).collect(),
-            Held::Arguments(input) => {
+    for (buffer, Output { kind, .. }) in made.iter().zip(outputs) {
+        let owners: Vec<Option<usize>> = match kind {
+            OutputKind::Results(own) => own.into_iter().map(Some).collect(),
+            OutputKind::Arguments(input) => {
                 inputs[input].members.iter().map(|&member| module.signature.aliases[member]).collect()
             }
         };

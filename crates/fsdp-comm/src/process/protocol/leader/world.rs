@@ -26,7 +26,7 @@ pub(super) struct World {
 
 struct Live {
     process: usize,
-    heard: Duration,
+    last_heard: Duration,
     /// The last collective that it has reported.
     last_call: Option<String>,
 }
@@ -46,8 +46,8 @@ impl World {
     }
 
     /// Adds a process.
-    pub(super) fn add(&mut self, connection: ConnectionId, process: usize, heard: Duration) {
-        self.live.insert(connection, Live { process, heard, last_call: None });
+    pub(super) fn add(&mut self, connection: ConnectionId, process: usize, last_heard: Duration) {
+        self.live.insert(connection, Live { process, last_heard, last_call: None });
     }
 
     /// The connections of all live processes.
@@ -66,21 +66,25 @@ impl World {
     /// Handles a frame from a live process.
     pub(super) fn received(&mut self, connection: ConnectionId, frame: Frame, pulse: &Pulse) {
         let live = self.live.get_mut(&connection).expect("the process is alive");
-        live.heard = pulse.now();
+        live.last_heard = pulse.now();
         let (process, ranks) = (live.process, self.roster.processes[live.process].ranks.clone());
         if frame.generation != self.roster.generation {
-            let (got, own) = (frame.generation, self.roster.generation);
-            return self.lose(connection, format!("it belongs to world {got:016x}, not {own:016x}"), pulse);
+            let (got, expected) = (frame.generation, self.roster.generation);
+            return self.lose(
+                connection,
+                format!("it belongs to world {got:016x}, not {expected:016x}"),
+                pulse,
+            );
         }
         match frame.message {
             Message::Heartbeat => {}
             Message::Give { topic, rank, value } if ranks.contains(&rank) => {
-                self.tell(Event::Gave { topic, rank, value });
+                self.notify(Event::Gave { topic, rank, value });
             }
             Message::Announce { topic, value } => {
                 let others = self.connections().filter(|other| *other != connection).collect();
                 self.send(others, Message::Announce { topic: topic.clone(), value: value.clone() });
-                self.tell(Event::Announced { topic, value });
+                self.notify(Event::Announced { topic, value });
             }
             Message::Calling { call } => live.last_call = Some(call),
             Message::Failed(failure) => self.fail(process, failure, pulse),
@@ -110,16 +114,16 @@ impl World {
         if let Some(live) = self.live.remove(&connection) {
             let loss = Verdict::of_loss(&self.roster, live.process, cause.to_owned());
             self.outputs.push(Output::Close(connection));
-            self.tell(Event::Lost { ranks: loss.ranks.clone(), error: loss.error() });
+            self.notify(Event::Lost { ranks: loss.ranks.clone(), error: loss.error() });
         }
     }
 
     /// Handles a process's report that it or another process has failed.
     fn fail(&mut self, reporter: usize, failure: Failure, pulse: &Pulse) {
         let process = failure.rank.and_then(|rank| self.roster.process_of(rank)).unwrap_or(reporter);
-        let can_speak = process == 0 || self.live.values().any(|live| live.process == process);
+        let can_report = process == 0 || self.live.values().any(|live| live.process == process);
         let verdict = Verdict::new(&self.roster, process, failure);
-        if process == reporter || !can_speak {
+        if process == reporter || !can_report {
             self.decide(verdict, pulse);
         } else {
             self.blame.get_or_insert((pulse.now(), verdict));
@@ -130,7 +134,7 @@ impl World {
     fn decide(&mut self, verdict: Verdict, pulse: &Pulse) {
         if self.verdict.is_none() {
             self.send_all(Message::Verdict(verdict.clone()));
-            self.tell(Event::Verdict(verdict.clone()));
+            self.notify(Event::Verdict(verdict.clone()));
             self.verdict = Some((pulse.now(), verdict));
         }
     }
@@ -143,17 +147,19 @@ impl World {
         self.send(self.connections().collect(), message);
     }
 
-    fn tell(&mut self, event: Event) {
+    fn notify(&mut self, event: Event) {
         if !self.has_left {
             self.outputs.push(Output::Event(event));
         }
     }
 
     pub(super) fn tick(&mut self, pulse: &Pulse) {
-        let silent = self.live.iter().filter(|(_, live)| pulse.is_dead(live.heard));
+        let silent = self.live.iter().filter(|(_, live)| pulse.is_dead(live.last_heard));
         let silent: Vec<ConnectionId> = silent.map(|(connection, _)| *connection).collect();
         silent.into_iter().for_each(|connection| self.lose(connection, pulse.silence(), pulse));
-        if let Some((_, verdict)) = self.blame.take_if(|(since, _)| pulse.is_past(*since, pulse.hearing())) {
+        if let Some((_, verdict)) =
+            self.blame.take_if(|(since, _)| pulse.is_past(*since, pulse.blame_delay()))
+        {
             self.decide(verdict, pulse);
         }
         if let Some((since, verdict)) = &self.verdict
@@ -162,7 +168,7 @@ impl World {
         {
             self.is_over = true;
             let (ranks, error) = (0..self.roster.world(), verdict.error());
-            self.tell(Event::Lost { ranks, error });
+            self.notify(Event::Lost { ranks, error });
         }
         self.leave_if_last(pulse);
     }
@@ -191,7 +197,7 @@ impl World {
         };
         if self.live.is_empty() || is_late {
             self.send_all(Message::Goodbye);
-            self.tell(Event::Left);
+            self.notify(Event::Left);
             self.has_left = true;
         }
     }

@@ -243,8 +243,8 @@ fn verdict_on_dead_process_names_last_collective() {
     world.receives(1, Message::Calling { call: "reduce-scatter #3".to_owned() });
     world.leader.closed(ConnectionId(2), "its connection was closed");
     let verdicts = world.verdicts();
-    let told = verdicts[0].to_string();
-    assert!(told.ends_with(": its connection was closed; its last collective was all-gather #7"), "{told}");
+    let text = verdicts[0].to_string();
+    assert!(text.ends_with(": its connection was closed; its last collective was all-gather #7"), "{text}");
 }
 
 #[test]
@@ -264,9 +264,9 @@ fn verdict_on_dead_leader_names_last_collective() {
     member.closed(ConnectionId(1), "its connection was closed");
     let verdict =
         |output| if let Output::Event(Event::Verdict(verdict)) = output { Some(verdict) } else { None };
-    let told = member.take().into_iter().find_map(verdict).expect("the world has failed").to_string();
+    let text = member.take().into_iter().find_map(verdict).expect("the world has failed").to_string();
     insta::assert_snapshot!(
-        told,
+        text,
         @"process 0 (pid 0 on host n0): its connection was closed; its last collective was all-gather #7"
     );
 }

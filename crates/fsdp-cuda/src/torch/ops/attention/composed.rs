@@ -113,28 +113,28 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         &self,
         qkv: [&Tensor; 3],
         [y, lse, dy]: [&Tensor; 3],
-        [to_q, to_k, to_v]: [&Tensor; 3],
+        [dq_out, dk_out, dv_out]: [&Tensor; 3],
     ) -> Result<(), Failure> {
         let lse = lse.f_unsqueeze(-1)?;
         for span in self.spans() {
             let mut sums: Option<[Tensor; 2]> = None;
             // From the last positions on: these read all keys that the others read, unless there is a window.
             for block in self.blocks(span.clone()).rev() {
-                let [for_q, for_k, for_v] = self.gradients(&block, qkv, [y, &lse, dy])?;
-                self.write(&block, &for_q, to_q)?;
+                let [dq, dk, dv] = self.gradients(&block, qkv, [y, &lse, dy])?;
+                self.write(&block, &dq, dq_out)?;
                 if sums.is_none() && block.keys == span.keys {
-                    sums = Some([for_k, for_v]);
+                    sums = Some([dk, dv]);
                     continue;
                 }
                 let [keys, values] = match &sums {
                     Some(sums) => sums,
-                    None => &*sums.insert([zeros(&span, &for_k)?, zeros(&span, &for_v)?]),
+                    None => &*sums.insert([zeros(&span, &dk)?, zeros(&span, &dv)?]),
                 };
                 let read = block.keys_in(&span);
-                part(keys, 2, &read)?.f_add_(&for_k).done()?;
-                part(values, 2, &read)?.f_add_(&for_v).done()?;
+                part(keys, 2, &read)?.f_add_(&dk).done()?;
+                part(values, 2, &read)?.f_add_(&dv).done()?;
             }
-            for (sum, to) in sums.iter().flatten().zip([to_k, to_v]) {
+            for (sum, to) in sums.iter().flatten().zip([dk_out, dv_out]) {
                 part(&span.of_heads(to, 1)?, 2, &span.keys)?.f_copy_(sum)?;
             }
         }
@@ -159,8 +159,8 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
             factors.multiply(self, block, &mut slopes)?;
         }
         slopes.f_sub_(&mean)?.f_mul_(&probabilities)?.f_mul_scalar_(self.scale()).done()?;
-        if let Some(of_cap) = slope_of_cap {
-            slopes.f_mul_(&of_cap).done()?;
+        if let Some(slope_of_cap) = slope_of_cap {
+            slopes.f_mul_(&slope_of_cap).done()?;
         }
         if let Some(factors) = &factors {
             factors.multiply(self, block, &mut probabilities)?;
@@ -180,11 +180,11 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
             scores.f_mul_scalar_(1.0 / cap)?.f_tanh_()?.f_mul_scalar_(cap).done()?;
         }
         let (rows, keys) = (int(block.rows.len()), int(block.keys.len()));
-        let own = int(block.rows.start) - int(block.keys.start);
-        let all = Tensor::f_ones([rows, keys], (Kind::Bool, scores.device()))?;
-        let mut unseen = all.f_triu(own + 1)?;
+        let diagonal = int(block.rows.start) - int(block.keys.start);
+        let ones = Tensor::f_ones([rows, keys], (Kind::Bool, scores.device()))?;
+        let mut unseen = ones.f_triu(diagonal + 1)?;
         if let Some(window) = self.scores.window {
-            unseen = unseen.f_logical_or(&all.f_tril(own - int(window))?)?;
+            unseen = unseen.f_logical_or(&ones.f_tril(diagonal - int(window))?)?;
         }
         let mut by_head = scores.f_view([-1, rows, keys])?;
         by_head.f_masked_fill_(&unseen, f64::NEG_INFINITY).done()?;
@@ -194,8 +194,8 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
     /// Derivative of the cap at each score, 0 for keys that a query does not see; `None` if scores are not capped.
     fn slope_of_cap(&self, scores: &Tensor) -> Result<Option<Tensor>, Failure> {
         let Some(cap) = self.scores.softcap else { return Ok(None) };
-        let bent = scores.f_mul_scalar(1.0 / cap)?;
-        Ok(Some(bent.f_square()?.f_neg()?.f_add_scalar(1.0)?.f_clamp_min(0.0)?))
+        let tanh = scores.f_mul_scalar(1.0 / cap)?;
+        Ok(Some(tanh.f_square()?.f_neg()?.f_add_scalar(1.0)?.f_clamp_min(0.0)?))
     }
 
     fn scale(&self) -> f64 {
@@ -203,7 +203,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
     }
 
     /// Number of query heads per key head.
-    fn group(&self) -> usize {
+    fn group_size(&self) -> usize {
         self.dims.heads / self.dims.kv_heads
     }
 
@@ -224,8 +224,8 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
             }
         };
         places.into_iter().flat_map(move |(samples, rows)| {
-            let of_group = self.group() * rows.len() * self.row_len(rows.len());
-            let groups = (self.scores_max / of_group.max(1)).clamp(1, kv_heads);
+            let scores_per_group = self.group_size() * rows.len() * self.row_len(rows.len());
+            let groups = (self.scores_max / scores_per_group.max(1)).clamp(1, kv_heads);
             ranges(kv_heads, groups).map(move |groups| Block {
                 samples: samples.clone(),
                 groups,
@@ -238,8 +238,8 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
     /// Splits a span into blocks.
     fn blocks(&self, span: Block) -> impl DoubleEndedIterator<Item = Block> {
         let len = span.rows.len();
-        let room = self.scores_max / (span.heads_len(self.group()) * self.row_len(len)).max(1);
-        let rows = self.scores.window.map_or(room, |window| room.min(window.max(WINDOW_ROWS)));
+        let rows_max = self.scores_max / (span.heads_len(self.group_size()) * self.row_len(len)).max(1);
+        let rows = self.scores.window.map_or(rows_max, |window| rows_max.min(window.max(WINDOW_ROWS)));
         let (scores, first) = (self.scores, span.rows.start);
         ranges(len, rows).map(move |rows| {
             let keys = first + scores.first_key(rows.start)..first + rows.end;
@@ -256,21 +256,21 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
 
     /// The rows of a block's queries in the arithmetic type, with those of a group stacked: (samples, groups, rows,
     /// elements).
-    fn queries(&self, block: &Block, of_all: &Tensor) -> Result<Tensor, Failure> {
-        let rows = part(&block.of_heads(of_all, self.group())?, 2, &block.rows)?;
-        let by_group = [block.groups.len(), self.group()].map(int);
+    fn queries(&self, block: &Block, tensor: &Tensor) -> Result<Tensor, Failure> {
+        let rows = part(&block.of_heads(tensor, self.group_size())?, 2, &block.rows)?;
+        let by_group = [block.groups.len(), self.group_size()].map(int);
         Ok(rows.f_to_kind(arithmetic(&rows)?)?.f_unflatten(1, by_group)?.f_flatten(2, 3)?)
     }
 
     /// The keys or values that a block reads, in the arithmetic type: (samples, groups, positions, elements).
-    fn keys(&self, block: &Block, of_all: &Tensor) -> Result<Tensor, Failure> {
-        let seen = part(&block.of_heads(of_all, 1)?, 2, &block.keys)?;
+    fn keys(&self, block: &Block, tensor: &Tensor) -> Result<Tensor, Failure> {
+        let seen = part(&block.of_heads(tensor, 1)?, 2, &block.keys)?;
         Ok(seen.f_to_kind(arithmetic(&seen)?)?)
     }
 
     /// Writes the rows of a block to their place: the inverse of [`Composed::queries`].
-    fn write(&self, block: &Block, rows: &Tensor, of_all: &Tensor) -> Result<(), Failure> {
-        let mut to = part(&block.of_heads(of_all, self.group())?, 2, &block.rows)?;
+    fn write(&self, block: &Block, rows: &Tensor, tensor: &Tensor) -> Result<(), Failure> {
+        let mut to = part(&block.of_heads(tensor, self.group_size())?, 2, &block.rows)?;
         to.f_copy_(&rows.f_view_as(&to)?)?;
         Ok(())
     }
@@ -279,8 +279,8 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
     /// otherwise. The rows of a head are consecutive elements of its sample.
     fn factors(&self, block: &Block, kind: Kind) -> Result<Option<Factors<D::Buffer>>, Failure> {
         let Some(dropout) = self.dropout else { return Ok(None) };
-        let (seq, group) = (self.dims.seq, self.group());
-        let heads = block.groups.start * group..block.groups.end * group;
+        let (seq, group_size) = (self.dims.seq, self.group_size());
+        let heads = block.groups.start * group_size..block.groups.end * group_size;
         let keys = &dropout.keys[block.samples.clone()];
         let run_keys: Vec<u64> = keys.iter().flat_map(|&key| heads.clone().map(move |_| key)).collect();
         let first = |head: usize| ((head * seq + block.rows.start) * seq) as u64;
@@ -288,19 +288,19 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         let runs = Dropout { keys: &run_keys, ..dropout };
         let run_len = block.rows.len() * seq;
         let dtype = if kind == Kind::Double { DType::F64 } else { DType::F32 };
-        if let Some(made) = self.torch.dropout_factors(runs, &firsts, dtype, run_len)? {
-            return Ok(Some(Factors::Ours(made)));
+        if let Some(buffer) = self.torch.dropout_factors(runs, &firsts, dtype, run_len)? {
+            return Ok(Some(Factors::InMemory(buffer)));
         }
-        let made = factors(runs, &firsts, run_len)?.f_to_kind(kind)?;
-        Ok(Some(Factors::OfHost(made.f_to_device(self.torch.storage().device())?)))
+        let host_factors = factors(runs, &firsts, run_len)?.f_to_kind(kind)?;
+        Ok(Some(Factors::FromHost(host_factors.f_to_device(self.torch.storage().device())?)))
     }
 }
 
 impl Block {
-    /// The samples and heads of a block, in a tensor that has `group` heads per key head.
-    fn of_heads(&self, of_all: &Tensor, group: usize) -> Result<Tensor, Failure> {
-        let heads = self.groups.start * group..self.groups.end * group;
-        part(&part(of_all, 0, &self.samples)?, 1, &heads)
+    /// The samples and heads of a block, in a tensor that has `group_size` heads per key head.
+    fn of_heads(&self, tensor: &Tensor, group_size: usize) -> Result<Tensor, Failure> {
+        let heads = self.groups.start * group_size..self.groups.end * group_size;
+        part(&part(tensor, 0, &self.samples)?, 1, &heads)
     }
 
     /// Its keys, as positions within those of a span.
@@ -309,17 +309,17 @@ impl Block {
     }
 
     /// Number of query heads, over all its samples.
-    fn heads_len(&self, group: usize) -> usize {
-        self.samples.len() * self.groups.len() * group
+    fn heads_len(&self, group_size: usize) -> usize {
+        self.samples.len() * self.groups.len() * group_size
     }
 }
 
 /// Dropout factors for all keys of every row of a block.
 enum Factors<B> {
     /// In a buffer of the memory.
-    Ours(B),
+    InMemory(B),
     /// Created on the host, in libtorch's memory.
-    OfHost(Tensor),
+    FromHost(Tensor),
 }
 
 impl<B: fsdp_core::memory::Buffer> Factors<B> {
@@ -330,13 +330,15 @@ impl<B: fsdp_core::memory::Buffer> Factors<B> {
         block: &Block,
         values: &mut Tensor,
     ) -> Result<(), Failure> {
-        let rows = call.group() * block.rows.len();
+        let rows = call.group_size() * block.rows.len();
         let sizes = [block.samples.len(), block.groups.len(), rows, call.dims.seq].map(int);
-        let read_ones = match self {
-            Factors::Ours(buffer) => part(&*call.torch.view(Slice::whole(buffer), &sizes)?, 3, &block.keys)?,
-            Factors::OfHost(all) => part(&all.f_view(sizes)?, 3, &block.keys)?,
+        let factors = match self {
+            Factors::InMemory(buffer) => {
+                part(&*call.torch.view(Slice::whole(buffer), &sizes)?, 3, &block.keys)?
+            }
+            Factors::FromHost(all) => part(&all.f_view(sizes)?, 3, &block.keys)?,
         };
-        values.f_mul_(&read_ones).done()?;
+        values.f_mul_(&factors).done()?;
         Ok(())
     }
 }

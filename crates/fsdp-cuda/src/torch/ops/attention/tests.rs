@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn chosen_kernel_runs_if_operands_allow_else_composed() {
-    let way = |heads, kv_heads, head_dim, [as_they_are, repeated]: [Option<CudaAttention>; 2]| {
+    let choice = |heads, kv_heads, head_dim, [as_they_are, repeated]: [Option<CudaAttention>; 2]| {
         let dims = AttentionDims { batch: 2, seq: 8, heads, kv_heads, head_dim };
         AttentionKernel::of_kernels(dims, |is_repeated| Ok(if is_repeated { repeated } else { as_they_are }))
             .expect("a choice that cannot fail")
@@ -14,15 +14,15 @@ fn chosen_kernel_runs_if_operands_allow_else_composed() {
     let [flash, efficient, cudnn] =
         [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn].map(Some);
     for kernel in [flash, efficient, cudnn] {
-        assert_eq!(Some(way(4, 4, 64, [kernel, None])), kernel.map(AttentionKernel::Cuda));
-        assert_eq!(way(4, 4, 20, [kernel, kernel]), AttentionKernel::Composed);
-        assert_eq!(Some(way(4, 2, 64, [efficient, kernel])), kernel.map(AttentionKernel::Repeated));
-        assert_eq!(Some(way(4, 2, 64, [None, kernel])), kernel.map(AttentionKernel::Repeated));
+        assert_eq!(Some(choice(4, 4, 64, [kernel, None])), kernel.map(AttentionKernel::Cuda));
+        assert_eq!(choice(4, 4, 20, [kernel, kernel]), AttentionKernel::Composed);
+        assert_eq!(Some(choice(4, 2, 64, [efficient, kernel])), kernel.map(AttentionKernel::Repeated));
+        assert_eq!(Some(choice(4, 2, 64, [None, kernel])), kernel.map(AttentionKernel::Repeated));
     }
-    assert_eq!(way(4, 2, 64, [cudnn, efficient]), AttentionKernel::Cuda(CudaAttention::Cudnn));
-    assert_eq!(way(4, 2, 20, [cudnn, efficient]), AttentionKernel::Composed);
-    assert_eq!(way(4, 4, 64, [None, efficient]), AttentionKernel::Composed);
-    assert_eq!(way(4, 2, 64, [efficient, None]), AttentionKernel::Composed);
+    assert_eq!(choice(4, 2, 64, [cudnn, efficient]), AttentionKernel::Cuda(CudaAttention::Cudnn));
+    assert_eq!(choice(4, 2, 20, [cudnn, efficient]), AttentionKernel::Composed);
+    assert_eq!(choice(4, 4, 64, [None, efficient]), AttentionKernel::Composed);
+    assert_eq!(choice(4, 2, 64, [efficient, None]), AttentionKernel::Composed);
 }
 
 #[test]
@@ -80,16 +80,14 @@ fn attention_over_repeated_keys_matches_grouped_queries() {
         );
         (y, [gradients.0, gradients.1, gradients.2])
     };
-    let (y, [for_q, for_k, for_v]) =
+    let (y, [dq, dk, dv]) =
         by(&repeated(dims, &k).expect("heads that divide"), &repeated(dims, &v).expect("heads that divide"));
     let mut dqkv = Tensor::zeros(packed(dims), options);
-    ffi::pack_heads([&for_q, &for_k, &for_v], &mut dqkv).expect("heads that divide");
+    ffi::pack_heads([&dq, &dk, &dv], &mut dqkv).expect("heads that divide");
     // The reference sums are libtorch's own over a dimension of groups: no head is added to a head of another key.
-    let (expected, [for_q, for_k, for_v]) = by(&k, &v);
+    let (expected, [dq, dk, dv]) = by(&k, &v);
     let parts = heads(dims, &dqkv).expect("views");
-    for (got, expected) in
-        [&y, &parts[0], &parts[1], &parts[2]].into_iter().zip([&expected, &for_q, &for_k, &for_v])
-    {
+    for (got, expected) in [&y, &parts[0], &parts[1], &parts[2]].into_iter().zip([&expected, &dq, &dk, &dv]) {
         let off = (got - expected).abs().max().double_value(&[]);
         // Numbers of at most 1, sums of at most 3 x 19 of them: any order stays below a thousand roundings.
         assert!(off <= 1e3 * f64::EPSILON * 57.0, "{off}");

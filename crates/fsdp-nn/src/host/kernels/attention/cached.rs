@@ -14,20 +14,20 @@ use crate::op::{AttentionDims, Scores};
 
 impl HostMemory {
     /// Computes [`Attention::Forward`](crate::op::Attention) for the last `dims.seq` rows of one sample, the first of
-    /// which is at position `first`. `qkv` holds these rows, packed as usual; `kept` holds all rows of the sample,
+    /// which is at position `first`. `qkv` holds these rows, packed as usual; `cached` holds all rows of the sample,
     /// with the heads of keys and values only.
     ///
     /// # Errors
     /// Those of the memory.
-    pub(crate) fn attend_kept(
+    pub(crate) fn attend_cached(
         &self,
         (dims, scores): (&AttentionDims, &Scores),
         first: usize,
-        [qkv, kept]: [Slice<'_, HostBuffer>; 2],
+        [qkv, cached]: [Slice<'_, HostBuffer>; 2],
         y: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
         for_float!(qkv.buffer.dtype(), E => {
-            let rows = Rows { dims, scores, first, qkv: self.elements::<E>(qkv)?, kept: self.elements(kept)? };
+            let rows = Rows { dims, scores, first, qkv: self.elements::<E>(qkv)?, cached: self.elements(cached)? };
             rows.attend(self.workers(), self.elements_mut(y)?);
             Ok(())
         })
@@ -40,18 +40,18 @@ struct Rows<'a, E> {
     scores: &'a Scores,
     first: usize,
     qkv: &'a [E],
-    kept: &'a [E],
+    cached: &'a [E],
 }
 
 impl<E: Element> Rows<'_, E> {
     /// Computes the output; each head of each row is a task.
     fn attend(&self, workers: &Workers, y: &mut [E]) {
         let AttentionDims { heads, kv_heads, head_dim, .. } = *self.dims;
-        let (width, kept_width) = (self.dims.packed(), 2 * kv_heads * head_dim);
+        let (width, cached_width) = (self.dims.packed(), 2 * kv_heads * head_dim);
         workers.each(y.chunks_mut(head_dim).enumerate(), |(task, y)| {
             let (row, head) = (task / heads, task % heads);
             let last = self.first + row;
-            let seen = &self.kept[self.scores.first_key(last) * kept_width..][..];
+            let visible = &self.cached[self.scores.first_key(last) * cached_width..][..];
             let count = last + 1 - self.scores.first_key(last);
             let column = head / (heads / kv_heads) * head_dim;
             let mut scratch = workers.scratch::<E::Acc>(2 * head_dim + 2 * count);
@@ -59,18 +59,18 @@ impl<E: Element> Rows<'_, E> {
             let (sum, rest) = rest.split_at_mut(head_dim);
             let (scores, slopes) = rest.split_at_mut(count);
             cast(&self.qkv[row * width + head * head_dim..][..head_dim], query);
-            multiply_keys(query, &seen[column..], kept_width, scores);
+            multiply_keys(query, &visible[column..], cached_width, scores);
             let scale = E::Acc::of(self.scores.scale(head_dim));
-            let still = match self.scores.softcap {
+            let remaining_scale = match self.scores.softcap {
                 None => scale,
                 Some(cap) => {
                     cap_row(scale, E::Acc::of(cap), scores, slopes);
                     E::Acc::ONE
                 }
             };
-            let (_, normalizer) = softmax_row(still, scores);
+            let (_, normalizer) = softmax_row(remaining_scale, scores);
             sum.fill(E::Acc::ZERO);
-            add_values(scores, &seen[kv_heads * head_dim + column..], kept_width, sum);
+            add_values(scores, &visible[kv_heads * head_dim + column..], cached_width, sum);
             store_scaled(normalizer, sum, y);
         });
     }

@@ -25,14 +25,14 @@ impl Rows<'_> {
 /// each expert, and the sums of probabilities, added in row order within blocks of rows, then in block order.
 pub(super) fn route<E: Element>(
     workers: &Workers,
-    wanted: Rows<'_>,
+    options: Rows<'_>,
     logits: &[E],
     weights: &mut [E],
     routes: &mut [u32],
 ) -> Vec<f64> {
-    let Routing { rows: all, experts, top } = wanted.routing;
+    let Routing { rows: row_count, experts, top } = options.routing;
     let rows = task_rows(experts);
-    let mut loads = vec![0.0; all.div_ceil(rows) * 2 * experts];
+    let mut loads = vec![0.0; row_count.div_ceil(rows) * 2 * experts];
     let outputs = weights.chunks_mut(rows * top).zip(routes.chunks_mut(rows * top));
     let outputs = outputs.zip(loads.chunks_mut(2 * experts)).enumerate();
     workers.each(logits.chunks(rows * experts).zip(outputs), |(logits, (task, (outputs, load)))| {
@@ -45,7 +45,7 @@ pub(super) fn route<E: Element>(
             // The sort is stable, so of equal probabilities the first expert comes first.
             order.sort_by_key(|&expert| Reverse(ordered(probabilities[expert])));
             let chosen = &order[..top];
-            let sum = if wanted.normalized {
+            let sum = if options.normalized {
                 chosen.iter().map(|&expert| probabilities[expert]).sum::<E::Acc>()
             } else {
                 E::Acc::ONE
@@ -53,7 +53,7 @@ pub(super) fn route<E: Element>(
             for ((weight, route), &expert) in weights.iter_mut().zip(routes).zip(chosen) {
                 (*weight, *route) = (E::store(probabilities[expert] / sum), expert as u32);
             }
-            if wanted.counts(task * rows + row) {
+            if options.counts(task * rows + row) {
                 add_load(load, &probabilities, chosen);
             }
         }
@@ -81,10 +81,10 @@ fn ordered<A: Float>(value: A) -> i64 {
 
 /// Computes the probabilities of all experts.
 fn softmax<E: Element>(logits: &[E], probabilities: &mut [E::Acc]) {
-    let most = logits.iter().fold(E::Acc::LOWEST, |most, x| if x.load() > most { x.load() } else { most });
+    let max = logits.iter().fold(E::Acc::LOWEST, |max, x| if x.load() > max { x.load() } else { max });
     let mut sum = E::Acc::ZERO;
     for (p, x) in probabilities.iter_mut().zip(logits) {
-        *p = (x.load() - most).exp();
+        *p = (x.load() - max).exp();
         sum += *p;
     }
     probabilities.iter_mut().for_each(|p| *p = *p / sum);
@@ -94,12 +94,12 @@ fn softmax<E: Element>(logits: &[E], probabilities: &mut [E::Acc]) {
 /// `slopes` are the derivatives of the balancing loss with respect to the probabilities of each counted row.
 pub(super) fn route_backward<E: Element>(
     workers: &Workers,
-    wanted: Rows<'_>,
+    options: Rows<'_>,
     slopes: &[E::Acc],
     (logits, routes, dweights): (&[E], &[u32], &[E]),
     dlogits: &mut [E],
 ) {
-    let Routing { experts, top, .. } = wanted.routing;
+    let Routing { experts, top, .. } = options.routing;
     let rows = task_rows(experts);
     let inputs =
         logits.chunks(rows * experts).zip(routes.chunks(rows * top)).zip(dweights.chunks(rows * top));
@@ -112,8 +112,8 @@ pub(super) fn route_backward<E: Element>(
             let inputs = logits.chunks_exact(experts).zip(inputs).zip(dlogits.chunks_exact_mut(experts));
             for (row, ((logits, (routes, dweights)), dlogits)) in inputs.enumerate() {
                 softmax(logits, &mut probabilities);
-                of_weights::<E>(wanted.normalized, &probabilities, (routes, dweights), &mut gradients);
-                if wanted.counts(task * rows + row) {
+                logit_gradients::<E>(options.normalized, &probabilities, (routes, dweights), &mut gradients);
+                if options.counts(task * rows + row) {
                     add_slopes(&probabilities, slopes, &mut gradients);
                 }
                 for (dlogit, &gradient) in dlogits.iter_mut().zip(&gradients) {
@@ -125,7 +125,7 @@ pub(super) fn route_backward<E: Element>(
 }
 
 /// Computes the gradient of a row's logits from the gradients of its experts' weights.
-fn of_weights<E: Element>(
+fn logit_gradients<E: Element>(
     normalized: bool,
     probabilities: &[E::Acc],
     (routes, dweights): (&[u32], &[E]),

@@ -38,8 +38,8 @@ pub(super) fn rewrite(template: &str) -> (String, bool) {
         let len = if close == "#}" { inner.find(close) } else { end_of(inner, close) };
         let Some(len) = len else { break };
         let (inner, after) = inner.split_at(len);
-        let word = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        let tag = TAGS.iter().find(|(tag, _)| close == "%}" && !is_raw && word == *tag);
+        let keyword = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        let tag = TAGS.iter().find(|(tag, _)| close == "%}" && !is_raw && keyword == *tag);
         out.push_str(&tail[..2]);
         match tag {
             Some((tag, statement)) => {
@@ -48,8 +48,8 @@ pub(super) fn rewrite(template: &str) -> (String, bool) {
             }
             None => out.push_str(inner),
         }
-        if close == "%}" && matches!(word, "raw" | "endraw") {
-            is_raw = word == "raw";
+        if close == "%}" && matches!(keyword, "raw" | "endraw") {
+            is_raw = keyword == "raw";
         }
         rest = after;
     }

@@ -34,8 +34,8 @@ pub(super) fn tojson(value: &Value, is_ascii: Option<bool>, options: Kwargs) -> 
     let is_ascii = is_ascii.map_or_else(|| options.get::<Option<bool>>("ensure_ascii"), |is| Ok(Some(is)))?;
     let has_sorted_keys: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
-    let usual = [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_owned);
-    let [between_items, after_key] = separators.and_then(|both| both.try_into().ok()).unwrap_or(usual);
+    let defaults = [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_owned);
+    let [between_items, after_key] = separators.and_then(|pair| pair.try_into().ok()).unwrap_or(defaults);
     let json = Json {
         indent,
         between_items,
@@ -80,8 +80,8 @@ impl Json {
                 })?;
             }
             kind => {
-                let what = format!("a value that is {kind} has no JSON form");
-                return Err(Error::new(ErrorKind::InvalidOperation, what));
+                let message = format!("a value that is {kind} has no JSON form");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         }
         Ok(())

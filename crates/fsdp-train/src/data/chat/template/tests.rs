@@ -34,7 +34,7 @@ fn rendering_matches_transformers() {
             let spans: Vec<[usize; 2]> = generated.iter().map(|span| [span.start, span.end]).collect();
             assert_eq!(json!(spans), case["generated"], "{what}");
         } else if let Some(raised) = case["raised"].as_str() {
-            assert_eq!(outcome, Err(RenderFault::Refused(raised.to_owned())), "{what}");
+            assert_eq!(outcome, Err(RenderFault::Rejected(raised.to_owned())), "{what}");
         } else {
             // Python's error message differs from ours.
             assert!(matches!(outcome, Err(RenderFault::Failed { .. })), "{what}: {outcome:?}");

@@ -26,7 +26,7 @@ fn template_files_override_config_and_key_overrides_both() {
     let templates = find(&config, &listed);
     assert_eq!(names(&templates), [("default", "c"), ("tool_use", "d")]);
     let compiled = templates.compile().unwrap();
-    let text = |has_tools| compiled.of(has_tools).render(&json!({})).unwrap().text;
+    let text = |has_tools| compiled.select(has_tools).render(&json!({})).unwrap().text;
     assert_eq!((text(false), text(true)), ("c".to_owned(), "d".to_owned()));
     config.chat_template = Some(path("mine.jinja"));
     assert!(matches!(

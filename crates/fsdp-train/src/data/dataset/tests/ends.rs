@@ -21,7 +21,7 @@ fn documents(
     };
     let text = lines.join("\n");
     let data = of_lines(&text, change(Packing::Documents));
-    let ids = |sample| data.heard(sample).iter().map(|token| token.id).collect::<Vec<_>>();
+    let ids = |sample| data.sample_tokens(sample).iter().map(|token| token.id).collect::<Vec<_>>();
     let alone: Vec<Vec<u32>> = (0..data.len()).map(ids).collect();
     let stream = of_lines(&text, change(Packing::Stream));
     assert_eq!(stream.tokens_len(), alone.iter().map(Vec::len).sum::<usize>(), "joined as they are alone");
@@ -37,8 +37,8 @@ const AUTO: [Option<EndToken>; 2] = [Some(EndToken::Auto), Some(EndToken::Auto)]
 #[test]
 fn token_ids_get_only_explicit_bos_and_eos() {
     let lines = [r#"{"input_ids": [0, 7, 8]}"#, r#"{"text": "the cat"}"#];
-    let (auto, told) = documents(&lines, &fixture("bos"), AUTO);
-    assert_eq!((&auto[0], auto[1][0], told), (&vec![0, 7, 8], 0, vec![]));
+    let (auto, warnings) = documents(&lines, &fixture("bos"), AUTO);
+    assert_eq!((&auto[0], auto[1][0], warnings), (&vec![0, 7, 8], 0, vec![]));
     let (given, _) = documents(&lines, &fixture("bos"), [id(5), id(6)]);
     assert_eq!(given[0], [5, 0, 7, 8, 6]);
     assert_eq!((given[1][0], given[1].last()), (5, Some(&6)));
@@ -49,12 +49,12 @@ fn text_next_to_conversation_keeps_bos_and_eos() {
     let text = r#"{"text": "the cat"}"#;
     let both = |ends: [Option<EndToken>; 2]| documents(&[text, CHAT], &fixture("plain"), ends);
     let (none, _) = both([None, None]);
-    let (ended, told) = both([Some(EndToken::Auto), id(9)]);
+    let (ended, warnings) = both([Some(EndToken::Auto), id(9)]);
     assert_eq!(ended, [[&none[0][..], &[9]].concat(), none[1].clone()]);
-    let [said] = &*told else { panic!("{told:?}") };
-    assert!(said.starts_with("data.bos and data.eos are not added to 1 conversations"), "{said}");
-    let (_, told) = both(AUTO);
-    assert!(told.is_empty(), "{told:?}");
+    let [warning] = &*warnings else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("data.bos and data.eos are not added to 1 conversations"), "{warning}");
+    let (_, warnings) = both(AUTO);
+    assert!(warnings.is_empty(), "{warnings:?}");
 }
 
 #[test]
@@ -62,11 +62,11 @@ fn auto_eos_ends_completion_exactly_once() {
     let lines =
         [r#"{"prompt": "the", "completion": " cat"}"#, r#"{"prompt": "the", "completion": " cat</s>"}"#];
     let eos = Tokenizer::load(&fixture("plain")).unwrap().eos().unwrap();
-    let (open, told) = documents(&lines, &fixture("plain"), [None, None]);
-    assert!(!open[0].contains(&eos) && told.is_empty(), "{told:?}");
-    let (ended, told) = documents(&lines, &fixture("plain"), AUTO);
+    let (open, warnings) = documents(&lines, &fixture("plain"), [None, None]);
+    assert!(!open[0].contains(&eos) && warnings.is_empty(), "{warnings:?}");
+    let (ended, warnings) = documents(&lines, &fixture("plain"), AUTO);
     assert_eq!(ended, [[&open[0][..], &[eos]].concat(), open[1].clone()]);
-    assert_eq!((open[1].last(), told), (Some(&eos), vec![]));
+    assert_eq!((open[1].last(), warnings), (Some(&eos), vec![]));
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn auto_eos_falls_back_to_model_config_files() {
     fs::copy(fixture("plain"), &tokenizer).unwrap();
     let pair = [r#"{"prompt": "the", "completion": " cat"}"#];
     let of = || documents(&pair, tokenizer.to_str().unwrap(), AUTO);
-    let (open, told) = of();
-    let [said] = &*told else { panic!("{told:?}") };
-    assert!(said.starts_with("1 completions have no token that ends them"), "{said}");
+    let (open, warnings) = of();
+    let [warning] = &*warnings else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("1 completions have no token that ends them"), "{warning}");
     for (file, text, end) in [
         ("config.json", "{\"eos_token_id\": 3}", 3),
         ("generation_config.json", "{\"eos_token_id\": [4, 5]}", 4),
@@ -92,7 +92,7 @@ fn auto_eos_falls_back_to_model_config_files() {
 fn clipped_warning_counts_only_used_samples() {
     let lines = [r#"{"text": "abc"}"#, r#"{"text": "abcdefg"}"#, r#"{"text": "abcdefghi"}"#].join("\n");
     for packing in [Packing::Documents, Packing::Packed, Packing::Stream] {
-        let told = |samples| {
+        let warnings = |samples| {
             let mut data = of_lines(&lines, |config| config.packing = packing);
             data.warn_of_clipped(samples);
             data.warnings().to_vec()
@@ -102,6 +102,6 @@ fn clipped_warning_counts_only_used_samples() {
             Packing::Stream => [vec![], vec![]],
             Packing::Documents | Packing::Packed => [clipped(1, 2), clipped(2, 6)],
         };
-        assert_eq!([told(2), told(usize::MAX)], expected);
+        assert_eq!([warnings(2), warnings(usize::MAX)], expected);
     }
 }

@@ -98,12 +98,12 @@ fn needed(text: &str, seq_len: usize, change: &dyn Fn(&mut DataConfig)) -> Optio
             config.seq_len = seq_len;
         })
     };
-    let told = |seq_len| match of(seq_len) {
+    let needed_for = |seq_len| match of(seq_len) {
         Err(DataError::NothingCounts { needed, .. }) => needed,
         other => panic!("{other:?}"),
     };
-    let needed = told(seq_len)?;
-    assert_eq!(told(needed - 1), Some(needed));
+    let needed = needed_for(seq_len)?;
+    assert_eq!(needed_for(needed - 1), Some(needed));
     let (_, targets) = of(needed).unwrap().sample(0);
     assert_eq!(targets.iter().filter(|&&target| target != IGNORE).count(), 1, "of {needed}: {targets:?}");
     Some(needed)

@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::super::{NoRecord, open};
+use super::super::{RecordFault, open};
 use super::{assert_refused, config, fixture, load};
 use crate::config::{DataConfig, Malformed};
 use crate::data::files::{DataFile, Kind};
@@ -9,7 +9,7 @@ use crate::data::progress::Meter;
 use crate::data::record::{Fields, Record, RecordPosition};
 
 /// Returns the records of a file with their positions.
-fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(RecordPosition, Result<Record, NoRecord>)> {
+fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(RecordPosition, Result<Record, RecordFault>)> {
     let file = DataFile { path, named: true, kind, compression: None };
     let mut found = Vec::new();
     for batch in open(0, &file, fields, &Meter::default()).unwrap() {
@@ -23,7 +23,7 @@ fn arrow_conversations_match_parquet() {
     let fields = Fields::new(None);
     let of = |name: &str, kind| records(fixture(name), kind, &fields);
     let (arrow, parquet) = (of("chats.arrow", Kind::Arrow), of("chats.parquet", Kind::Parquet));
-    let only = |found: &[(RecordPosition, Result<Record, NoRecord>)]| -> Vec<Record> {
+    let only = |found: &[(RecordPosition, Result<Record, RecordFault>)]| -> Vec<Record> {
         found.iter().map(|(_, record)| record.clone().unwrap()).collect()
     };
     assert_eq!(only(&arrow), only(&parquet));

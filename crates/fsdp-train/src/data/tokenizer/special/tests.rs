@@ -48,13 +48,13 @@ fn extra_special_tokens_may_be_object() {
 fn config_files_are_optional_but_must_be_valid() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = dir.path().join("tokenizer.json");
-    assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap(), TokenizerConfig::default());
+    assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap(), TokenizerConfig::default());
     std::fs::write(dir.path().join(MAP), r#"{"bos_token": "<s>"}"#).unwrap();
-    assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap().special.len(), 1);
+    assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap().special.len(), 1);
     // Newer tokenizers have everything in one file.
     std::fs::write(dir.path().join(CONFIG), r#"{"added_tokens_decoder": {}}"#).unwrap();
-    assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap().special, []);
+    assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap().special, []);
     std::fs::write(dir.path().join(CONFIG), "[]").unwrap();
-    let fault = TokenizerConfig::beside(&tokenizer).unwrap_err().to_string();
+    let fault = TokenizerConfig::read_next_to(&tokenizer).unwrap_err().to_string();
     assert!(fault.contains("tokenizer_config.json next to it: invalid type"), "{fault}");
 }

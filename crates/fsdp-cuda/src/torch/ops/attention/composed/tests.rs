@@ -44,13 +44,13 @@ fn computed(dims: AttentionDims, scores_max: usize, drops: bool, kind: Kind) -> 
     let AttentionDims { batch, seq, heads, kv_heads, .. } = dims;
     let [q, k, v, dy] = [(1, heads), (2, kv_heads), (3, kv_heads), (4, heads)]
         .map(|(key, heads)| numbers(key, dims, heads).to_kind(kind));
-    let [y, for_q] = [q.empty_like(), q.empty_like()];
-    let [for_k, for_v] = [k.empty_like(), k.empty_like()];
+    let [y, dq] = [q.empty_like(), q.empty_like()];
+    let [dk, dv] = [k.empty_like(), k.empty_like()];
     let sizes = [batch, heads, seq].map(int);
     let lse = Tensor::empty(sizes, (arithmetic(&q).expect("a float"), Device::Cpu));
     call.forward([&q, &k, &v], [&y, &lse]).expect("sizes that fit");
-    call.backward([&q, &k, &v], [&y, &lse, &dy], [&for_q, &for_k, &for_v]).expect("sizes that fit");
-    vec![y, lse, for_q, for_k, for_v]
+    call.backward([&q, &k, &v], [&y, &lse, &dy], [&dq, &dk, &dv]).expect("sizes that fit");
+    vec![y, lse, dq, dk, dv]
 }
 
 fn blocks(scores_max: usize) -> Vec<Block> {

@@ -24,7 +24,7 @@ pub(super) fn open(index: usize, file: &DataFile, meter: &Meter) -> Result<Batch
         }
         Some(_) => decompressed(file, meter)?,
     };
-    Ok(Box::new(iter::once(Ok(Batch { file: index, content: Content::Whole(bytes) }))))
+    Ok(Box::new(iter::once(Ok(Batch { file: index, content: Content::WholeFile(bytes) }))))
 }
 
 fn decompressed(file: &DataFile, meter: &Meter) -> Result<Vec<u8>, DataError> {

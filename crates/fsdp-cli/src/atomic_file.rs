@@ -29,13 +29,13 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
 }
 
 fn beside(file: &Path, text: &str) -> io::Result<NamedTempFile> {
-    let mut whole = Builder::new()
+    let mut temporary = Builder::new()
         .prefix(".fsdp-")
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder_of(file))?;
-    whole.write_all(text.as_bytes())?;
-    whole.as_file().sync_all()?;
-    Ok(whole)
+    temporary.write_all(text.as_bytes())?;
+    temporary.as_file().sync_all()?;
+    Ok(temporary)
 }
 
 #[cfg(test)]
@@ -54,9 +54,9 @@ mod tests {
         replace(&file, "third").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "third");
         // The permissions are those of ordinary files, not of temporary ones.
-        let made =
+        let ordinary =
             fs::write(dir.path().join("other"), "").and_then(|()| fs::metadata(dir.path().join("other")));
-        assert_eq!(fs::metadata(&file).unwrap().permissions(), made.unwrap().permissions());
+        assert_eq!(fs::metadata(&file).unwrap().permissions(), ordinary.unwrap().permissions());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }

@@ -10,19 +10,25 @@ use crate::rendezvous::report::{CallReport, LineReport, Report, RowReport, WaitR
 
 impl<E> Table<E> {
     /// Reports the calls of all ranks of this process: their progress, the calls for which ranks have waited at least
-    /// `patience`, and all kept calls of the line `asked`. A line of the whole world, of `world` ranks, does not list
-    /// its members.
-    pub fn report(&self, now: Instant, patience: Duration, world: usize, asked: Option<&[u64]>) -> Report {
+    /// `patience`, and all kept calls of the line `requested`. A line of the whole world, of `world` ranks, does not
+    /// list its members.
+    pub fn report(
+        &self,
+        now: Instant,
+        patience: Duration,
+        world: usize,
+        requested: Option<&[u64]>,
+    ) -> Report {
         let lines = self.lines.iter().enumerate();
         let lines: Vec<LineReport> =
-            lines.map(|(line, calls)| self.line(line, calls, now, patience, world, asked)).collect();
+            lines.map(|(line, calls)| self.line(line, calls, now, patience, world, requested)).collect();
         let is_waiting = lines.iter().flat_map(|line| &line.rows).any(|row| row.wait.is_some());
         let status = if is_waiting { self.status() } else { [].into() };
         Report {
             returned: self.ended.iter().map(|rank| rank.0).collect(),
             lines,
             status: status.iter().map(|line| (line.rank.0, line.doing.clone())).collect(),
-            is_full: asked.is_some(),
+            is_full: requested.is_some(),
         }
     }
 
@@ -33,7 +39,7 @@ impl<E> Table<E> {
         now: Instant,
         patience: Duration,
         world: usize,
-        asked: Option<&[u64]>,
+        requested: Option<&[u64]>,
     ) -> LineReport {
         let groups: Vec<&Rows<E>> = self.groups.iter().filter(|group| group.line == number).collect();
         // The first group of a line is the one for which it was created.
@@ -44,9 +50,9 @@ impl<E> Table<E> {
                 wait(&groups, index, now).filter(|wait| u128::from(wait.waited_ms) >= patience.as_millis());
             RowReport { rank: line.members()[index].0, entered, digest: digest.words(), wait }
         };
-        let rows: Vec<RowReport> = line.here().iter().map(row).collect();
+        let rows: Vec<RowReport> = line.local().iter().map(row).collect();
         let waits_from = rows.iter().filter_map(|row| row.wait.as_ref()).map(|wait| wait.position).min();
-        let from = if asked == Some(&path[..]) { Some(0) } else { waits_from };
+        let from = if requested == Some(&path[..]) { Some(0) } else { waits_from };
         let calls = from.into_iter().flat_map(|from| line.calls(from));
         let calls = calls.map(|(position, call)| {
             let group = &self.groups[call.group].group;

@@ -10,7 +10,7 @@ use super::kind::NONE;
 use super::named::Named;
 
 pub(super) use self::{
-    or as patterns, or as required, or as table, or as tables, or as unless, or_none as unless_none,
+    or as patterns, or as required, or as table, or as tables, or as required_unless, or_none as unless_none,
 };
 
 /// Writes a value as it is.
