@@ -122,7 +122,8 @@ fn overview(page: &mut Page, runs: &[Record]) {
     };
     page.table(&["run", "steps", "last loss", "ranks"], runs.iter().map(row));
     for run in runs.iter().filter(|run| run.unread > 0) {
-        page.text(&format!("{}: {} lines of metrics.jsonl cannot be read.", run.name, run.unread));
+        let lines = if run.unread == 1 { "line" } else { "lines" };
+        page.text(&format!("{}: {} {lines} of metrics.jsonl cannot be read.", run.name, run.unread));
     }
 }
 

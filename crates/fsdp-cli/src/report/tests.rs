@@ -34,7 +34,7 @@ fn unfinished_run_is_read_up_to_incomplete_line() {
     assert_eq!(run.slowest.into_iter().collect::<Vec<_>>(), [(1, 2)]);
     let html = render(&[Record::read(&path).unwrap()], vec![missing()]);
     assert!(html.contains("2 of 9 (running, or stopped)") && html.contains("not finite"), "{html}");
-    assert!(html.contains("1 lines of metrics.jsonl cannot be read"));
+    assert!(html.contains("1 line of metrics.jsonl cannot be read"));
 }
 
 #[test]

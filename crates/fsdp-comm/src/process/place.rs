@@ -137,6 +137,20 @@ pub enum PlaceError {
         /// The number of processes.
         processes: usize,
     },
+    /// A node has more processes than there are.
+    #[error(
+        "according to {variable} of {launched_by}, this node has {local_processes} of {processes} processes"
+    )]
+    TooManyLocal {
+        /// The launcher.
+        launched_by: LaunchedBy,
+        /// The variable.
+        variable: &'static str,
+        /// The number of processes of the node.
+        local_processes: usize,
+        /// The number of all processes.
+        processes: usize,
+    },
 }
 
 /// Returns the place of this process if it is one of several, `None` otherwise; `variable` looks up an environment
@@ -188,7 +202,9 @@ fn place(
     let (local_process, local_processes) = (number(names[2])?, number(names[3])?);
     check_range(names[0], process, processes)?;
     check_range(names[2], local_process, local_processes)?;
-    check_range(names[3], local_processes - 1, processes)?;
+    if local_processes > processes {
+        return Err(PlaceError::TooManyLocal { launched_by, variable: names[3], local_processes, processes });
+    }
     Ok(ProcessPlace { launched_by, process, processes, local_process, local_processes })
 }
 

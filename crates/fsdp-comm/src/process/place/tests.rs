@@ -109,7 +109,9 @@ fn contradictory_launcher_variables_are_rejected() {
     assert_eq!(error.to_string(), "according to RANK of torchrun, this is process 8 of 8, counted from 0");
     let mut torchrun = TORCHRUN;
     torchrun[3].1 = "9";
-    assert!(matches!(recognized(&torchrun), Err(PlaceError::Range { .. })));
+    let error = recognized(&torchrun).unwrap_err();
+    let expected = "according to LOCAL_WORLD_SIZE of torchrun, this node has 9 of 8 processes";
+    assert_eq!(error.to_string(), expected);
 }
 
 #[test]
