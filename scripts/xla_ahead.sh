@@ -25,8 +25,8 @@ changes=()
 for change in ${SET:-}; do changes+=(--set "$change"); done
 flops=" XLA's FLOPs | products in closed form |"
 [ "$scan" = true ] && flops=""
-echo "| model | slice (chips) | layers | parameters | XLA's peak | arguments | temporaries | ledger's peak |$flops all-gathers: ours, left | all-to-alls: ours, left | asynchronous | in the schedule's order | seconds |"
-echo "|---|---|---|---|---|---|---|---|${flops:+---|---|}---|---|---|---|---|"
+echo "| model | slice (chips) | layers | parameters | XLA's peak | arguments | temporaries | ledger's peak |$flops all-gathers: ours, left | all-to-alls: ours, left | products: ours, left | asynchronous, beside products | in the schedule's order | seconds |"
+echo "|---|---|---|---|---|---|---|---|${flops:+---|---|}---|---|---|---|---|---|"
 while read -r name layers hidden heads micro chips topology; do
     [[ " ${MODELS:-$name} " == *" $name "* ]] || continue
     for depth in "${depths[@]}"; do
@@ -70,7 +70,8 @@ while read -r name layers hidden heads micro chips topology; do
 			    name, f"{topology.split(':')[1]} ({r['devices']})", depth, f"{r['parameters'] / 1e9:.2f} B", gib(m["peak_bytes"]),
 			    gib(m["arguments_bytes"]), gib(m["temporaries_bytes"]), gib(r["predicted_peak_bytes"]), *flops,
 			    *(f"{ours.get(kind, 0)}, {left.get(kind, 0)}" for kind in ("all-gather", "all-to-all")),
-			    str(r["optimized"]["asynchronous_collectives"]),
+			    f"{r['program']['products']}, {r['optimized']['products']}",
+			    f"{r['optimized']['asynchronous_collectives']}, {r['optimized']['overlapped_collectives']}",
 			    "yes" if r["optimized"]["order_of_schedule"] else "no", f"{r['compiled_seconds']:.0f}",
 			]), "|", flush=True)
 			with open("flops", "a") as file:

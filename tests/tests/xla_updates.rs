@@ -6,6 +6,7 @@ use std::path::Path;
 use fsdp_ckpt::native::RunDir;
 use fsdp_core::DType;
 use fsdp_train::checkpoint::Resume;
+use fsdp_train::config::XlaReduction;
 use fsdp_train::train::train;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_xla::{Devices, ProgramForm, ProgramOptions};
@@ -57,7 +58,9 @@ fn trained_of(model: (&str, u32), out: &Path, steps: u64, device: &str, override
     let job = job(model.0, config(data.path(), model.1, &overrides));
     let options_of_run = run_options(Resume::Newest);
     if device == "xla" {
-        let form = ProgramForm { scan_layers: job.config.run.xla.scan_layers, ..TREE };
+        let is_native = job.config.run.xla.reduction == XlaReduction::Native;
+        let scan_layers = job.config.run.xla.scan_layers;
+        let form = ProgramForm { scan_layers, ..if is_native { NATIVE } else { TREE } };
         let devices = Devices::new(&plugin().unwrap(), 8, written_as(form), options()).unwrap();
         train(&job, &devices, &options_of_run).unwrap();
     } else {
@@ -156,10 +159,13 @@ fn compiled_runs_match_host_within_rounding() {
             }))
         });
     };
-    let cases: [(&str, &[&str]); 10] = [
+    let native = "run.xla.reduction=\"native\"";
+    let cases: [(&str, &[&str]); 12] = [
         ("one", &[LAYERS, RELATIVE, "run.ranks=1"]),
         ("two", &[AVERAGED, "run.ranks=2"]),
         ("four", &[LAYERS, AVERAGED, "run.ranks=4"]),
+        ("native", &[LAYERS, ADAMW, "run.ranks=4", native]),
+        ("native replicas", &[LAYERS, AVERAGED, "run.ranks=4", "fsdp.mesh.replicate=2", native]),
         ("replicas", &[LAYERS, RELATIVE, "run.ranks=4", "fsdp.mesh.replicate=2"]),
         ("adamw on one", &[LAYERS, ADAMW, "run.ranks=1"]),
         ("adamw on two", &[LAYERS, ADAMW, "run.ranks=2"]),

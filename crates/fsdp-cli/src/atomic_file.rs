@@ -12,7 +12,7 @@ use tempfile::{Builder, NamedTempFile};
 /// # Errors
 /// [`io::Error`]; of kind [`io::ErrorKind::AlreadyExists`] if it exists.
 pub(crate) fn create(file: &Path, text: &str) -> io::Result<()> {
-    beside(file, text)?.persist_noclobber(file).map(drop).map_err(|failed| failed.error)
+    create_temporary(file, text)?.persist_noclobber(file).map(drop).map_err(|failed| failed.error)
 }
 
 /// Writes a file, replacing an existing one.
@@ -20,7 +20,7 @@ pub(crate) fn create(file: &Path, text: &str) -> io::Result<()> {
 /// # Errors
 /// [`io::Error`].
 pub(crate) fn replace(file: &Path, text: &str) -> io::Result<()> {
-    beside(file, text)?.persist(file).map(drop).map_err(|failed| failed.error)
+    create_temporary(file, text)?.persist(file).map(drop).map_err(|failed| failed.error)
 }
 
 /// The folder of a file.
@@ -28,7 +28,7 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn beside(file: &Path, text: &str) -> io::Result<NamedTempFile> {
+fn create_temporary(file: &Path, text: &str) -> io::Result<NamedTempFile> {
     let mut temporary = Builder::new()
         .prefix(".fsdp-")
         .permissions(Permissions::from_mode(0o666))

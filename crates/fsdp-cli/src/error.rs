@@ -74,7 +74,7 @@ pub(crate) enum CliError {
     },
     /// Other processes did not answer.
     #[error("waiting for other processes: {0}")]
-    NotAnnounced(#[from] AssemblyError),
+    NoAnswer(#[from] AssemblyError),
     /// MPI has failed.
     #[error(transparent)]
     Mpi(#[from] MpiError),
@@ -216,9 +216,9 @@ impl CliError {
             CliError::Checkpoint(error) => error.kind(),
             CliError::Cluster(error) => error.kind(),
             CliError::Mpi(error) => error.kind(),
-            CliError::NotAnnounced(AssemblyError::Failed(error)) => error.kind(),
-            CliError::NotAnnounced(AssemblyError::Late { .. }) => FailureKind::Temporary,
-            CliError::NotAnnounced(AssemblyError::GivenUp) => FailureKind::Permanent,
+            CliError::NoAnswer(AssemblyError::Failed(error)) => error.kind(),
+            CliError::NoAnswer(AssemblyError::Late { .. }) => FailureKind::Temporary,
+            CliError::NoAnswer(AssemblyError::GivenUp) => FailureKind::Permanent,
             CliError::World { verdict } => verdict.failure.kind,
             CliError::ReadModel { source, .. }
             | CliError::ReadFile { source, .. }

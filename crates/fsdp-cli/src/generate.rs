@@ -48,7 +48,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
         seed: args.seed,
     });
     let ends = ends(&args.model, tokenizer.as_ref())?;
-    let generation = GenerateOptions { max_new_tokens: args.max_new_tokens, sampling, ends };
+    let generate_options = GenerateOptions { max_new_tokens: args.max_new_tokens, sampling, ends };
     let options = HostOptions { threads: total_threads(0), ..HostOptions::default() };
     let memory = Arc::new(HostMemory::new(options).map_err(TrainError::from)?);
     let weights = load(&memory, &args.model, &model, args.dtype.dtype())?;
@@ -56,12 +56,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let mut printer = TokenPrinter {
         args,
         tokenizer: tokenizer.as_ref(),
-        options: &generation,
+        options: &generate_options,
         tokens: Vec::new(),
         printed: 0,
     };
     let (begin, mut first, mut print_result) = (Instant::now(), None, Ok(()));
-    let tokens = generate_tokens(&mut session, &prompt, &generation, |token| {
+    let tokens = generate_tokens(&mut session, &prompt, &generate_options, |token| {
         first.get_or_insert_with(|| begin.elapsed());
         if print_result.is_ok() {
             print_result = printer.print_token(token);

@@ -122,7 +122,7 @@ fn run_within(
 
 /// Converts the error of a run; if XLA found the step too large, adds by how much, and what would fit.
 #[cfg_attr(not(feature = "xla"), expect(unused_variables, reason = "only XLA knows before it begins"))]
-fn to_cli_error(job: &Job<Model>, error: TrainError) -> CliError {
+pub(crate) fn to_cli_error(job: &Job<Model>, error: TrainError) -> CliError {
     #[cfg(feature = "xla")]
     if let Some(report) = OutOfMemoryReport::of_run(&job.config, &job.architecture, &error) {
         return CliError::OutOfMemoryReport(Box::new(report));

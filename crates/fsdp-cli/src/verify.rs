@@ -25,7 +25,7 @@ use crate::device::Work;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::{self, Model, RunSetup};
-use crate::{cluster, device, logging, output, shrink};
+use crate::{cluster, device, logging, output, shrink, train};
 pub(crate) use together::{OnHost, Together};
 
 /// World sizes that are verified in one process by default.
@@ -121,7 +121,8 @@ fn verify_job(
     let ranks = started.max().unwrap_or(1);
     let work = Verification { job: &job, options: &options };
     let largest = RunConfig { ranks, ..job.config.run.clone() };
-    let mut verified = device::verification(&largest, args.order_seed.is_some(), cluster, work)??;
+    let outcome = device::verification(&largest, args.order_seed.is_some(), cluster, work)?;
+    let mut verified = outcome.map_err(|error| train::to_cli_error(&job, error))?;
     if let Some(report) = &mut verified.report {
         if args.shrink {
             add_original_setting(report, &setup.config);

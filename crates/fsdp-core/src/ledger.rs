@@ -88,7 +88,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
                 reduced_bytes += bytes(&[*id]);
             }
         }
-        let local_bytes = activations + open_bytes + reduced_bytes;
+        let per_rank_bytes = activations + open_bytes + reduced_bytes;
         let gathered_bytes = |last: OpId| -> usize {
             gathered.iter().filter(|(_, by)| **by <= last).map(|(&id, _)| bytes(&[id])).sum()
         };
@@ -99,8 +99,8 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
         if let Some(&last) = op.waits.iter().filter(is_gather).max() {
             // Gathers that were issued later end later.
             update_peak(
-                gathered_bytes(last) + local_bytes,
-                gathered_bytes(last) + waiting * local_bytes + (ranks - waiting) * reduced_bytes,
+                gathered_bytes(last) + per_rank_bytes,
+                gathered_bytes(last) + waiting * per_rank_bytes + (ranks - waiting) * reduced_bytes,
             );
         }
         match op.kind {
@@ -108,11 +108,11 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
             OpKind::Reshard(_) => gathered.retain(|id, _| !op.writes.contains(id)),
             OpKind::OpenGradient(_) => open_bytes += bytes(&op.writes),
             OpKind::CloseGradient(_) => open_bytes -= bytes(&op.writes),
-            OpKind::ReduceScalars => update_peak(local_bytes, ranks * reduced_bytes),
+            OpKind::ReduceScalars => update_peak(per_rank_bytes, ranks * reduced_bytes),
             OpKind::Forward { .. } | OpKind::LastBlock { .. } | OpKind::Backward(_) => {
                 // The calls of the first micro-batch represent those of all others.
                 let Some(call) = calls.next() else { break };
-                let rank = gathered_bytes(OpId(index)) + local_bytes + call.total_peak;
+                let rank = gathered_bytes(OpId(index)) + per_rank_bytes + call.total_peak;
                 update_peak(rank, rank + (ranks - 1) * reduced_bytes);
                 activations = call.after(activations);
             }

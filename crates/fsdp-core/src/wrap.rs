@@ -109,8 +109,8 @@ fn by_size(spec: &ModelSpec, min: usize) -> Vec<bool> {
 
 /// Whether a module is, or is inside, one that a size-based policy does not descend into.
 fn within_leaf(spec: &ModelSpec, module: usize) -> bool {
-    let mut ancestors = std::iter::successors(Some(module), |&at| spec.modules[at].parent);
-    ancestors.any(|at| spec.modules[at].class == LEAF)
+    let mut self_and_ancestors = std::iter::successors(Some(module), |&at| spec.modules[at].parent);
+    self_and_ancestors.any(|at| spec.modules[at].class == LEAF)
 }
 
 /// Checks that the uses of every tied parameter are in one unit. The parameter belongs to the module of its first name;

@@ -35,11 +35,11 @@ pub(crate) enum Message {
     /// Run an exchange and answer.
     Exchange(Transfer, Sender<Answer>),
     /// Finalize MPI and end the thread.
-    Finalise(Sender<Result<(), MpiError>>),
+    Finalize(Sender<Result<(), MpiError>>),
 }
 
 /// A pending request to finalize MPI as soon as nothing is in flight.
-struct Finalise {
+struct Finalize {
     answer: Sender<Result<(), MpiError>>,
     requested_at: Duration,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Engine {
     exchanges: Vec<Exchange>,
     /// Operations that own their memory and that no exchange waits for.
     detached: Vec<Request>,
-    finalize: Option<Finalise>,
+    finalize: Option<Finalize>,
     clock: RunClock,
     start: Instant,
     /// Time during which this process was running, as of the last check.
@@ -153,7 +153,7 @@ impl Engine {
             }
         }
         let (messages, seconds) = (self.exchanges.len() + self.detached.len(), self.timeout.as_secs());
-        let is_over = |ending: &mut Finalise| {
+        let is_over = |ending: &mut Finalize| {
             alarm.is_some() || self.now.saturating_sub(ending.requested_at) > self.timeout
         };
         if let Some(ending) = self.finalize.take_if(is_over) {
@@ -174,8 +174,8 @@ impl Engine {
                     self.exchanges.push(Exchange::begin(transfer, answer, &mut context));
                 }
             },
-            Message::Finalise(answer) => {
-                self.finalize = Some(Finalise { answer, requested_at: self.now });
+            Message::Finalize(answer) => {
+                self.finalize = Some(Finalize { answer, requested_at: self.now });
                 self.check();
             }
         }

@@ -110,7 +110,7 @@ impl MpiWorld {
     /// time limit. In both cases the process ends without finalizing MPI. Other [`MpiError`]s come from MPI.
     pub fn finalize(self) -> Result<(), MpiError> {
         let (sender, ended) = mpsc::channel();
-        self.shared.messages.send(Message::Finalise(sender)).map_err(|_| MpiError::Ended)?;
+        self.shared.messages.send(Message::Finalize(sender)).map_err(|_| MpiError::Ended)?;
         ended.recv().map_err(|_| MpiError::Ended)?
     }
 }

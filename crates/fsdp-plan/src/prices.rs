@@ -116,9 +116,11 @@ impl<'a> Prices<'a> {
             let Some(call) = BlockCall::of(op.kind) else { return self.op(plan, op, bytes) };
             let index = |kind| work.calls.kind(call.block(), kind);
             let seconds = match (CallKind::of(call), self.software.recomputed) {
-                (CallKind::Recompute, Some(part)) => {
-                    self.recompute(&kinds[index(CallKind::Forward)], &kinds[index(CallKind::Recompute)], part)
-                }
+                (CallKind::Recompute, Some(part)) => self.recompute_seconds(
+                    &kinds[index(CallKind::Forward)],
+                    &kinds[index(CallKind::Recompute)],
+                    part,
+                ),
                 (kind, _) => calls[index(kind)],
             };
             Work { seconds, ..Work::default() }
@@ -209,7 +211,7 @@ impl<'a> Prices<'a> {
 
     /// Seconds of recomputing parts of a forward: other software repeats the forward's operations, ours runs only those
     /// that backward needs.
-    fn recompute(&self, forward: &CallWork, ours: &CallWork, part: Recomputed) -> f64 {
+    fn recompute_seconds(&self, forward: &CallWork, ours: &CallWork, part: Recomputed) -> f64 {
         let products = if part.spares_last { &ours.products } else { &forward.products };
         let products: f64 = products.iter().map(|product| self.product(product)).sum();
         products * part.products

@@ -65,7 +65,7 @@ impl Assignment {
     /// equally many ranks. Of the GPUs that a process sees, it uses only the `visible` ones, if given.
     ///
     /// # Errors
-    /// Any error of the plugin; [`XlaError::NotAnnounced`]: other processes have not announced themselves within the limit;
+    /// Any error of the plugin; [`XlaError::NoAnswer`]: other processes have not announced themselves within the limit;
     /// and errors that all processes find alike: [`XlaError::OtherCompiler`], [`XlaError::Unconnected`],
     /// [`XlaError::OwnDevices`], [`XlaError::SameDevice`].
     pub(crate) fn among(

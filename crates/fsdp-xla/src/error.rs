@@ -243,7 +243,7 @@ pub enum XlaError {
     },
     /// Other processes have not announced their plugin and devices.
     #[error("other processes have not reported their plugin and devices: {0}")]
-    NotAnnounced(#[from] AssemblyError),
+    NoAnswer(#[from] AssemblyError),
     /// A program's text cannot be written to a file.
     #[error("cannot write a program to {}: {source}", path.display())]
     Dump {
@@ -320,7 +320,7 @@ impl XlaError {
         const ABORTED: i32 = 10;
         match self {
             XlaError::Call { code: EXHAUSTED | ABORTED | DEADLINE_EXCEEDED | UNAVAILABLE, .. }
-            | XlaError::NotAnnounced(_) => FailureKind::Temporary,
+            | XlaError::NoAnswer(_) => FailureKind::Temporary,
             XlaError::Dump { source, .. } | XlaError::Cache { source, .. } => FailureKind::of_io(source),
             _ => FailureKind::Input,
         }

@@ -218,7 +218,7 @@ pub(crate) fn host_threads(threads: ThreadOptions) -> Threads<HostMemory> {
     Threads::new(threads, host)
 }
 
-/// Launches ranks that trace their steps; `make_executor` determines the destination of each rank's programs.
+/// Launches ranks that trace their steps; `make_executor` determines what runs each rank's programs.
 pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
     host: &impl Launcher<Memory = HostMemory>,
     ranks: usize,

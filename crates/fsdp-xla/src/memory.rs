@@ -118,7 +118,7 @@ impl XlaMemory {
         result
     }
 
-    /// The destination of the rank's programs.
+    /// What runs the rank's programs.
     pub(crate) fn executor(&self) -> MutexGuard<'_, Executor> {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -152,11 +152,11 @@ pub(crate) fn gradient_factors(
     let is_finite = hlo.compare("LT", &both, &infinity);
     let note = word(hlo, words, NOT_FINITE);
     let none = hlo.int(0, &[], Element::I64);
-    let is_valid = hlo.compare("EQ", &note, &none);
+    let state_is_finite = hlo.compare("EQ", &note, &none);
     let was_finite = hlo.range(previous, 2..3);
     let was_finite = hlo.reshape(&was_finite, &[]);
     let finite = hlo.select(&is_finite, &was_finite, &zero);
-    let finite = hlo.select(&is_valid, &finite, &zero);
+    let finite = hlo.select(&state_is_finite, &finite, &zero);
     let parts = [scale, clip, finite].map(|factor| hlo.reshape(&factor, &[1]));
     hlo.concatenate(&parts, 0)
 }

@@ -193,7 +193,7 @@ impl World {
     }
 }
 
-/// The destination of a rank's programs.
+/// What runs a rank's programs.
 pub(crate) enum Executor {
     /// Devices, together with the other ranks.
     Devices(Seated),

@@ -141,8 +141,9 @@ impl Samples {
             for OpTimes { op, seconds, calls } in seen {
                 op_seconds += seconds;
                 let kind = plan.step.op(*op).kind;
-                let block = BlockCall::of(kind);
-                let steps = block.and_then(|block| listings.iter().find(|(call, _)| *call == block));
+                let block_call = BlockCall::of(kind);
+                let steps =
+                    block_call.and_then(|block_call| listings.iter().find(|(call, _)| *call == block_call));
                 if let Some((_, listing)) = steps {
                     assert_eq!(calls.len(), listing.list.steps.len(), "a block runs what it lists");
                     let listed = listing.list.steps.iter().map(|step| Listed::of(step, shape));

@@ -52,9 +52,12 @@ impl Compiled<'_> {
             self.traced.as_secs_f64(),
         );
         let _ = write!(text, "\n{}\n{}", paint.heading("operations"), self.operations());
-        if let Some(Optimized { collectives, asynchronous, .. }) = &report.optimized {
+        if let Some(Optimized { collectives, asynchronous, overlapped, .. }) = &report.optimized {
             let order = Order::of(&self.program.collectives, collectives);
-            let _ = writeln!(text, "order of collectives: {order}; asynchronous: {asynchronous}");
+            let _ = writeln!(
+                text,
+                "order of collectives: {order}; asynchronous: {asynchronous}, of which {overlapped} run beside products"
+            );
         }
         let _ = write!(text, "\n{}\n{}", paint.heading("memory per device"), self.memory());
         let _ = write!(text, "\n{}\n{}", paint.heading("FLOPs per step and device"), self.flops());
@@ -129,6 +132,7 @@ impl Compiled<'_> {
                 "products": compiled.products,
                 "collectives": kinds(&compiled.collectives),
                 "asynchronous_collectives": compiled.asynchronous,
+                "overlapped_collectives": compiled.overlapped,
                 "order_of_schedule": matches!(order, Order::Same),
             })
         });

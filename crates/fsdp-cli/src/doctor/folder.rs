@@ -60,7 +60,7 @@ impl Probe {
     }
 }
 
-/// Examines the folder from all processes with `is_participant`. Returns their views in the first process. Removes
+/// Examines the folder from all processes with `is_examiner`. Returns their views in the first process. Removes
 /// everything it writes.
 ///
 /// # Errors
@@ -68,7 +68,7 @@ impl Probe {
 pub(super) fn examine(
     group: &ProcessGroup,
     folder: &Path,
-    is_participant: bool,
+    is_examiner: bool,
 ) -> Result<Option<Vec<Option<View>>>, CliError> {
     let is_first = group.process() == 0;
     let created = if is_first { Some(CreatedFolders::create(folder)) } else { None };
@@ -87,7 +87,7 @@ pub(super) fn examine(
     let write_error =
         held.as_ref().map(|held| held.as_ref().err().map(|error| failure_text("write to", folder, error)));
     let write_error: Option<String> = group.share("probe written", write_error)?;
-    let view = match (is_participant, write_error) {
+    let view = match (is_examiner, write_error) {
         (false, _) => None,
         (true, None) => Some(view(folder, &probe, group.process())),
         (true, Some(write_error)) => {

@@ -36,13 +36,13 @@ impl ProcessGroup {
     /// Gathers what all processes say, in process order; `Some` in the first process.
     ///
     /// # Errors
-    /// [`CliError::NotAnnounced`].
+    /// [`CliError::NoAnswer`].
     pub(super) fn gather<T: Serialize + DeserializeOwned>(
         &self,
         topic: &str,
         value: &T,
     ) -> Result<Option<Vec<T>>, CliError> {
-        let bytes = serde_json::to_vec(value).expect("what is told has a JSON form");
+        let bytes = serde_json::to_vec(value).expect("values have a JSON form");
         self.assembly.give(topic, Rank(self.process()), bytes).map_err(Error::from)?;
         if !self.assembly.is_leader() {
             return Ok(None);
@@ -54,14 +54,14 @@ impl ProcessGroup {
     /// Broadcasts what the first process says, which passes `Some`.
     ///
     /// # Errors
-    /// [`CliError::NotAnnounced`].
+    /// [`CliError::NoAnswer`].
     pub(super) fn share<T: Serialize + DeserializeOwned>(
         &self,
         topic: &str,
         value: Option<T>,
     ) -> Result<T, CliError> {
         if let Some(value) = value {
-            let bytes = serde_json::to_vec(&value).expect("what is told has a JSON form");
+            let bytes = serde_json::to_vec(&value).expect("values have a JSON form");
             self.assembly.announce(topic, bytes).map_err(Error::from)?;
         }
         Ok(serde_json::from_slice(&self.assembly.hear(topic, TIMEOUT)?).expect(SAME_PROGRAM))
@@ -70,7 +70,7 @@ impl ProcessGroup {
     /// A barrier of all processes.
     ///
     /// # Errors
-    /// [`CliError::NotAnnounced`].
+    /// [`CliError::NoAnswer`].
     pub(super) fn barrier(&self, topic: &str) -> Result<(), CliError> {
         let met = self.gather(topic, &())?.map(|_| ());
         self.share(topic, met)

@@ -57,7 +57,7 @@ pub(super) struct Agent<'a> {
     known: Known,
     /// When it last did its periodic checks.
     last_check: Instant,
-    was_stopped: bool,
+    is_stop_requested: bool,
     /// Whether a stop signal other than SIGUSR1 was received; a second one does not wait for a save.
     was_signaled: bool,
     /// Whether a second such signal was received.
@@ -83,7 +83,7 @@ impl<'a> Agent<'a> {
             running: None,
             known,
             last_check: Instant::now(),
-            was_stopped: false,
+            is_stop_requested: false,
             was_signaled: false,
             was_interrupted: false,
         }
@@ -107,7 +107,7 @@ impl<'a> Agent<'a> {
                 return Ok(exit);
             }
             output::note("the coordinator of the launch is lost; looking for another one");
-            if self.was_stopped {
+            if self.is_stop_requested {
                 return Ok(Exit::Temporary);
             }
             // Pause between attempts to reach a coordinator that is lost as soon as it is found.
@@ -230,7 +230,7 @@ impl<'a> Agent<'a> {
         if signal != SIGUSR1 {
             self.was_interrupted |= std::mem::replace(&mut self.was_signaled, true);
         }
-        self.was_stopped = true;
+        self.is_stop_requested = true;
         match &mut self.running {
             Some(attempt) if self.was_interrupted => attempt.kill(),
             Some(attempt) => attempt.stop(),

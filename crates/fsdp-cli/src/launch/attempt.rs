@@ -49,7 +49,7 @@ pub(super) struct Attempt {
     verdict: Option<String>,
     /// When the remaining processes are killed.
     pub(super) deadline: Option<Instant>,
-    was_stopped: bool,
+    is_stop_requested: bool,
 }
 
 struct Running {
@@ -78,7 +78,7 @@ impl Attempt {
             failed: None,
             verdict: None,
             deadline: None,
-            was_stopped: false,
+            is_stop_requested: false,
         };
         for local in 0..nproc {
             let process = attempt.first_process + local;
@@ -163,7 +163,7 @@ impl Attempt {
     /// Lets the processes save and stop. Does not forward the signal that this process received: a scheduler may have
     /// sent it to all processes, and a second one would end them.
     pub(super) fn stop(&mut self) {
-        if !std::mem::replace(&mut self.was_stopped, true) {
+        if !std::mem::replace(&mut self.is_stop_requested, true) {
             self.signal(Signal::USR1);
         }
     }
@@ -241,7 +241,7 @@ mod tests {
             failed: None,
             verdict: None,
             deadline: None,
-            was_stopped: false,
+            is_stop_requested: false,
         }
     }
 

@@ -48,7 +48,7 @@ impl State {
 
     /// The waits of all ranks that lack another rank; each is reported with the duration `waited`.
     fn waits(&self, waited: Duration) -> Vec<Wait> {
-        let wait = |(rank, doing): (usize, &Phase)| match *doing {
+        let wait = |(rank, phase): (usize, &Phase)| match *phase {
             Phase::Waiting(seat, position) => Some(self.rendezvous.table.wait(seat, position, waited)),
             Phase::Stalled(call) => Some(Wait { rank: Rank(rank), call, missing: vec![Rank(rank)], waited }),
             Phase::Ready | Phase::Running | Phase::Ended => None,
@@ -59,7 +59,7 @@ impl State {
 
     fn status(&self) -> Arc<[RankStatus]> {
         let table = &self.rendezvous.table;
-        let describe = |doing: &Phase| match *doing {
+        let describe = |phase: &Phase| match *phase {
             Phase::Ready => "waits for a core".to_owned(),
             Phase::Running => "runs outside of collectives".to_owned(),
             Phase::Ended => "has returned".to_owned(),
@@ -69,7 +69,7 @@ impl State {
                 format!("waits in {call} of {} ranks", table.members(seat).len())
             }
         };
-        let line = |(rank, doing)| RankStatus { rank: Rank(rank), doing: describe(doing) };
+        let line = |(rank, phase)| RankStatus { rank: Rank(rank), doing: describe(phase) };
         self.ranks.iter().enumerate().map(line).collect()
     }
 }
@@ -133,8 +133,8 @@ impl RankScheduler {
         let mut state = self.lock();
         state.note_progress();
         is_done.store(true, Ordering::Release);
-        let waits = |doing: &&mut Phase| matches!(doing, Phase::Waiting(seat, at) if (seat.group, *at) == (group, position));
-        state.ranks.iter_mut().filter(waits).for_each(|doing| *doing = Phase::Ready);
+        let waits = |phase: &&mut Phase| matches!(phase, Phase::Waiting(seat, at) if (seat.group, *at) == (group, position));
+        state.ranks.iter_mut().filter(waits).for_each(|phase| *phase = Phase::Ready);
         self.assign_cores(&mut state);
     }
 
@@ -174,12 +174,12 @@ impl RankScheduler {
     }
 
     /// Gives up the core of `rank` and fails the world if no rank can make progress.
-    fn block(&self, state: &mut State, rank: Rank, doing: Phase) {
-        if std::mem::replace(&mut state.ranks[rank.0], doing) == Phase::Running {
+    fn block(&self, state: &mut State, rank: Rank, phase: Phase) {
+        if std::mem::replace(&mut state.ranks[rank.0], phase) == Phase::Running {
             state.free_cores += 1;
         }
         self.assign_cores(state);
-        if !state.ranks.iter().any(|doing| matches!(doing, Phase::Ready | Phase::Running))
+        if !state.ranks.iter().any(|phase| matches!(phase, Phase::Ready | Phase::Running))
             && let Some(failure) = stuck(&state.waits(Duration::ZERO), &|| state.status())
         {
             self.fail_locked(state, failure);
@@ -214,7 +214,7 @@ impl RankScheduler {
     /// Gives free cores to the lowest ranks that are ready.
     fn assign_cores(&self, state: &mut State) {
         while state.free_cores > 0 && state.rendezvous.failure().is_none() {
-            let Some(rank) = state.ranks.iter().position(|doing| *doing == Phase::Ready) else { return };
+            let Some(rank) = state.ranks.iter().position(|phase| *phase == Phase::Ready) else { return };
             state.ranks[rank] = Phase::Running;
             state.free_cores -= 1;
             self.wake[rank].notify_all();

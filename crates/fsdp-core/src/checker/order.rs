@@ -30,8 +30,8 @@ pub(super) fn check(
                 let (earlier, later) = (names.op(earlier), names.op(index));
                 return Err(Violation::Race { earlier, later, buffer: names.buffer(access.buffer) });
             }
-            let is_joined = op.waits.iter().chain(&op.joins).any(|target| target.0 == earlier);
-            if !is_joined && before.holds_buffers(earlier, &clock) {
+            let is_successor = op.waits.iter().chain(&op.joins).any(|target| target.0 == earlier);
+            if !is_successor && before.holds_buffers(earlier, &clock) {
                 let (collective, later) = (names.op(earlier), names.op(index));
                 return Err(Violation::NotHandedOver { collective, later });
             }

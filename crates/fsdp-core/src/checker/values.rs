@@ -147,7 +147,7 @@ impl<'a> Values<'a> {
                 (Role::Statistics(phase), _) if trains => self.statistics(phase, true),
                 _ => self.value_between_steps(index, trains),
             };
-            self.expect(self.names.schedule.ops.len(), BufferId::of(index), expected)?;
+            self.expect_contents(self.names.schedule.ops.len(), BufferId::of(index), expected)?;
         }
         Ok(())
     }
@@ -245,7 +245,7 @@ impl<'a> Values<'a> {
         let scalars = usize::from(matches!(op.kind, OpKind::LastBlock { .. }));
         self.check_operands(at, op, [read.len(), trained.clone().count() + scalars])?;
         for (&id, &buffer) in read.iter().zip(&op.reads) {
-            self.expect(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
+            self.expect_contents(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
         }
         for (&id, &buffer) in trained.zip(&op.writes) {
             let (owner, rounds) = (owner_of(self.names.layout, id), [self.round, self.round + 1]);
@@ -328,7 +328,7 @@ impl<'a> Values<'a> {
     }
 
     /// Checks that the buffer holds a value, and leaves it.
-    fn expect(&mut self, at: usize, buffer: BufferId, value: Value) -> Result<(), Violation> {
+    fn expect_contents(&mut self, at: usize, buffer: BufferId, value: Value) -> Result<(), Violation> {
         self.replace(at, buffer, value.clone(), value)
     }
 

@@ -110,7 +110,7 @@ pub struct Engine<M: Memory, P: Program<M>> {
     in_flight: BTreeMap<OpId, Pending<M>>,
     events: BTreeMap<OpId, M::Event>,
     scalars: scalars::Scalars<M>,
-    /// Reusable room for state tensors and statistics while they are lent to the update rule.
+    /// Reusable lists for state tensors and statistics while the update rule has them.
     buffer_lists: [Vec<M::Buffer>; 2],
     /// Whether the gradients of the last step are still available.
     has_gradients: bool,

@@ -32,9 +32,9 @@ pub struct StepInput {
     pub stop: bool,
 }
 
-/// The combined answer of all ranks between two steps.
+/// A flag of all ranks, combined between two steps.
 pub(super) struct ReducedFlags {
-    /// Whether any rank answered yes.
+    /// Whether any rank has set it.
     pub(super) any: bool,
     /// Whether everything that the updates so far wrote, on any rank, is finite.
     pub(super) state_finite: bool,
@@ -179,7 +179,7 @@ impl<M: Memory> Scalars<M> {
         Ok(())
     }
 
-    /// Combines the answers of all ranks. Returns when every rank has called it and its updates are done.
+    /// Combines a flag of all ranks. Returns when every rank has called it and its updates are done.
     pub(super) fn reduce_flag(
         &mut self,
         memory: &M,

@@ -26,7 +26,7 @@ pub(crate) struct HappensBefore {
     queues: Clocks,
     history: Vec<History>,
     /// For each collective, the operations that wait for it or join it.
-    joined_by: BTreeMap<usize, Vec<usize>>,
+    successors: BTreeMap<usize, Vec<usize>>,
 }
 
 /// For each queue, the clock after its last operation.
@@ -59,16 +59,17 @@ impl HappensBefore {
 
     /// Whether an operation is a collective whose buffers no operation complete at `clock` has taken over.
     pub(crate) fn holds_buffers(&self, op: usize, clock: &Clock) -> bool {
-        let joiners = self.joined_by.get(&op);
+        let successors = self.successors.get(&op);
         self.ops[op].1
-            && !joiners.is_some_and(|joiners| joiners.iter().any(|&other| self.is_complete(other, clock)))
+            && !successors
+                .is_some_and(|successors| successors.iter().any(|&other| self.is_complete(other, clock)))
     }
 
     /// Appends an operation with the clock before it.
     pub(crate) fn push(&mut self, op: &Op, mut clock: Clock) {
         let (id, queue) = (self.ops.len(), op.kind.queue());
         for target in op.waits.iter().chain(&op.joins).filter(|target| self.ops[target.0].1) {
-            self.joined_by.entry(target.0).or_default().push(id);
+            self.successors.entry(target.0).or_default().push(id);
         }
         for access in op.accesses() {
             let index = access.buffer.index();

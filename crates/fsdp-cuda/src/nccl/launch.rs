@@ -63,7 +63,7 @@ enum NoIds {
     #[error(transparent)]
     Nccl(#[from] NcclError),
     #[error("process 0 did not send NCCL ids: {0}")]
-    NotReceived(#[from] AssemblyError),
+    NoAnswer(#[from] AssemblyError),
     #[error("process 0 sent NCCL ids of {len} bytes, expected {}", 2 * UniqueId::LEN)]
     Length { len: usize },
 }

@@ -217,12 +217,12 @@ pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<BlockCall> {
     // Layers below the first trained parameter record nothing, so recomputing them would save nothing.
     let recomputes = |block: BlockId| {
         let layer = spec.block(block).layer;
-        let is_trained_in_layer = |(index, other): (usize, &fsdp_core::model::BlockSpec)| {
+        let needs_backward = |(index, other): (usize, &fsdp_core::model::BlockSpec)| {
             other.layer == layer && index >= first_trainable.0
         };
         matches!(pass, Pass::TrainRecomputing | Pass::TrainKeepingProducts)
             && layer.is_some()
-            && spec.blocks.iter().enumerate().any(is_trained_in_layer)
+            && spec.blocks.iter().enumerate().any(needs_backward)
     };
     let mode = |block| match pass {
         Pass::Evaluate => ForwardMode::Evaluate,

@@ -195,15 +195,15 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
     let Some(input) = maps.first().and_then(|map| map.call.reads[0].local()) else { return };
     let trains = maps.iter().any(|map| b.target(map.call.reads[1]).is_some());
     // An activation that was not kept is recomputed by its own backward, which first needs the activation's gradient.
-    let activation_node =
+    let recomputed_activation =
         b.recomputed(input).filter(|node| matches!(node.op(), Op::Activation(_)) && b.is_read_once(input));
-    let activation_node =
-        activation_node.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
-    if activation_node.is_some() {
+    let recomputed_activation =
+        recomputed_activation.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
+    if recomputed_activation.is_some() {
         gradient_of_input(b, input, &maps);
     }
     if trains {
-        let x = match activation_node {
+        let x = match recomputed_activation {
             Some(node) => activation::derive_recomputing(b, node, input),
             None => b.load(input),
         };
@@ -217,7 +217,7 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
         let Some(target) = call.reads.get(2).and_then(|bias| b.target(*bias)) else { continue };
         column_sums(b, [dims.rows, dims.outputs, dims.y_stride], *dy, target);
     }
-    if activation_node.is_none() && b.needs[input] {
+    if recomputed_activation.is_none() && b.needs[input] {
         gradient_of_input(b, input, &maps);
     }
 }

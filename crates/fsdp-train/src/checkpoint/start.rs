@@ -192,12 +192,12 @@ impl Start {
             if let Resume::From { path, .. } = &options.resume { Some(resolve_path(path)?) } else { None };
         // Links were resolved, so that a checkpoint of this folder is recognized under any name.
         let is_in_out_dir = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, run.checkpoints()));
-        let (local, external) = named.map_or((None, None), |path| match is_in_out_dir(&path) {
+        let (in_out_dir, external) = named.map_or((None, None), |path| match is_in_out_dir(&path) {
             true => (Some(path), None),
             false => (None, Some(path)),
         });
         let resumes_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
-        if local.is_none() && !resumes_newest && !options.overwrite && is_filled {
+        if in_out_dir.is_none() && !resumes_newest && !options.overwrite && is_filled {
             return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
         }
         // Done before the folder is created, so that a run that cannot begin leaves none.
@@ -206,7 +206,7 @@ impl Start {
             return Err(TrainError::Stopped);
         }
         let lock = lock(&run, out_dir, options)?;
-        let (chosen, unsound) = match local {
+        let (chosen, unsound) = match in_out_dir {
             Some(path) => (Some(choose(&path)?), Vec::new()),
             None if resumes_newest => newest(lock.run(), options, choose)?,
             None => (None, Vec::new()),

@@ -33,7 +33,7 @@ use crate::resolve_links::resolve_links;
 pub(crate) const CACHE: &str = "cache";
 
 /// Tokens that are not cached stay in memory up to this size, in bytes.
-const UNCACHED_BYTES_MAX: usize = 1 << 25;
+const IN_MEMORY_BYTES_MAX: usize = 1 << 25;
 
 /// Mode of cache files: they are mapped by their readers, so they must not be written to.
 const READ_ONLY: u32 = 0o444;
@@ -67,8 +67,8 @@ pub(super) struct PendingEntry {
 /// The state of a cache entry in an output folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The tokens are in memory only.
-    InMemory,
+    /// The entry has no file yet.
+    Unwritten,
     /// The file is there for the other processes of the run, and is deleted on drop unless the run is accepted.
     Shared,
     /// The file is permanent.
@@ -110,7 +110,7 @@ pub(super) fn tokens(
     }
     let image = uncached(text, &key, out_dir)?;
     let pending =
-        is_output.then_some(PendingEntry { folder, key: key.digest, stage: Mutex::new(Stage::InMemory) });
+        is_output.then_some(PendingEntry { folder, key: key.digest, stage: Mutex::new(Stage::Unwritten) });
     Ok(Cached { image, pending, warnings })
 }
 
@@ -133,7 +133,7 @@ impl PendingEntry {
             file.write_all(bytes)?;
             persist(file, &self.folder, self.key).map(drop)
         };
-        let written = if *stage == Stage::InMemory { write() } else { Ok(()) };
+        let written = if *stage == Stage::Unwritten { write() } else { Ok(()) };
         match written {
             Ok(()) => *stage = next,
             Err(fault) => return Some(not_kept(&self.folder, &fault)),
@@ -158,7 +158,7 @@ impl Drop for PendingEntry {
 /// If text cannot be read or tokenized.
 pub(super) fn uncached(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Image, DataError> {
     let spill = || -> Result<Image, TokenizeFault> {
-        let file = spooled_tempfile_in(UNCACHED_BYTES_MAX, existing_ancestor(out_dir));
+        let file = spooled_tempfile_in(IN_MEMORY_BYTES_MAX, existing_ancestor(out_dir));
         let file = text.tokenize(BufWriter::new(file), key)?.into_inner().map_err(io::Error::from)?;
         let bytes = match file.into_inner() {
             SpooledData::InMemory(bytes) => Bytes::Owned(bytes.into_inner()),

@@ -63,7 +63,7 @@ impl OutputFolders {
         Some((key, folder))
     }
 
-    fn reject(&self, path: &Path) -> Result<(), DataError> {
+    fn expect_outside(&self, path: &Path) -> Result<(), DataError> {
         self.folder_of(path).map_or(Ok(()), |(written, folder)| {
             let (path, folder) = (path.to_owned(), folder.to_owned());
             Err(DataError::InOutput { key: DATA, path, written, folder })
@@ -90,14 +90,14 @@ pub(super) fn find(
             && let Some(pattern) = pattern(path)
         {
             for path in matching(path, &pattern)? {
-                outputs.reject(&path)?;
+                outputs.expect_outside(&path)?;
                 files.push(formats::named_file(path, format)?);
             }
             continue;
         }
         let path = Path::new(path);
         let metadata = metadata.map_err(|source| unreadable(path, source))?;
-        outputs.reject(path)?;
+        outputs.expect_outside(path)?;
         if metadata.is_dir() {
             let mut found = Vec::new();
             walk(path, &outputs, &mut found)?;

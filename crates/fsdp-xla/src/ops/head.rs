@@ -128,8 +128,8 @@ impl Trace {
         let hlo = &mut self.hlo;
         let wide = |hlo: &mut crate::hlo::Builder, of_rows: &Value| hlo.broadcast(of_rows, &[0], sizes);
         let classes = hlo.iota(sizes, 1, Element::U32);
-        let wide_targets = wide(hlo, targets);
-        let is_target = hlo.compare("EQ", &classes, &wide_targets);
+        let broadcast_targets = wide(hlo, targets);
+        let is_target = hlo.compare("EQ", &classes, &broadcast_targets);
         let zeros = hlo.zeros(sizes, element);
         let target_logits = hlo.select(&is_target, &x, &zeros);
         let target_logits = hlo.sum(&target_logits, &[1]);
@@ -138,17 +138,17 @@ impl Trace {
         let exponentials = hlo.subtract(&x, &row_max);
         let exponentials = hlo.unary("exponential", &exponentials);
         let sums = hlo.sum(&exponentials, &[1]);
-        let [wide_sums, wide_largest, wide_target] =
+        let [wide_sums, wide_largest, wide_target_logits] =
             [&sums, &largest, &target_logits].map(|value| hlo.convert(value, Element::F64));
         let logarithms = hlo.unary("log", &wide_sums);
-        let gap = hlo.subtract(&wide_largest, &wide_target);
+        let gap = hlo.subtract(&wide_largest, &wide_target_logits);
         let mut loss = hlo.add(&logarithms, &gap);
         let normalizers = hlo.add(&logarithms, &wide_largest);
         if terms.label_smoothing > 0.0 {
             let total = hlo.sum(&x, &[1]);
             let total = hlo.convert(&total, Element::F64);
             let mean = hlo.with("divide", &total, dims.vocab as f64);
-            let extra = hlo.subtract(&wide_target, &mean);
+            let extra = hlo.subtract(&wide_target_logits, &mean);
             let extra = hlo.with("multiply", &extra, terms.label_smoothing);
             loss = hlo.add(&loss, &extra);
         }

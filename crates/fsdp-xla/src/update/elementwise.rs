@@ -169,9 +169,9 @@ impl Trace {
         let note = self.load(QUEUE, Slice::whole(shard.not_finite));
         let none = self.hlo.int(0, &[], Element::I32);
         let count = non_finite.iter().fold(none.clone(), |count, more| self.hlo.add(&count, more));
-        let is_valid = self.hlo.compare("EQ", &count, &none);
+        let all_finite = self.hlo.compare("EQ", &count, &none);
         let (zero, one) = (self.hlo.int(0, &[1], Element::I64), self.hlo.int(1, &[1], Element::I64));
-        let new = self.hlo.select(&is_valid, &zero, &one);
+        let new = self.hlo.select(&all_finite, &zero, &one);
         let new = self.hlo.select(is_finite, &new, &zero);
         let note = self.hlo.binary("maximum", &note, &new);
         self.store(QUEUE, &SliceMut::whole(shard.not_finite), &note);

@@ -17,7 +17,7 @@ pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
 
 /// Connections that may authenticate at the same time, in addition to one per process. Further ones wait in the listen
 /// backlog until one of these has finished or timed out.
-const STRANGERS_MAX: usize = 64;
+const AUTHENTICATING_MAX: usize = 64;
 
 /// Authentication needs a few hundred bytes.
 const STACK_LEN: usize = 128 << 10;
@@ -37,7 +37,13 @@ impl Authenticator {
     pub(super) fn new(listener: net::TcpListener, token: Token, processes: usize) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener);
-        Ok(Self { listener, token, busy: 0, busy_max: STRANGERS_MAX + processes, may_have_backlog: true })
+        Ok(Self {
+            listener,
+            token,
+            busy: 0,
+            busy_max: AUTHENTICATING_MAX + processes,
+            may_have_backlog: true,
+        })
     }
 
     /// Accepts waiting connections, as far as the limit allows.

@@ -20,7 +20,7 @@ impl Values<'_> {
 
     pub(super) fn begin_step(&mut self, at: usize, op: &Op) -> Result<(), Violation> {
         self.check_operands(at, op, [1, op.writes.len()])?;
-        self.expect(at, op.reads[0], Value::NotFinite)?;
+        self.expect_contents(at, op.reads[0], Value::NotFinite)?;
         for &id in &op.writes {
             let (before, after) = match self.names.schedule.buffer(id).role {
                 Role::Scalars => {
@@ -42,7 +42,7 @@ impl Values<'_> {
         let segments = self.trained_segments(unit);
         self.check_operands(at, op, [segments, 1])?;
         let mut gradients = op.reads.iter().zip(owners(unit));
-        gradients.try_for_each(|(&id, owner)| self.expect(at, id, self.total(owner)))?;
+        gradients.try_for_each(|(&id, owner)| self.expect_contents(at, id, self.total(owner)))?;
         let losses = self.names.schedule.rounds;
         self.add_scalars(at, op.writes[0], [losses; 2], owners(unit).take(segments))
     }
@@ -122,7 +122,7 @@ impl Values<'_> {
         gathered.iter().zip(owners).try_for_each(|(&id, owner)| {
             self.replace(at, id, Value::Direction { owner, part: Part::Whole }, Value::Nothing)
         })?;
-        rest.iter().try_for_each(|&id| self.expect(at, id, Value::Nothing))
+        rest.iter().try_for_each(|&id| self.expect_contents(at, id, Value::Nothing))
     }
 
     /// Checks the operands that statistics, directions and updates have in common: `phases` phases of statistics are
@@ -143,20 +143,20 @@ impl Values<'_> {
         for (owner, (&gradient, shard)) in
             owners(unit).zip(op.reads.iter().zip(op.writes.chunks(stride))).take(segments)
         {
-            self.expect(at, gradient, self.total(owner))?;
+            self.expect_contents(at, gradient, self.total(owner))?;
             let (shard, state) = shard.split_at(stride - tensors);
             for &id in shard {
                 let after = Value::Params { owner, part: Part::Shard, updated };
                 self.replace(at, id, params(owner, Part::Shard), after)?;
             }
             for (tensor, &id) in state.iter().enumerate() {
-                self.expect(at, id, Value::State { owner, tensor })?;
+                self.expect_contents(at, id, Value::State { owner, tensor })?;
             }
         }
-        self.expect(at, op.reads[segments], Value::Factors { of_this_step: true })?;
+        self.expect_contents(at, op.reads[segments], Value::Factors { of_this_step: true })?;
         for (phase, &id) in op.reads[segments + 1..].iter().enumerate() {
-            self.expect(at, id, self.statistics(phase, true))?;
+            self.expect_contents(at, id, self.statistics(phase, true))?;
         }
-        self.expect(at, op.writes[segments * stride], Value::NotFinite)
+        self.expect_contents(at, op.writes[segments * stride], Value::NotFinite)
     }
 }

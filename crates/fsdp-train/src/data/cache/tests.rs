@@ -269,7 +269,7 @@ fn cache_in_output_folder_is_written_only_on_keep() {
 fn large_uncached_tokens_are_intact_and_leave_no_file() {
     let mut place = Fixture::new();
     place.config.tokenizer = "bytes".to_owned();
-    let long = TEXT.repeat(UNCACHED_BYTES_MAX / 4 / TEXT.len() + 9);
+    let long = TEXT.repeat(IN_MEMORY_BYTES_MAX / 4 / TEXT.len() + 9);
     fs::write(place.path("a.txt"), &long).unwrap();
     for out in ["out/deep", "a.txt/no/folder"] {
         let data =
