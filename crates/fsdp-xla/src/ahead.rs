@@ -134,7 +134,7 @@ pub struct CompileReport {
 
 impl Target {
     /// Opens a topology of a plugin by one of the plugin's own names (`v4:2x2x1`), `cpu:4` (four devices of this CPU),
-    /// or `h100:1x1x8` (eight GPUs of one host).
+    /// or `h100:1x1x8` (eight GPUs of one host). `options` add to the usual ones of the topology, or replace them.
     ///
     /// # Errors
     /// [`XlaError`]: the plugin cannot be used, knows no such topology, or does not accept its options.
@@ -147,11 +147,13 @@ impl Target {
                 return Ok(Self { topology: Topology::of_client(client)? });
             }
         }
-        let (has_options, knows) = (!options.is_empty(), |name: &str| {
-            Topology::named(Arc::clone(&opened), name, default_options(name)).is_ok()
-        });
-        let options = if has_options { options } else { default_options(name) };
-        let topology = Topology::named(Arc::clone(&opened), name, options).map_err(|error| match error {
+        let knows = |name: &str| Topology::named(Arc::clone(&opened), name, default_options(name)).is_ok();
+        let has_options = !options.is_empty();
+        let is_given = |key: &str| options.iter().any(|(given, _)| given == key);
+        let mut all = default_options(name);
+        all.retain(|(key, _)| !is_given(key));
+        all.extend(options);
+        let topology = Topology::named(Arc::clone(&opened), name, all).map_err(|error| match error {
             XlaError::Call { message, .. } if has_options && knows(name) => {
                 XlaError::TopologyOptions { path: plugin.into(), name: name.to_owned(), message }
             }
@@ -177,7 +179,7 @@ impl Target {
 
     /// Whether the devices may run operations beside a loop: only processors do.
     pub fn runs_in_parallel(&self) -> bool {
-        self.topology.kind.is_cpu()
+        self.topology.kind.runs_in_parallel()
     }
 
     /// Bytes available to programs on each device, if the plugin reports it.

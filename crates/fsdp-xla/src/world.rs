@@ -116,8 +116,7 @@ impl World {
 
     /// Compiles a program with this digest, whose arguments are stored `together` in part.
     fn compile(&self, digest: Digest, traced: &Module, together: &[Vec<usize>]) -> Result<(), XlaError> {
-        // Other devices run the operations of a program one by one, or in streams.
-        let in_parallel = self.devices.client.kind().is_cpu();
+        let in_parallel = self.devices.client.kind().runs_in_parallel();
         let scanned = self.programs.scan_layers.then(|| traced.scanned(together, in_parallel));
         if let Some(None) = scanned {
             (self.programs.listener)(&ProgramEvent::NotScanned);

@@ -21,6 +21,11 @@ impl DeviceKind {
         self.name == "cpu"
     }
 
+    /// Whether it may run operations beside a loop. Others run the operations of a program one by one, or in streams.
+    pub(crate) fn runs_in_parallel(&self) -> bool {
+        self.is_cpu()
+    }
+
     /// Reads the kind from a `PJRT_DeviceDescription` of this plugin, which must still be alive.
     ///
     /// # Errors
