@@ -32,6 +32,11 @@ def rope(kind, theta=10000.0, **more):
     return dict(rope_parameters=dict(rope_type=kind, rope_theta=theta, **more))
 
 
+def padded(token, **more):
+    small = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    return small | dict(pad_token_id=token) | more
+
+
 # case -> (model_type, what differs from _SMALL)
 CASES = {
     # Frequencies of a Llama: divided; stretched because 12 tokens are more than 8; by zones of wavelength, all three
@@ -101,6 +106,24 @@ CASES = {
         dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8, head_dim=6, mlp_only_layers=[0],
              norm_topk_prob=True, output_router_logits=True, router_aux_loss_coef=0.5),
     ),
+    # A token for padding that occurs in the text: inputs give its row of the embedding no gradient, a tied head does.
+    # A negative one counts from the end; GPT-NeoX and GPT-2 have no such row.
+    "gemma2-padding": ("gemma2", padded(0, head_dim=6, tie_word_embeddings=True)),
+    "gemma3_text-padding": ("gemma3_text", padded(0, head_dim=6, tie_word_embeddings=True)),
+    "gpt2-padding": ("gpt2", padded(5, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)),
+    "gpt_neox-padding": ("gpt_neox", padded(5) | rope("default", partial_rotary_factor=0.5)),
+    "llama-padding": ("llama", padded(2, tie_word_embeddings=True)),
+    "mistral-padding": ("mistral", padded(-3)),
+    "mixtral-padding": ("mixtral", padded(2, num_local_experts=3, num_experts_per_tok=2)),
+    "olmo2-padding": ("olmo2", padded(1)),
+    "phi3-padding": ("phi3", padded(30)),
+    "qwen2-padding": ("qwen2", padded(7, tie_word_embeddings=True)),
+    "qwen3-padding": ("qwen3", padded(7, head_dim=6)),
+    "qwen3_moe-padding": (
+        "qwen3_moe", padded(7, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=8, head_dim=6)
+    ),
+    "smollm3-padding": ("smollm3", padded(4, tie_word_embeddings=True)),
+    "starcoder2-padding": ("starcoder2", padded(0, tie_word_embeddings=True)),
 }  # fmt: skip
 
 
@@ -113,10 +136,13 @@ def write_model(folder, case, seed):
     for name, parameter in model.named_parameters():
         noise = 0.2 * torch.randn(parameter.shape, generator=generator)
         parameter.data.copy_(noise + 1.0 if parameter.ndim == 1 and name.endswith(".weight") else noise)
+    model.generation_config.pad_token_id = None  # It may not be negative there.
     model.save_pretrained(folder)
     if os.path.exists(f"{folder}/generation_config.json"):
         os.remove(f"{folder}/generation_config.json")
     ids = torch.randint(0, VOCAB, (BATCH, SEQ + 1), generator=generator)
+    if config.pad_token_id is not None:
+        ids[:, 1::5] = config.pad_token_id % VOCAB
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     loaded.set_attn_implementation("eager")
     return loaded, ids

@@ -5,6 +5,7 @@ use fsdp_train::lr::LrSchedule;
 use serde_json::Value;
 
 use crate::golden_training::golden;
+use crate::support;
 
 /// Compares the entries of a file and returns their number of learning rates.
 fn compare(file: &str, config: impl Fn(&Value) -> LrScheduleConfig) -> usize {
@@ -75,4 +76,37 @@ fn learning_rates_match_transformers() {
         LrScheduleConfig { shape, warmup: Warmup { steps: count(entry, "warmup_steps"), start_factor } }
     });
     assert_eq!(compared, 4106);
+}
+
+/// The schedules of a run file that docs/training.md gives for those of transformers.
+#[test]
+fn run_file_with_zero_start_matches_transformers() {
+    let text = std::fs::read_to_string(golden("lr_schedules_transformers.json")).unwrap();
+    let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut compared = 0;
+    for entry in entries {
+        let (schedule, steps) = (entry["schedule"].as_object().unwrap(), count(&entry, "steps"));
+        let is_stable = schedule["name"] == "warmup-stable-decay";
+        let start = if is_stable { schedule["min_lr_ratio"].clone() } else { Value::from(0) };
+        let keys = schedule.iter().map(|(key, value)| match key.as_str() {
+            "decay_steps" => format!("decay_share = {}", value.as_f64().unwrap() / steps as f64),
+            _ => format!("{key} = {value}"),
+        });
+        if schedule.get("decay_steps") == Some(&Value::from(0)) {
+            continue; // The run file has no decay of no steps.
+        }
+        let keys = keys.collect::<Vec<_>>().join(", ");
+        let warmup = format!("warmup_steps = {}, start_factor = {start}", entry["warmup_steps"]);
+        let overrides = [format!("train.lr_schedule={{ {keys}, {warmup} }}"), format!("train.steps={steps}")];
+        let config = support::config(dir.path(), 61, &overrides.each_ref().map(String::as_str));
+        let lr = number(&entry, "lr");
+        let ours = LrSchedule::new(&config.train.lr_schedule, lr, steps);
+        for (step, expected) in entry["lr_per_step"].as_array().unwrap().iter().enumerate() {
+            let expected = expected.as_f64().unwrap();
+            assert!((ours.lr(step as u64) - expected).abs() <= 1e-12 * lr, "{ours:?}, step {step}");
+        }
+        compared += 1;
+    }
+    assert!(compared > 70, "{compared}");
 }

@@ -11,8 +11,11 @@ use fsdp_ckpt::training::ModelWeights;
 use fsdp_comm::launch::{FailureReason, Launcher, Seat};
 use fsdp_core::Rank;
 use fsdp_core::comm::Traffic;
+use fsdp_core::model::{ParamId, ParamSpec};
+use fsdp_core::update::Piece;
 use fsdp_nn::HostMemory;
-use fsdp_nn::hf::{HfConfig, HfModel};
+use fsdp_nn::hf::{FAMILIES, HfConfig, HfModel};
+use fsdp_nn::model::Architecture;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::train;
 use fsdp_train::verify::{VerifyOptions, verify};
@@ -182,4 +185,64 @@ fn only_first_replica_reads_checkpoint_and_all_resume() {
         assert_eq!(rank, Rank(1), "{reason}");
         assert_eq!(errors[3], format!("rank 1 failed: {reason}"));
     }
+}
+
+/// Rewrites the header of a safetensors file, with every name replaced.
+fn rename(from: &Path, to: &Path, name: impl Fn(&str) -> String) {
+    let mut bytes = fs::read(from).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    let renamed: serde_json::Map<_, _> = header.into_iter().map(|(old, entry)| (name(&old), entry)).collect();
+    let header = serde_json::to_vec(&renamed).unwrap();
+    bytes.splice(8..8 + len, header.iter().copied());
+    bytes[..8].copy_from_slice(&(header.len() as u64).to_le_bytes());
+    fs::write(to, bytes).unwrap();
+}
+
+/// All initial values of a model, by its checks and its pieces.
+fn loaded(model: &HfModel, weights: &Path) -> Result<Vec<Vec<f64>>, TrainError> {
+    let spec = &model.description().spec;
+    let init = InitSource::Pretrained(Arc::new(ModelWeights::open(weights)?));
+    init.check(spec)?;
+    let read = |(index, param): (usize, &ParamSpec)| {
+        let mut values = vec![0.0; param.len()];
+        let row_len = param.shape.iter().skip(1).product();
+        let piece = Piece { param: ParamId(index), offset: 0, param_offset: 0, len: values.len(), row_len };
+        init.fill(spec, &piece, &mut values)?;
+        Ok(values)
+    };
+    spec.params.iter().enumerate().map(read).collect()
+}
+
+/// `LlamaModel.save_pretrained` and its relatives name `layers.0..`, where a parameter is `model.layers.0..`.
+#[test]
+fn every_family_loads_files_of_its_base_class() {
+    for family in FAMILIES {
+        let folder = golden().join(format!("../families/{}-padding", family.model_type));
+        let text = fs::read_to_string(folder.join("config.json")).unwrap();
+        let renamed = text.replace(family.class, family.base_class);
+        assert_ne!(text, renamed, "{}", family.model_type);
+        let config = HfConfig::parse(&renamed).unwrap();
+        let exported = config.export(fsdp_core::DType::F32);
+        assert!(exported.contains(family.class) && !exported.contains(family.base_class), "{exported}");
+        let (model, dir) = (config.build().unwrap(), tempfile::tempdir().unwrap());
+        let (full, base) = (folder.join("model.safetensors"), dir.path().join("base.safetensors"));
+        let short = |name: &str| name.strip_prefix(family.base_prefix).unwrap_or(name).to_owned();
+        rename(&full, &base, short);
+        assert_eq!(loaded(&model, &base).unwrap(), loaded(&model, &full).unwrap(), "{}", family.model_type);
+    }
+}
+
+#[test]
+fn untied_files_without_head_are_rejected_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(golden().join("config.json")).unwrap();
+    let model = HfConfig::parse(&text).unwrap().build().unwrap();
+    let path = dir.path().join("headless.safetensors");
+    rename(&golden().join("model.safetensors"), &path, |name| {
+        name.replace("lm_head.weight", "rotary_emb.inv_freq")
+    });
+    let error = loaded(&model, &path).unwrap_err();
+    assert!(matches!(&error, TrainError::NoHead { head, .. } if head == "lm_head.weight"), "{error}");
 }

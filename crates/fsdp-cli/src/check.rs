@@ -88,6 +88,9 @@ impl Findings {
         self.data(config, setup.model.summary().vocab);
         self.folder(setup);
         let Some(model) = self.record("model", setup.build(), |model| describe(setup, model)) else { return };
+        if let Some(row) = setup.model.summary().padding_row {
+            self.note("padding row", Verdict::Ok, padding_row(row));
+        }
         self.record("positions", expect_positions(config, &model), |()| {
             format!("{} of {} in a sample", config.data.seq_len, setup.model.summary().positions)
         });
@@ -265,6 +268,13 @@ impl Findings {
         };
         format!("{:#}\n", json!({ "findings": self.0.iter().map(finding_json).collect::<Vec<_>>() }))
     }
+}
+
+fn padding_row(row: usize) -> String {
+    format!(
+        "inputs give row {row} of the embedding (pad_token_id) no gradient, as in transformers; \
+         model.padding_row = \"none\" trains it"
+    )
 }
 
 fn describe(setup: &RunSetup, model: &Model) -> String {

@@ -11,7 +11,7 @@ use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_train::adapter::peft;
-use fsdp_train::config::{Init, Loaded, Resolved, RunConfig};
+use fsdp_train::config::{Init, Loaded, PaddingRow, Resolved, RunConfig};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError, adapter};
@@ -30,7 +30,7 @@ pub(crate) type Model = Adapted<HfModel>;
 pub(crate) struct RunSetup {
     /// The run file, including all defaults.
     pub(crate) config: Resolved,
-    /// The model's `config.json`.
+    /// The model's `config.json`, without its row for padding if the run file says so.
     pub(crate) model: HfConfig,
 }
 
@@ -65,6 +65,10 @@ impl RunSetup {
         let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         let config = loaded.config;
         let model = read_model(Path::new(&config.model.path))?;
+        let model = match config.model.padding_row {
+            PaddingRow::Config => model,
+            PaddingRow::None => model.without_padding_row(),
+        };
         let setup = Self { config, model };
         warnings.extend(setup.position_warning());
         Ok((setup, warnings))

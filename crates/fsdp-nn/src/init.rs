@@ -22,6 +22,15 @@ pub enum Init {
         /// The standard deviation.
         std: f64,
     },
+    /// Normal with mean 0 in all rows but one.
+    Table {
+        /// The standard deviation.
+        std: f64,
+        /// Elements per row.
+        width: usize,
+        /// The row that is zero.
+        zero_row: usize,
+    },
     /// Uniform in `-bound .. bound`.
     Uniform {
         /// The bound.
@@ -36,7 +45,8 @@ impl Init {
         (offset as u64..).map(move |element| match self {
             Init::Zeros => 0.0,
             Init::Ones => 1.0,
-            Init::Normal { std } => std * random::normal(key, element),
+            Init::Table { width, zero_row, .. } if element / width as u64 == zero_row as u64 => 0.0,
+            Init::Normal { std } | Init::Table { std, .. } => std * random::normal(key, element),
             Init::Uniform { bound } => bound * (2.0 * random::uniform(key, element) - 1.0),
         })
     }
@@ -98,6 +108,17 @@ mod tests {
         let mut all = vec![0.0; 2 * PART_ELEMS + 5];
         init.fill_f64(3, "a.weight", 7, &mut all);
         assert!(init.values(3, "a.weight", 7).zip(&all).all(|(value, &got)| value == got));
+    }
+
+    #[test]
+    fn table_is_normal_except_for_zero_row() {
+        let plain: Vec<f64> = Init::Normal { std: 0.5 }.values(3, "t", 0).take(35).collect();
+        let mut table = [1.0; 30];
+        Init::Table { std: 0.5, width: 5, zero_row: 2 }.fill_f64(3, "t", 5, &mut table);
+        for (index, value) in table.into_iter().enumerate() {
+            let expected = if (10..15).contains(&(index + 5)) { 0.0 } else { plain[index + 5] };
+            assert_eq!(value, expected, "element {index}");
+        }
     }
 
     #[test]

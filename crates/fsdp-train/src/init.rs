@@ -84,7 +84,7 @@ impl InitSource {
     /// # Errors
     /// [`TrainError::Checkpoint`], with a list of everything that is missing, extra, of another shape or of another
     /// type;
-    /// [`TrainError::TiedDiffer`].
+    /// [`TrainError::NoHead`] if only the head is missing; [`TrainError::TiedDiffer`].
     pub fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let reader = match self {
             InitSource::Random { .. } => return Ok(()),
@@ -103,6 +103,13 @@ impl InitSource {
 
 /// Checks that a checkpoint has exactly these parameters.
 pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> Result<(), TrainError> {
+    let is_stored = |param| names(param).any(|name| reader.has(name));
+    let missing: Vec<&ParamSpec> = params.iter().filter(|param| !is_stored(param)).collect();
+    if let [head] = missing[..]
+        && hf::base_name(&head.fqn).is_none()
+    {
+        return Err(TrainError::NoHead { path: reader.path().to_owned(), head: head.fqn.clone() });
+    }
     let copies = |param| {
         let first = stored_name(reader, param);
         let others = names(param).filter(move |&name| name != first && reader.has(name));
@@ -148,5 +155,5 @@ pub(crate) fn stored_name<'a>(reader: &ModelWeights, param: &'a ParamSpec) -> &'
 /// The names that a parameter may have in a checkpoint.
 pub(crate) fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
     let full = std::iter::once(&param.fqn).chain(&param.aliases).map(String::as_str);
-    full.flat_map(|name| [Some(name), hf::published_name(name)]).flatten()
+    full.flat_map(|name| [Some(name), hf::base_name(name)]).flatten()
 }

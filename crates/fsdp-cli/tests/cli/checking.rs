@@ -93,6 +93,35 @@ fn all_examples_pass_check() {
     }
 }
 
+/// The tokens of the sandbox are bytes; 97 is the letter "a".
+#[test]
+fn padding_row_is_named_and_can_be_trained() {
+    let sandbox = Sandbox::new();
+    let row = |args: &str| {
+        let ran = sandbox.succeed(&format!("check run.toml {args}"));
+        ran.stdout.lines().find(|line| line.contains("padding row")).map(str::to_owned)
+    };
+    let loss = |out: &str, args: &str| {
+        sandbox.succeed(&format!("train run.toml --set run.out_dir={out} {args}"));
+        sandbox.column(out, "loss")
+    };
+    assert_eq!(row(""), None);
+    let plain = loss("plain", "");
+    sandbox.edit("model/config.json", "{", "{\"pad_token_id\": 97, ");
+    assert_eq!(
+        row("").unwrap(),
+        "ok       padding row   inputs give row 97 of the embedding (pad_token_id) no gradient, as in transformers; \
+         model.padding_row = \"none\" trains it"
+    );
+    let padded = loss("padded", "");
+    assert_ne!(padded, plain);
+    let none = "--set model.padding_row=none";
+    assert_eq!((row(none), loss("none", none)), (None, plain));
+    let other = sandbox.fsdp("check run.toml --set model.padding_row=zero");
+    assert_eq!(other.code, Some(2));
+    assert!(other.stdout.contains("\"config\" or \"none\""), "{}", other.stdout);
+}
+
 /// Asserts that `check` and `train` both refuse the data with the message `expected`.
 #[track_caller]
 fn expect_error_before_training(sandbox: &Sandbox, overrides: &str, expected: &str) {

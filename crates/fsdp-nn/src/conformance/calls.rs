@@ -100,13 +100,14 @@ pub trait Calls: Backend {
         y: Out<'_, Self>,
         add: bool,
     ) -> Result<(), Error> {
-        let op = Op::Lookup(Lookup::Embedding { rows: ids.len, width, table_rows: table.len / width });
+        let table_rows = table.len / width;
+        let op = Op::Lookup(Lookup::Embedding { rows: ids.len, width, table_rows, padding: None });
         self.call_adding(op, &[ids, table], y, add)
     }
 
     fn embedding_backward(
         &self,
-        width: usize,
+        (width, padding): (usize, Option<usize>),
         ids: In<'_, Self>,
         dy: In<'_, Self>,
         dtable: Target<'_, Self>,
@@ -115,6 +116,7 @@ pub trait Calls: Backend {
             rows: ids.len,
             width,
             table_rows: dtable.slice.len / width,
+            padding,
         });
         self.call_to(op, &[ids, dy], dtable)
     }

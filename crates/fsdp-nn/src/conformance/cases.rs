@@ -34,7 +34,8 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         linear(sizes, Orientation::OutIn, 0),
         linear(sizes, Orientation::InOut, 3),
         linear_add(sizes),
-        embedding(sizes),
+        embedding(sizes, false),
+        embedding(sizes, true),
         rms_norm(sizes, 0.0),
         rms_norm(sizes, 1.0),
         layer_norm(sizes),
@@ -131,22 +132,29 @@ fn linear<M: Backend>(sizes: Sizes, orientation: Orientation, gap: usize) -> Cas
     }
 }
 
-fn embedding<M: Backend>(sizes: Sizes) -> Case<M> {
+/// With padding, the row of the first id is a constant: changing it changes nothing.
+fn embedding<M: Backend>(sizes: Sizes, is_padded: bool) -> Case<M> {
     let Sizes { rows, inner: width, outer: vocab, seed } = sizes;
     let ids = integers(seed, rows, vocab);
+    let padding = is_padded.then(|| ids[0] as usize);
     let backward_ids = ids.clone();
     Case {
         name: "embedding",
         inputs: vec![numbers(seed, vocab * width)],
         doutput: numbers(seed + 1, rows * width),
         forward: Box::new(move |kit, inputs| {
-            let (ids, table, mut y) = (kit.ids(&ids), kit.put(&inputs[0]), kit.result(rows * width));
+            let mut table = inputs[0].clone();
+            if let Some(row) = padding {
+                table[row * width..][..width].fill(0.25);
+            }
+            let (ids, table, mut y) = (kit.ids(&ids), kit.put(&table), kit.result(rows * width));
             kit.memory.embedding(width, ids.read(), table.read(), y.write(), false).unwrap();
             kit.get(&y)
         }),
         backward: Box::new(move |kit, _, dy| {
             let (ids, dy, mut dtable) = (kit.ids(&backward_ids), kit.put(dy), kit.slot(vocab * width));
-            kit.memory.embedding_backward(width, ids.read(), dy.read(), kit.target(&mut dtable)).unwrap();
+            let sizes = (width, padding);
+            kit.memory.embedding_backward(sizes, ids.read(), dy.read(), kit.target(&mut dtable)).unwrap();
             vec![kit.get(&dtable)]
         }),
         bound: Box::new(|_, y| (0.0, magnitudes(y))),

@@ -11,6 +11,7 @@ pub(crate) fn llama() -> DecoderConfig {
     DecoderConfig {
         names: Names::LLAMA,
         vocab_size: 13,
+        padding_row: None,
         embedding_scale: 1.0,
         embedding_dropout: 0.0,
         hidden_size: 12,

@@ -288,7 +288,7 @@ fn embedding<M: Backend>(golden: &Golden<'_, M>) {
         let (ids, table, dy) = (case.tokens("ids"), case.input("weight"), case.input("dy"));
         let (mut y, mut dtable) = (case.allocate(dy.len()), case.allocate(table.len()));
         case.memory.embedding(4, all(&ids), all(&table), out(&mut y), false).unwrap();
-        case.memory.embedding_backward(4, all(&ids), all(&dy), written(&mut dtable)).unwrap();
+        case.memory.embedding_backward((4, None), all(&ids), all(&dy), written(&mut dtable)).unwrap();
         case.expect("y", &y);
         case.expect("dweight", &dtable);
     });

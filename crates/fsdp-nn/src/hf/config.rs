@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fsdp_core::{DType, Error};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
 use super::families::Family;
@@ -67,8 +67,13 @@ impl HfConfig {
         Self { sizes: self.sizes.shrink(to), ..self.clone() }
     }
 
+    /// Returns the same model without a row for padding ([`Sizes::without_padding_row`]).
+    pub fn without_padding_row(&self) -> Self {
+        Self { sizes: self.sizes.without_padding_row(), ..self.clone() }
+    }
+
     /// Returns the text of a `config.json` for exported weights of `dtype`: all keys of the original, with the dtype
-    /// replaced.
+    /// replaced, and the class with that of a model with a head.
     pub fn export(&self, dtype: DType) -> String {
         let name = match dtype {
             DType::F64 => "float64",
@@ -80,6 +85,9 @@ impl HfConfig {
         // Transformers 4 wrote `torch_dtype`, which transformers 5 still reads.
         let key = if keys.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         keys.insert(key.into(), name.into());
+        if keys.get("architectures").is_some_and(|names| !lists(names, self.family.class)) {
+            keys.insert("architectures".into(), json!([self.family.class]));
+        }
         format!("{:#}\n", Value::Object(keys))
     }
 }
@@ -96,8 +104,9 @@ fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
 fn read(keys: Keys<'_>) -> Result<(&'static Family, Arc<dyn Sizes>), ConfigError> {
     let missing = || ConfigError::Missing { key: keys.path("model_type") };
     let family = Family::of(keys.get("model_type").ok_or_else(missing)?)?;
-    keys.only("architectures", &format!("a list with `{}`", family.class), |names| {
-        lists(names, family.class)
+    let Family { class, base_class, .. } = family;
+    keys.only("architectures", &format!("a list with `{class}` or `{base_class}`"), |names| {
+        lists(names, class) || lists(names, base_class)
     })?;
     keys.only_null("quantization_config")?;
     keys.only_false("is_encoder_decoder")?;

@@ -13,5 +13,5 @@ mod sizes;
 
 pub use config::{HfConfig, HfModel};
 pub use error::ConfigError;
-pub use families::{FAMILIES, Family, is_constant, published_name};
+pub use families::{FAMILIES, Family, base_name, is_constant};
 pub use sizes::{Sizes, Small, Summary};

@@ -35,6 +35,9 @@ pub trait Sizes: fmt::Debug + Send + Sync {
     /// Returns a small model of the same kind: features that affect correctness are kept, sizes that affect run time
     /// are reduced.
     fn shrink(&self, to: Small) -> Arc<dyn Sizes>;
+
+    /// Returns the same model without a row for padding ([`Summary::padding_row`]).
+    fn without_padding_row(&self) -> Arc<dyn Sizes>;
 }
 
 /// The target size of a small model.
@@ -69,6 +72,8 @@ pub struct Summary {
     pub positions: usize,
     /// Whether positions are learned parameters, which limits the sequence length.
     pub positions_are_learned: bool,
+    /// The row of the embedding that inputs give no gradient.
+    pub padding_row: Option<usize>,
 }
 
 impl fmt::Display for Summary {
@@ -97,6 +102,7 @@ impl Sizes for DecoderConfig {
             vocab: self.vocab_size,
             positions: self.max_position_embeddings,
             positions_are_learned: false,
+            padding_row: self.padding_row,
         }
     }
 
@@ -121,8 +127,10 @@ impl Sizes for DecoderConfig {
             mixture: layer.mixture.map(cut_mixture),
             ..layer
         });
+        let vocab_size = cut(self.vocab_size, to.vocab);
         Arc::new(Self {
-            vocab_size: cut(self.vocab_size, to.vocab),
+            vocab_size,
+            padding_row: self.padding_row.map(|row| row.min(vocab_size - 1)),
             hidden_size: hidden,
             intermediate_size: scaled(self.intermediate_size, self.hidden_size, hidden),
             num_attention_heads: heads,
@@ -131,6 +139,10 @@ impl Sizes for DecoderConfig {
             layers: layers.collect(),
             ..self.clone()
         })
+    }
+
+    fn without_padding_row(&self) -> Arc<dyn Sizes> {
+        Arc::new(Self { padding_row: None, ..self.clone() })
     }
 }
 
@@ -150,6 +162,7 @@ impl Sizes for Gpt2Config {
             vocab: self.vocab_size,
             positions: self.n_positions,
             positions_are_learned: true,
+            padding_row: None,
         }
     }
 
@@ -165,6 +178,10 @@ impl Sizes for Gpt2Config {
             n_inner: scaled(self.n_inner, self.n_embd, hidden),
             ..self.clone()
         })
+    }
+
+    fn without_padding_row(&self) -> Arc<dyn Sizes> {
+        Arc::new(self.clone())
     }
 }
 

@@ -151,11 +151,25 @@ impl Describe {
 
     /// Adds a module `Embedding`.
     pub fn embedding(&mut self, name: &str, rows: usize, width: usize) -> Embedding {
-        let init = self.weight_init();
+        self.padded_embedding(name, rows, width, None)
+    }
+
+    /// As [`Describe::embedding`], with a row for padding, which is initially zero
+    /// ([`Embedding::padding`]).
+    pub fn padded_embedding(
+        &mut self,
+        name: &str,
+        rows: usize,
+        width: usize,
+        padding: Option<usize>,
+    ) -> Embedding {
+        let std = self.std;
+        let init = padding.map_or(self.weight_init(), |zero_row| Init::Table { std, width, zero_row });
         self.module(name, "Embedding", |d| Embedding {
             table: d.param("weight", &[rows, width], init),
             rows,
             width,
+            padding,
         })
     }
 

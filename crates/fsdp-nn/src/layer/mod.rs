@@ -70,6 +70,9 @@ pub struct Embedding {
     pub rows: usize,
     /// Elements per row.
     pub width: usize,
+    /// The row that looking up gives no gradient: `padding_idx` of PyTorch. An output head that shares the table still
+    /// gives it one.
+    pub padding: Option<usize>,
 }
 
 impl Layer for Embedding {

@@ -14,9 +14,11 @@ use crate::op::Op;
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Lookup {
     /// Row `i` of `y` is row `ids[i]` of `table`.
-    Embedding { rows: usize, width: usize, table_rows: usize },
-    /// Adds row `i` of `dy` to row `ids[i]` of `dtable`, in the order of `i`.
-    EmbeddingBackward { rows: usize, width: usize, table_rows: usize },
+    ///
+    /// `padding` has no effect on `y`; it is the one of the backward operation.
+    Embedding { rows: usize, width: usize, table_rows: usize, padding: Option<usize> },
+    /// Adds row `i` of `dy` to row `ids[i]` of `dtable`, in the order of `i`, except where `ids[i]` is `padding`.
+    EmbeddingBackward { rows: usize, width: usize, table_rows: usize, padding: Option<usize> },
     /// The position of every row of a batch, as ids.
     Positions { samples: usize, seq: usize },
 }
@@ -24,16 +26,18 @@ pub enum Lookup {
 impl Lookup {
     pub(super) fn describe(&self) -> Description {
         match *self {
-            Lookup::Embedding { rows, width, table_rows } => Description::new("embedding")
+            Lookup::Embedding { rows, width, table_rows, .. } => Description::new("embedding")
                 .read([
                     Role::ids("ids", rows),
                     Role::value("table", table_rows * width).touching(rows * width),
                 ])
                 .write([Role::value("y", rows * width).adds()]),
-            Lookup::EmbeddingBackward { rows, width, table_rows } => Description::new("embedding_backward")
-                .read([Role::ids("ids", rows), Role::value("dy", rows * width)])
-                .write([Role::gradient("dtable", table_rows * width).adds()])
-                .flops(rows * width),
+            Lookup::EmbeddingBackward { rows, width, table_rows, .. } => {
+                Description::new("embedding_backward")
+                    .read([Role::ids("ids", rows), Role::value("dy", rows * width)])
+                    .write([Role::gradient("dtable", table_rows * width).adds()])
+                    .flops(rows * width)
+            }
             Lookup::Positions { samples, seq } => {
                 Description::new("positions").write([Role::ids("ids", samples * seq)])
             }
@@ -83,15 +87,15 @@ impl Builder<'_> {
     }
 
     fn lookup(&self, layer: &Embedding) -> Op {
-        let (rows, width, table_rows) = (self.row_count(), layer.width, layer.rows);
-        Op::Lookup(Lookup::Embedding { rows, width, table_rows })
+        let Embedding { width, rows: table_rows, padding, .. } = *layer;
+        Op::Lookup(Lookup::Embedding { rows: self.row_count(), width, table_rows, padding })
     }
 }
 
 pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
     let Some(dy) = b.gradients[output].take() else { return };
     let call = node.main();
-    let (Op::Lookup(Lookup::Embedding { rows, width, table_rows }), [ids, table]) =
+    let (&Op::Lookup(Lookup::Embedding { rows, width, table_rows, padding }), [ids, table]) =
         (&call.op, &call.reads[..])
     else {
         return;
@@ -106,8 +110,7 @@ pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
             }
             (ids, _) => ids,
         };
-        let (rows, width, table_rows) = (*rows, *width, *table_rows);
-        let op = Op::Lookup(Lookup::EmbeddingBackward { rows, width, table_rows });
+        let op = Op::Lookup(Lookup::EmbeddingBackward { rows, width, table_rows, padding });
         b.draft.call(op, vec![ids, b.draft.whole(dy)], vec![target]);
     }
     if let Some(input) = node.update {

@@ -96,7 +96,7 @@ fn cost_bytes_match_operands() {
     assert_eq!(of(&Op::Linear(Linear::BackwardWeight { dims })), (2 * (15 + 6), 4 * 10));
     // Only the rows that are looked up count, not the table; ids are 4 bytes.
     assert_eq!(
-        of(&Op::Lookup(Lookup::Embedding { rows: 3, width: 4, table_rows: 100 })),
+        of(&Op::Lookup(Lookup::Embedding { rows: 3, width: 4, table_rows: 100, padding: None })),
         (3 * 4 + 2 * 12, 2 * 12)
     );
     assert_eq!(

@@ -38,7 +38,7 @@ fn unsupported_keys_are_rejected_by_name() {
         (GPT2, "add_cross_attention", "true"),
         (GPT2, "is_encoder_decoder", "true"),
         (GPT2, "pruned_heads", "{\"0\": [1]}"),
-        (GPT2, "architectures", "[\"GPT2Model\"]"),
+        (GPT2, "architectures", "[\"GPT2ForSequenceClassification\"]"),
     ] {
         let error = with(base, key, value).unwrap_err();
         assert!(matches!(error, ConfigError::Unsupported { key: ref named, .. } if named == key), "{error}");

@@ -21,8 +21,22 @@ compared bit by bit with unsharded training, and gradients with finite differenc
 Of each family's keys below, those under *read* accept every value that transformers accepts. Those with
 *only* some values are refused with any other value, and no command runs. All other keys have no effect, because
 transformers' own training of the family ignores them (`use_cache`, token ids, keys of generation and of older
-versions); an export keeps them. `pad_token_id` is one of them: transformers gives the embedding of that token no
-gradient; here it is an ordinary token, whose targets `data` excludes.
+versions); an export keeps them.
+
+Files that a model class without a head wrote (`LlamaModel.save_pretrained`, the published GPT-2) name tensors without the first
+part: `layers.0...` where a model with a head has `model.layers.0...`. Both are read. Such files hold no output head, so they are whole
+only if `tie_word_embeddings` is set; transformers would silently begin with a random head otherwise, which is refused here. An export
+names all tensors in full, and the class with a head in `architectures`.
+
+## The row of the padding token
+
+In all families but `gpt2` and `gpt_neox`, transformers builds the embedding with `padding_idx` = `pad_token_id`: inputs give that
+row of the table no gradient (an output head that shares the table still does), and random weights start with zeros in it. This matters
+where the token also occurs in the text, as it does if the end-of-text token or `<|im_end|>` pads samples. Training here does the same.
+An absent key has the default of the family's configuration class (0 in Gemma, 1 in OLMo 2, 32000 in Phi 3, 128004 in SmolLM 3, no row in
+the others), `null` means no row, and a negative token counts from the end of the vocabulary. `fsdp check` names the token.
+`model.padding_row = \"none\"` in the run file trains the row like all others. Neither changes which targets count
+([data](data.md)), nor what a given model computes, so evaluation and generation are unaffected.
 
 ## Rotary positions
 
@@ -88,18 +102,16 @@ fn section(family: &Family, page: &mut String) {
     let read = outer().filter(|(_, only)| only.is_none()).map(|(key, _)| format!("`{key}`"));
     let refused = outer().filter_map(|(key, only)| Some(format!("`{key}`: {}", only.as_ref()?)));
     let model = HfConfig::parse(&text).unwrap().build().unwrap();
-    let Family { model_type, class, about, .. } = family;
+    let Family { model_type, class, about, base_prefix, .. } = family;
     write!(
         page,
-        "\n## `{model_type}`\n\n{about}\nClass `{class}`.\n\n- Read: {}.\n- Only with these values: {}.\n- Tensors: {}",
+        "\n## `{model_type}`\n\n{about}\nClass `{class}`.\n\n- Read: {}.\n- Only with these values: {}.\n- Tensors: {}; files of a \
+         model without its head leave `{base_prefix}` out",
         list(read),
         refused.collect::<Vec<_>>().join("; "),
         list(tensors(&*model)),
     )
     .unwrap();
-    if let Some(prefix) = family.optional_prefix {
-        write!(page, "; published files leave `{prefix}` out").unwrap();
-    }
     let constants = list(family.constants.iter().map(|end| format!("`*{end}`")));
     writeln!(page, ". Ignored in files: {constants}.").unwrap();
 }

@@ -6,7 +6,7 @@ use fsdp_core::DType;
 
 use crate::conformance::golden::{CASES, Case};
 use crate::conformance::host;
-use crate::hf::{FAMILIES, HfConfig, is_constant, published_name};
+use crate::hf::{FAMILIES, HfConfig, base_name, is_constant};
 use crate::model::Architecture;
 
 fn golden() -> PathBuf {
@@ -24,9 +24,11 @@ fn old_and_new_config_spellings_give_same_model() {
 }
 
 #[test]
-fn published_gpt2_names_and_old_constants_are_recognized() {
-    assert_eq!(published_name("transformer.h.1.attn.c_attn.weight"), Some("h.1.attn.c_attn.weight"));
-    assert_eq!(published_name("model.norm.weight"), None);
+fn base_names_and_old_constants_are_recognized() {
+    assert_eq!(base_name("transformer.h.1.attn.c_attn.weight"), Some("h.1.attn.c_attn.weight"));
+    assert_eq!(base_name("model.norm.weight"), Some("norm.weight"));
+    assert_eq!(base_name("gpt_neox.embed_in.weight"), Some("embed_in.weight"));
+    assert_eq!(base_name("lm_head.weight"), None);
     assert!(is_constant("h.0.attn.bias"));
     assert!(is_constant("model.layers.0.self_attn.rotary_emb.inv_freq"));
     assert!(!is_constant("h.0.attn.c_attn.bias"));
@@ -51,5 +53,5 @@ fn parameter_order_matches_transformers() {
         assert_eq!(names, read("parameters.txt").lines().collect::<Vec<_>>(), "{}", folder.display());
         compared += 1;
     }
-    assert_eq!(compared, 19);
+    assert_eq!(compared, 33);
 }

@@ -152,6 +152,7 @@ impl Sizes {
         DecoderConfig {
             names,
             vocab_size: self.vocab,
+            padding_row: None,
             embedding_scale: 1.0,
             embedding_dropout: 0.0,
             hidden_size: self.hidden,

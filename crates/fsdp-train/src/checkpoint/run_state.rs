@@ -51,7 +51,8 @@ const FREE: [&str; 25] = [
     "run",
 ];
 /// Keys, and tables of keys, that may change between two steps.
-const RECORDED: [&str; 8] = [
+const RECORDED: [&str; 9] = [
+    "model.padding_row",
     "train.steps",
     "train.grad_clip",
     "train.lr_schedule",

@@ -44,7 +44,7 @@ pub use group::GroupConfig;
 pub use input::{DataConfig, EndToken, Format, LossOn, Malformed, Packing, SourceConfig, TokenRef};
 pub use load::{Loaded, Resolved};
 pub use loss_scale::LossScaleConfig;
-pub use model::{Init, ModelConfig};
+pub use model::{Init, ModelConfig, PaddingRow};
 pub use optimizer::{AdafactorConfig, AdamwConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
 pub(crate) use reader::nearest;

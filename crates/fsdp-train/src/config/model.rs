@@ -16,6 +16,8 @@ table! {
         init: Init = named(Init::Random),
         /// Seed of random weights and dropout.
         seed: u64 = or(COUNT, 0),
+        /// Whether the embedding has a row that inputs give no gradient: that of the padding token.
+        padding_row: PaddingRow = named(PaddingRow::Config),
     }
 }
 
@@ -28,6 +30,16 @@ pub enum Init {
     Pretrained,
 }
 
+/// The row of the embedding that inputs give no gradient, and that is zero in random weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PaddingRow {
+    /// That of `pad_token_id` in `config.json`, as in transformers.
+    Config,
+    /// All rows are trained alike.
+    None,
+}
+
 named! {
     Init { "random": Random, "pretrained": Pretrained }
+    PaddingRow { "config": Config, "none": None }
 }

@@ -138,7 +138,7 @@ impl LrScheduleConfig {
         reader.expect_known(&[&WARMUP, keys].concat())?;
         let warmup = Warmup {
             steps: reader.or("warmup_steps", COUNT, 0)?,
-            start_factor: reader.or("start_factor", FACTOR, 0.1)?,
+            start_factor: reader.or("start_factor", SHARE, 0.1)?,
         };
         let min = MinLr::read(&reader)?;
         let shape = match name {

@@ -34,6 +34,7 @@ impl TrainError {
             | TrainError::Misfit { .. }
             | TrainError::Adapter { .. }
             | TrainError::TiedDiffer { .. }
+            | TrainError::NoHead { .. }
             | TrainError::NotEnoughMemory(_)
             | TrainError::TooMuchToCompare { .. }
             | TrainError::OutDirNotEmpty { .. }

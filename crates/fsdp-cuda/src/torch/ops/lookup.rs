@@ -21,9 +21,9 @@ impl<D: TorchStorage> Torch<D> {
                 let ([ids, table], [y], _) = operands.split();
                 self.aten_embedding(*width, ids, table, y.slice, y.accumulate)?;
             }
-            Lookup::EmbeddingBackward { width, .. } => {
+            Lookup::EmbeddingBackward { width, padding, .. } => {
                 let ([ids, dy], [dtable], _) = operands.split();
-                self.aten_embedding_backward(*width, ids, dy, dtable)?;
+                self.aten_embedding_backward((*width, *padding), ids, dy, dtable)?;
             }
             Lookup::Positions { .. } => unreachable!("every memory writes positions"),
         }
@@ -52,7 +52,7 @@ impl<D: TorchStorage> Torch<D> {
 
     fn aten_embedding_backward(
         &self,
-        width: usize,
+        (width, padding): (usize, Option<usize>),
         ids: Slice<'_, D::Buffer>,
         dy: Slice<'_, D::Buffer>,
         dtable: Write<'_, D::Buffer>,
@@ -68,11 +68,21 @@ impl<D: TorchStorage> Torch<D> {
             if !target.accumulate {
                 target.slot.f_zero_().done()?;
             }
-            target.slot.f_index_add_(0, &ids, &dy.f_to_kind(slots)?).done()?;
-            return Ok(());
+            return add_rows(&mut target.slot, padding, &ids, &dy.f_to_kind(slots)?);
         }
         let mut sums = Tensor::f_zeros(sizes, (arithmetic, dy.device()))?;
-        sums.f_index_add_(0, &ids, &dy.f_to_kind(arithmetic)?).done()?;
+        add_rows(&mut sums, padding, &ids, &dy.f_to_kind(arithmetic)?)?;
         target.put(&sums)
     }
+}
+
+/// Adds row `i` of `dy` to row `ids[i]` of `table`. The row `padding` keeps its value, which costs less than leaving its
+/// ids out: that would copy all of `dy`.
+fn add_rows(table: &mut Tensor, padding: Option<usize>, ids: &Tensor, dy: &Tensor) -> Result<(), Failure> {
+    let kept = padding.map(|row| table.f_narrow_copy(0, int(row), 1)).transpose()?;
+    table.f_index_add_(0, ids, dy).done()?;
+    if let (Some(row), Some(kept)) = (padding, kept) {
+        table.f_narrow(0, int(row), 1)?.f_copy_(&kept)?;
+    }
+    Ok(())
 }

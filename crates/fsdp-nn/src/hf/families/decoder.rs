@@ -18,6 +18,9 @@ pub(super) const ROTARY_TABLES: &[&str] = &[".rotary_emb.inv_freq"];
 /// The key of the epsilon of RMS norms.
 pub(super) const RMS_EPS: &str = "rms_norm_eps";
 
+/// The key of the token that pads samples.
+pub(super) const PAD_TOKEN: &str = "pad_token_id";
+
 /// Defaults of absent keys, and names of keys that differ between families.
 pub(super) struct Defaults {
     /// `num_key_value_heads`. `None` for the number of query heads, which an explicit `null` always means.
@@ -34,6 +37,9 @@ pub(super) struct Defaults {
     pub(super) positions: usize,
     /// `tie_word_embeddings`.
     pub(super) tied: bool,
+    /// The key of the token whose row of the embedding is for padding, and its default; an explicit `null` always means
+    /// that there is none. `None` if the family has no such row.
+    pub(super) padding: Option<(&'static str, Option<usize>)>,
 }
 
 impl Defaults {
@@ -46,6 +52,7 @@ impl Defaults {
         rotary: Rotary { theta: ("rope_theta", 10000.0), partial: None, phi3_original: None },
         positions: 2048,
         tied: false,
+        padding: Some((PAD_TOKEN, None)),
     };
 }
 
@@ -71,9 +78,11 @@ pub(super) fn parse_rotated(
     let positions = keys.size(&["max_position_embeddings"], ROWS_MAX)?.unwrap_or(defaults.positions);
     let rope = Arc::new(rope(&Heads { dim: head_dim, positions })?);
     let layers = keys.required_size(&["num_hidden_layers"], LAYERS_MAX)?;
+    let vocab_size = keys.required_size(&["vocab_size"], ROWS_MAX)?;
     Ok(DecoderConfig {
         names,
-        vocab_size: keys.required_size(&["vocab_size"], ROWS_MAX)?,
+        vocab_size,
+        padding_row: padding_row(keys, defaults, vocab_size)?,
         embedding_scale: 1.0,
         embedding_dropout: 0.0,
         hidden_size,
@@ -102,6 +111,20 @@ pub(super) fn parse_rotated(
         initializer_range: keys.initializer_range(0.02)?,
         max_position_embeddings: positions,
     })
+}
+
+/// Parses the row of the embedding that inputs give no gradient (`padding_idx` of PyTorch). A negative token counts from
+/// the end, as there. A default beyond the vocabulary means that there is no such row.
+fn padding_row(keys: Keys<'_>, defaults: &Defaults, vocab: usize) -> Result<Option<usize>, ConfigError> {
+    let Some((key, absent)) = defaults.padding else { return Ok(None) };
+    let Some(id) = keys.get(key) else {
+        return Ok(absent.filter(|&row| !keys.contains(key) && row < vocab));
+    };
+    let row = id.as_i64().and_then(|id| {
+        let row = if id < 0 { vocab.checked_sub(id.unsigned_abs() as usize) } else { Some(id as usize) };
+        row.filter(|&row| row < vocab)
+    });
+    row.map(Some).ok_or_else(|| keys.wrong(key, "a token of the vocabulary (`vocab_size`), or null"))
 }
 
 /// Refuses layers of any type other than full attention, such as those with a window.

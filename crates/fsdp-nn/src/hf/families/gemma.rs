@@ -27,6 +27,7 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     head_dim: Some(256),
     activation: ("hidden_activation", Function::GeluTanh),
     tied: true,
+    padding: Some((decoder::PAD_TOKEN, Some(0))),
     ..Defaults::LLAMA
 };
 

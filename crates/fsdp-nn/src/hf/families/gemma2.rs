@@ -12,9 +12,10 @@ use crate::model::DecoderConfig;
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma2",
     class: "Gemma2ForCausalLM",
+    base_class: "Gemma2Model",
     about: "Norms before and after attention and MLP, whose weights are offsets from one; scores and logits are capped, \
             embeddings scaled; every other layer has a window.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

@@ -14,10 +14,11 @@ use crate::model::{DecoderConfig, QkNorm, RopeConfig};
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
+    base_class: "Gemma3TextModel",
     about: "As `gemma2`, with norms of queries and keys per head, and rarely with caps; five of six layers have a window, \
             and separate rotary positions (`rope_parameters.sliding_attention`, formerly `rope_local_base_freq`; \
             `rope_scaling` applies to the other layers).",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

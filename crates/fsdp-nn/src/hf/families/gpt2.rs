@@ -11,8 +11,9 @@ use crate::model::Gpt2Config;
 pub(super) const FAMILY: Family = Family {
     model_type: "gpt2",
     class: "GPT2LMHeadModel",
+    base_class: "GPT2Model",
     about: "Learned positions, layer norms, GELU in the tanh form, dropouts.",
-    optional_prefix: Some("transformer."),
+    base_prefix: "transformer.",
     constants: &[".attn.bias", ".attn.masked_bias"],
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

@@ -14,9 +14,10 @@ use crate::op::Function;
 pub(super) const FAMILY: Family = Family {
     model_type: "gpt_neox",
     class: "GPTNeoXForCausalLM",
+    base_class: "GPTNeoXModel",
     about: "GPT-NeoX and Pythia: layer norms, biases, an MLP without a gate, attention and MLP in parallel, a part of each head rotates \
             (`rotary_pct`).",
-    optional_prefix: None,
+    base_prefix: "gpt_neox.",
     constants: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };
@@ -41,6 +42,7 @@ const DEFAULTS: Defaults = Defaults {
     kv_heads: None,
     activation: ("hidden_act", Function::Gelu),
     eps: ("layer_norm_eps", 1e-5),
+    padding: None,
     rotary: Rotary {
         theta: ("rotary_emb_base", 10000.0),
         partial: Some(("rotary_pct", 0.25)),

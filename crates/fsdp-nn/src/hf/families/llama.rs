@@ -11,8 +11,9 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "llama",
     class: "LlamaForCausalLM",
+    base_class: "LlamaModel",
     about: "Llama 1 to 3.3, and models published as Llama.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

@@ -11,8 +11,9 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "mistral",
     class: "MistralForCausalLM",
+    base_class: "MistralModel",
     about: "A Llama whose layers all have a window (`sliding_window`; 4096 if absent).",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

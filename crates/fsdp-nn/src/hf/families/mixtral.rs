@@ -11,8 +11,9 @@ use crate::model::{DecoderConfig, Mixture, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "mixtral",
     class: "MixtralForCausalLM",
+    base_class: "MixtralModel",
     about: "Mixtures of experts (`num_local_experts`, `num_experts_per_tok`), whose weights sum to one; all layers may have a window.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

@@ -51,10 +51,12 @@ pub struct Family {
     pub model_type: &'static str,
     /// The transformers class, as listed in `architectures`.
     pub class: &'static str,
+    /// The transformers class of the model without its head.
+    pub base_class: &'static str,
     /// The family's peculiarities, in one sentence.
     pub about: &'static str,
-    /// A prefix of tensor names that published files may omit.
-    pub optional_prefix: Option<&'static str>,
+    /// The prefix of tensor names that files of [`Family::base_class`] omit.
+    pub base_prefix: &'static str,
     /// Name suffixes of tensors that older versions saved although they are constants.
     pub constants: &'static [&'static str],
     /// Parses the keys, and refuses unknown values.
@@ -105,9 +107,9 @@ pub fn is_constant(name: &str) -> bool {
     FAMILIES.iter().flat_map(|family| family.constants).any(|end| name.ends_with(end))
 }
 
-/// Returns the alternative name of a tensor in published files, if any.
-pub fn published_name(name: &str) -> Option<&str> {
-    FAMILIES.iter().find_map(|family| name.strip_prefix(family.optional_prefix?))
+/// Returns the name of a tensor in files of a model without its head; `None` if it belongs to the head.
+pub fn base_name(name: &str) -> Option<&str> {
+    FAMILIES.iter().find_map(|family| name.strip_prefix(family.base_prefix))
 }
 
 #[cfg(test)]

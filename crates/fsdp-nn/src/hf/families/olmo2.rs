@@ -11,8 +11,9 @@ use crate::model::{DecoderConfig, Names, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo2",
     class: "Olmo2ForCausalLM",
+    base_class: "Olmo2Model",
     about: "Norms come after attention and MLP instead of before them; queries and keys have norms over all heads.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };
@@ -25,7 +26,11 @@ const NAMES: Names = Names {
     after_mlp: Some("post_feedforward_layernorm"),
     ..Names::LLAMA
 };
-const DEFAULTS: Defaults = Defaults { eps: (decoder::RMS_EPS, 1e-5), ..Defaults::LLAMA };
+const DEFAULTS: Defaults = Defaults {
+    eps: (decoder::RMS_EPS, 1e-5),
+    padding: Some((decoder::PAD_TOKEN, Some(1))),
+    ..Defaults::LLAMA
+};
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     decoder::only_full_attention(keys)?;

@@ -12,8 +12,9 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "phi3",
     class: "Phi3ForCausalLM",
+    base_class: "Phi3Model",
     about: "Phi 3, 3.5 and 4: packed projections, LongRoPE (also called `su` and `yarn` here), a part of each head rotates.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };
@@ -28,6 +29,7 @@ const NAMES: Names = Names {
 const DEFAULTS: Defaults = Defaults {
     eps: (decoder::RMS_EPS, 1e-5),
     positions: 4096,
+    padding: Some((decoder::PAD_TOKEN, Some(32_000))),
     rotary: Rotary {
         partial: Some(("partial_rotary_factor", 1.0)),
         phi3_original: Some(4096),

@@ -11,8 +11,9 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen2",
     class: "Qwen2ForCausalLM",
+    base_class: "Qwen2Model",
     about: "Qwen 2 and 2.5: queries, keys and values have biases; later layers may have a window.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

@@ -11,8 +11,9 @@ use crate::model::{DecoderConfig, Names, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
     class: "Qwen3ForCausalLM",
+    base_class: "Qwen3Model",
     about: "Queries and keys have norms per head; later layers may have a window.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

@@ -14,9 +14,10 @@ use crate::model::{DecoderConfig, Mixture, Names, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_moe",
     class: "Qwen3MoeForCausalLM",
+    base_class: "Qwen3MoeModel",
     about: "Queries and keys have norms per head; mixtures of experts in every `decoder_sparse_step`-th layer, but \
             not in `mlp_only_layers`; all layers may have a window (`use_sliding_window`).",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

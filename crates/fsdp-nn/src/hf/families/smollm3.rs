@@ -12,8 +12,9 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "smollm3",
     class: "SmolLM3ForCausalLM",
+    base_class: "SmolLM3Model",
     about: "Some layers have no rotary positions, and may have a window.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };
@@ -23,6 +24,7 @@ const DEFAULTS: Defaults = Defaults {
     kv_heads: Some(4),
     positions: 32768,
     tied: true,
+    padding: Some((decoder::PAD_TOKEN, Some(128_004))),
     rotary: Rotary { theta: ("rope_theta", 2_000_000.0), ..Defaults::LLAMA.rotary },
     ..Defaults::LLAMA
 };

@@ -12,8 +12,9 @@ use crate::op::Function;
 pub(super) const FAMILY: Family = Family {
     model_type: "starcoder2",
     class: "Starcoder2ForCausalLM",
+    base_class: "Starcoder2Model",
     about: "Layer norms, biases, an MLP without a gate; all layers may have a window.",
-    optional_prefix: None,
+    base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };

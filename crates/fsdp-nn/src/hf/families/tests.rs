@@ -196,3 +196,40 @@ fn invalid_and_unsupported_family_keys_are_named() {
         assert!(error.contains(key), "{error} does not name {key}");
     }
 }
+
+#[test]
+fn padding_row_follows_family_default_null_and_sign() {
+    let row = |parse: Parse, more: Value| parsed(parse, &more).unwrap().padding_row;
+    let large = json!({"vocab_size": 200_000});
+    let families: [(Parse, Option<usize>); 12] = [
+        (llama::parse, None),
+        (mistral::parse, None),
+        (mixtral::parse, None),
+        (qwen2::parse, None),
+        (qwen3::parse, None),
+        (qwen3_moe::parse, None),
+        (starcoder2::parse, None),
+        (gemma2::parse, Some(0)),
+        (gemma3_text::parse, Some(0)),
+        (olmo2::parse, Some(1)),
+        (phi3::parse, Some(32_000)),
+        (smollm3::parse, Some(128_004)),
+    ];
+    for (parse, absent) in families {
+        assert_eq!(row(parse, large.clone()), absent);
+        assert_eq!(row(parse, json!({"pad_token_id": null})), None);
+        for (id, expected) in [(0, 0), (60, 60), (-1, 60), (-61, 0)] {
+            assert_eq!(row(parse, json!({"pad_token_id": id})), Some(expected));
+        }
+        for id in
+            [json!(61), json!(-62), json!(i64::MIN), json!(u64::MAX), json!(2.0), json!(true), json!([1])]
+        {
+            let error = parsed(parse, &json!({"pad_token_id": id})).unwrap_err();
+            assert!(matches!(error, ConfigError::Value { ref key, .. } if key == "pad_token_id"), "{error}");
+        }
+    }
+    // transformers builds no model whose default is beyond the vocabulary.
+    assert_eq!(row(phi3::parse, json!({})), None);
+    // GPT-NeoX has no such row in transformers either.
+    assert_eq!(row(gpt_neox::parse, json!({"pad_token_id": 3})), None);
+}

@@ -25,12 +25,12 @@ impl HostMemory {
                 let (table, add) = (self.elements::<E>(table)?, y.accumulate);
                 forward(self.workers(), width, ids, table, self.elements_mut(y.slice)?, add);
             }
-            Lookup::EmbeddingBackward { width, table_rows, .. } => {
+            Lookup::EmbeddingBackward { width, table_rows, padding, .. } => {
                 let ([ids, dy], [dtable], _) = operands.split();
                 let ids = self.elements(ids)?;
                 check_ids(ids, table_rows)?;
                 let dy = self.elements::<E>(dy)?;
-                backward(self.workers(), width, ids, dy, self.target(dtable)?);
+                backward(self.workers(), (width, padding), ids, dy, self.target(dtable)?);
             }
             Lookup::Positions { .. } => return Ok(Outcome::Unsupported),
         }
@@ -74,9 +74,16 @@ vectorized! {
 }
 
 /// Adds row `i` of `dy` to row `ids[i]` of the gradient. Rows of one id are summed in the order of `i`, and the sum
-/// is added to the gradient once.
-fn backward<E: Element>(workers: &Workers, width: usize, ids: &[u32], dy: &[E], dtable: Target<'_>) {
-    let mut order: Vec<(u32, u32)> = ids.iter().copied().zip(0..).collect();
+/// is added to the gradient once. Rows whose id is `padding` are left out.
+fn backward<E: Element>(
+    workers: &Workers,
+    (width, padding): (usize, Option<usize>),
+    ids: &[u32],
+    dy: &[E],
+    dtable: Target<'_>,
+) {
+    let numbered = ids.iter().copied().zip(0..);
+    let mut order: Vec<(u32, u32)> = numbered.filter(|&(id, _)| Some(id as usize) != padding).collect();
     order.sort_unstable();
     let block_rows = 4 * task_rows(width);
     let tasks = dtable.parts(block_rows * width).enumerate();

@@ -14,6 +14,8 @@ pub struct DecoderConfig {
     pub names: Names,
     /// Vocabulary size.
     pub vocab_size: usize,
+    /// The row of the embedding that inputs give no gradient. `None` if all are trained alike.
+    pub padding_row: Option<usize>,
     /// Factor of the embeddings, rounded to single precision and then to the dtype of values.
     pub embedding_scale: f64,
     /// Dropout rate of embeddings.

@@ -46,7 +46,8 @@ impl Decoder {
         let mut describe = Describe::new(&names.class("ForCausalLM"), config.initializer_range);
         let hidden = config.hidden_size;
         let (embedding, layers, norm) = describe.module(names.model, &names.class("Model"), |d| {
-            let embedding = d.embedding(names.embedding, config.vocab_size, hidden);
+            let embedding =
+                d.padded_embedding(names.embedding, config.vocab_size, hidden, config.padding_row);
             let layers: Vec<_> = d.module("layers", "ModuleList", |d| {
                 let layers = config.layers.iter().enumerate();
                 layers.map(|(i, layer)| DecoderLayer::describe(config, layer, i, d)).collect()

@@ -59,7 +59,8 @@ fn rejects_out_of_range_values() {
     rejects(&["train.grad_clip=inf"], &["`train.grad_clip` is inf"]);
     rejects(&["train.optimizer.betas=[0.9, 1.0]"], &["below 1"]);
     rejects(&["train.optimizer.lr=-1"], &["`train.optimizer.lr` is -1"]);
-    rejects(&["train.lr_schedule.start_factor=0"], &["above 0 and at most 1"]);
+    rejects(&["train.lr_schedule.start_factor=-0.1"], &["at least 0 and at most 1"]);
+    rejects(&["train.lr_schedule.start_factor=1.1"], &["at least 0 and at most 1"]);
     rejects(&["fsdp.reshard_after_forward=0"], &["`fsdp.reshard_after_forward` is 0", "\"auto\""]);
     rejects(&["run.timeout_s=0"], &["`run.timeout_s`"]);
     rejects(&["run.heartbeat_s=0"], &["`run.heartbeat_s`"]);
