@@ -264,7 +264,13 @@ fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
     }
 }
 
-/// Returns a value in its JSON form.
+/// Whether a value is null, also as an entry of a dictionary.
+fn is_null(array: &dyn Array, row: usize) -> bool {
+    let is_null_entry = |(values, at): (&ArrayRef, usize)| is_null(values, at);
+    array.data_type() == &DataType::Null || array.is_null(row) || entry(array, row).is_some_and(is_null_entry)
+}
+
+/// Returns a value in its JSON form, without the null fields of structs.
 ///
 /// # Errors
 /// The type of the value, if it has no JSON form.
@@ -286,8 +292,9 @@ fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
         DataType::Boolean => Ok(array.as_boolean().value(row).into()),
         DataType::Struct(fields) => {
             let columns = array.as_struct().columns();
-            let field = |(name, column): (&String, &ArrayRef)| Ok((name.clone(), json(column, row)?));
-            fields.iter().map(|field| field.name()).zip(columns).map(field).collect()
+            // A table has the fields of all of its rows in each row, so a null field is one that this row lacks.
+            let present = fields.iter().zip(columns).filter(|(_, column)| !is_null(column, row));
+            present.map(|(field, column)| Ok((field.name().clone(), json(column, row)?))).collect()
         }
         DataType::Map(..) => {
             let entries = array.as_map().value(row);

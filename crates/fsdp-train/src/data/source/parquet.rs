@@ -9,7 +9,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, invalid_id};
 use crate::data::error::DataError;
@@ -130,7 +130,7 @@ impl Iterator for Rows {
 fn record(row: Row) -> Result<Record, String> {
     let mut fields = row.into_columns();
     if fields.len() > 1 {
-        let fields = fields.into_iter().map(|(name, field)| (name, field.to_json_value()));
+        let fields = fields.into_iter().map(|(name, field)| (name, json(field)));
         return Ok(Record::Object(fields.collect()));
     }
     match fields.pop() {
@@ -146,8 +146,29 @@ fn record(row: Row) -> Result<Record, String> {
             let ids = ids.collect::<Result<Vec<u32>, ()>>();
             ids.map(Record::Tokens).map_err(|()| invalid_id(&name))
         }
-        Some((name, field)) => Ok(Record::Object(Map::from_iter([(name, field.to_json_value())]))),
+        Some((name, field)) => Ok(Record::Object(Map::from_iter([(name, json(field))]))),
         None => unreachable!("a column was chosen"),
+    }
+}
+
+/// Returns a value in its JSON form, without the null fields of structs: a table has the fields of all of its rows in
+/// each row, so a null field is one that this row lacks.
+fn json(field: Field) -> Value {
+    match field {
+        Field::Group(row) => {
+            let present = row.into_columns().into_iter().filter(|(_, field)| !matches!(field, Field::Null));
+            Value::Object(present.map(|(name, field)| (name, json(field))).collect())
+        }
+        Field::ListInternal(list) => list.elements().iter().cloned().map(json).collect(),
+        Field::MapInternal(map) => {
+            let key = |key: &Field| match key {
+                Field::Str(key) => key.clone(),
+                key => key.to_json_value().to_string(),
+            };
+            let entries = map.entries().iter();
+            Value::Object(entries.map(|(name, value)| (key(name), json(value.clone()))).collect())
+        }
+        other => other.to_json_value(),
     }
 }
 

@@ -1,4 +1,6 @@
 mod arrow;
+#[cfg(feature = "tokenizers")]
+mod nested;
 
 use std::fs::{self, File};
 use std::io::Write;
