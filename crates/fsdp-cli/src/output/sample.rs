@@ -12,10 +12,13 @@ const MARKS: [&str; 2] = ["\u{27e6}", "\u{27e7}"];
 
 /// Formats the sample, with colors or marks.
 pub(super) fn text(preview: &Preview, paint: Paint) -> String {
-    let Preview { parts, tokens, counted } = preview;
+    let Preview { parts, tokens, counted, is_open } = preview;
     let [open, close] = MARKS;
     let how = if paint.is_on { paint.good("green") } else { format!("in {open}{close}") };
     let mut text = format!("first sample: {tokens} tokens, of which {counted} count ({how})");
+    if *is_open {
+        text += "; no token that stops generation ends an answer";
+    }
     let mut line = String::new();
     for (part, counts) in parts {
         let part = shortened(part);
@@ -56,7 +59,7 @@ mod tests {
 
     fn preview(parts: &[(&str, bool)]) -> Preview {
         let parts = parts.iter().map(|&(text, counts)| (text.to_owned(), counts)).collect();
-        Preview { parts, tokens: 9, counted: 4 }
+        Preview { parts, tokens: 9, counted: 4, is_open: false }
     }
 
     #[test]
@@ -68,6 +71,13 @@ mod tests {
         let colored = text(&preview, Paint { is_on: true });
         assert!(colored.contains("\n  \x1b[2mHi\x1b[0m\n"), "{colored:?}");
         assert!(colored.contains("\n  \x1b[32mHello\x1b[0m\n  \n  \x1b[32myou<end>\x1b[0m"), "{colored:?}");
+    }
+
+    #[test]
+    fn answers_without_end_are_pointed_out() {
+        let preview = Preview { is_open: true, ..preview(&[("Hi", false), ("Hello", true)]) };
+        let shown = text(&preview, Paint { is_on: false });
+        assert!(shown.contains("); no token that stops generation ends an answer\n"), "{shown}");
     }
 
     #[test]

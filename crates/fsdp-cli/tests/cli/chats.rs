@@ -100,14 +100,14 @@ fn data_without_loss_tokens_is_rejected() {
     let seq_len = |seq_len: usize| format!("train run.toml --set data.seq_len={seq_len}");
     // The answer begins at token 22 of 30.
     insta::assert_snapshot!(sandbox.input_error(&seq_len(21)), @r#"
-    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers") within
+    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on) within
     data.seq_len = 21: raise that to at least 22, or count all tokens with data.loss_on = "all"
     "#);
     let with_answers = sandbox.read("data.jsonl");
     sandbox.write("data.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n".repeat(16));
     let no_answer = sandbox.input_error("train run.toml");
     insta::assert_snapshot!(no_answer, @r#"
-    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers"): they
+    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on): they
     have no assistant message and no completion, or the chat template marks none as generated; provide
     data with answers, or count all tokens with data.loss_on = "all"
     "#);
@@ -146,6 +146,35 @@ fn chat_example_trains_and_exports_chat_template() {
     assert!(
         out.join("model/chat_template.jinja").exists() && out.join("model/tokenizer_config.json").exists()
     );
+}
+
+#[test]
+fn answers_without_end_token_are_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let template = dir.path().join("chat.jinja");
+    std::fs::write(
+        &template,
+        TEMPLATE
+            .replace("</>", "")
+            .replace("<{{ message.role }}>", "<|{{ message.role }}|>")
+            .replace("<assistant>", "<|assistant|>"),
+    )
+    .unwrap();
+    let warning = "no answer ends with a token that stops generation";
+    for command in ["check", "train"] {
+        let settings = [
+            format!("run.out_dir={}", dir.path().join("out").display()),
+            format!("data.chat_template={}", template.display()),
+            "train.steps=1".to_owned(),
+        ];
+        let arguments = settings.iter().flat_map(|setting| ["--set", setting]);
+        let mut ran = Sandbox::new().command();
+        let ran = ran.current_dir(repository()).args([command, "examples/chat.toml"]).args(arguments);
+        let Ran { stdout, stderr, .. } = Ran::of(ran.output().unwrap());
+        assert!([&stdout, &stderr].iter().any(|text| text.contains(warning)), "{command}: {stdout}{stderr}");
+        let is_shown = stderr.contains("); no token that stops generation ends an answer");
+        assert_eq!(is_shown, command == "train", "{stderr}");
+    }
 }
 
 #[test]

@@ -37,7 +37,7 @@ table! {
         /// Format of the files.
         format: Format = named(Format::Auto),
         /// Field of JSON lines, or column of Parquet and Arrow files, with the document: a string, or a list of token ids.
-        /// None means `text` or, without it, `input_ids`.
+        /// None means `messages`, `conversations`, `prompt` with `completion`, `text` or `input_ids`, whichever exists.
         column: Option<String> = or_none(TEXT),
         /// What to do with lines and rows without a document.
         malformed: Malformed = named(Malformed::Error),
@@ -57,6 +57,8 @@ table! {
         date: Option<String> = or_none(DATE),
         /// Tokens of `messages`, or of a `prompt` and `completion`, that count in the loss.
         loss_on: LossOn = named(LossOn::Answers),
+        /// Whether the reasoning of the assistant's messages, in `<think>`, counts in the loss as their answers do.
+        loss_on_reasoning: bool = or(BOOL, true),
         /// How documents become samples.
         packing: Packing = named(Packing::Stream),
         /// Token put before every document.
@@ -152,6 +154,9 @@ pub enum Malformed {
 pub enum LossOn {
     /// The assistant's messages, including the token that ends a turn; of a prompt with its completion, the completion.
     Answers,
+    /// As [`Answers`](LossOn::Answers), but only what the assistant says after the last message of the user that it
+    /// answers.
+    LastAnswer,
     /// All tokens.
     All,
 }
@@ -173,7 +178,7 @@ named! {
         "auto": Auto, "text": Text, "jsonl": Jsonl, "parquet": Parquet, "arrow": Arrow,
         "tokens-u16": TokensU16, "tokens-u32": TokensU32
     }
-    LossOn { "answers": Answers, "all": All }
+    LossOn { "answers": Answers, "last-answer": LastAnswer, "all": All }
     Malformed { "error": Error, "skip": Skip }
     Packing { "stream": Stream, "documents": Documents, "packed": Packed }
 }

@@ -28,6 +28,7 @@ completion = "none"
 chat_template = "none"
 date = "none"
 loss_on = "answers"
+loss_on_reasoning = true
 packing = "stream"
 bos = "<s>"
 eos = "</s>"
@@ -406,6 +407,7 @@ fn column_and_completion_keys_are_mutually_exclusive() {
         "data.prompt=a",
         "data.date=2024-02-29",
         "data.loss_on=all",
+        "data.loss_on_reasoning=false",
         "data.bos=auto",
         "data.eos=none",
     ]);

@@ -3,6 +3,9 @@
 mod answers;
 mod conversation;
 mod fault;
+mod learned;
+mod probe;
+mod sharegpt;
 #[cfg(not(feature = "tokenizers"))]
 #[path = "chat/absent.rs"]
 mod template;
@@ -18,9 +21,9 @@ use fsdp_core::Digest;
 use serde::Serialize;
 use serde_json::Value;
 
-pub(super) use conversation::{Conversation, context};
+pub(super) use conversation::{Conversation, context, messages};
 
-use answers::Tokenized;
+use answers::{Answers, Tokenized};
 use fault::RenderFault;
 use template::ChatTemplate;
 use templates::{Compiled, Templates};
@@ -60,6 +63,10 @@ pub(super) struct Chats {
     /// Compiled on first use, because only data with conversations needs a template.
     compiled: OnceLock<Compiled>,
     loss_on: LossOn,
+    /// Whether reasoning counts as answers do.
+    counts_reasoning: bool,
+    /// The tokens at which generation stops.
+    stops: Vec<u32>,
 }
 
 impl Chats {
@@ -69,7 +76,9 @@ impl Chats {
     /// If a template file exists but cannot be read.
     pub(super) fn find(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Chats, DataError> {
         let templates = Templates::find(config, tokenizer.folder(), tokenizer.chat_template())?;
-        Ok(Chats { templates, compiled: OnceLock::new(), loss_on: config.loss_on })
+        let stops = tokenizer.stops();
+        let counts_reasoning = config.loss_on_reasoning;
+        Ok(Chats { templates, compiled: OnceLock::new(), loss_on: config.loss_on, counts_reasoning, stops })
     }
 
     /// Which tokens count in the loss.
@@ -79,10 +88,10 @@ impl Chats {
 
     /// Digest of everything besides the tokenizer that determines the tokens of a conversation.
     pub(super) fn digest(&self) -> Digest {
-        self.templates.digest().and(&self.loss_on)
+        self.templates.digest().and(&(self.loss_on, self.counts_reasoning, &self.stops))
     }
 
-    /// Returns the tokens of a conversation.
+    /// Returns the tokens of a conversation, and whether its answers end with no token that stops generation.
     ///
     /// # Errors
     /// [`EncodeFault`].
@@ -90,7 +99,7 @@ impl Chats {
         &self,
         conversation: &Conversation,
         tokenizer: &Tokenizer,
-    ) -> Result<Marked, EncodeFault> {
+    ) -> Result<(Marked, bool), EncodeFault> {
         let compiled = match self.compiled.get() {
             Some(compiled) => compiled,
             // If two threads get here, both compile the same templates and the first result is kept.
@@ -100,19 +109,18 @@ impl Chats {
             }
         };
         let template = compiled.select(conversation.context.contains_key(TOOLS));
-        let chat = Chat { template, tokenizer, conversation };
-        let rendered = chat.render(conversation.messages.len(), false).map_err(|fault| fault.to_string())?;
+        let chat = Chat { chats: self, template, tokenizer, conversation };
+        let rendered = chat.render(&conversation.messages, false).map_err(|fault| fault.to_string())?;
         let tokenized = chat.tokenize(&rendered.text)?;
-        let counts = match self.loss_on {
-            LossOn::All => vec![true; tokenized.tokens.ids.len()],
-            LossOn::Answers => answers::find(&chat, &rendered, &tokenized)?,
-        };
-        Ok(Marked { ids: tokenized.tokens.ids, counts })
+        let Answers { counts, is_open } = answers::find(&chat, &rendered, &tokenized)?;
+        // Bytes have no special tokens.
+        Ok((Marked { ids: tokenized.tokens.ids, counts }, is_open && tokenizer.digest().is_some()))
     }
 }
 
 /// A conversation with its template and tokenizer.
 struct Chat<'a> {
+    chats: &'a Chats,
     template: &'a ChatTemplate,
     tokenizer: &'a Tokenizer,
     conversation: &'a Conversation,
@@ -128,8 +136,8 @@ struct Context<'a> {
 }
 
 impl Chat<'_> {
-    /// Renders the first `messages` messages, followed by the prompt for an answer if `prompt` is set.
-    fn render(&self, messages: usize, prompt: bool) -> Result<Rendered, RenderFault> {
+    /// Renders messages, followed by the prompt for an answer if `prompt` is set.
+    fn render(&self, messages: &[Value], prompt: bool) -> Result<Rendered, RenderFault> {
         // As in transformers, a record's own values override special tokens of the same name.
         let absent = [(TOOLS, &Value::Null), ("documents", &Value::Null)];
         let special = self.tokenizer.special_tokens();
@@ -137,7 +145,6 @@ impl Chat<'_> {
             special.iter().chain(&self.conversation.context).map(|(name, value)| (name.as_str(), value));
         let mut others: BTreeMap<&str, &Value> = absent.into_iter().chain(variables).collect();
         others.retain(|name, _| ![MESSAGES, PROMPT].contains(name));
-        let messages = &self.conversation.messages[..messages];
         self.template.render(&Context { messages, add_generation_prompt: prompt, others })
     }
 

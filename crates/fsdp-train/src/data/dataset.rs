@@ -289,6 +289,15 @@ impl Dataset {
         self.runs(index).into_iter().flat_map(|run| self.tokens(run)).any(|token| !token.counts)
     }
 
+    /// Whether a sample has answers that end with no token that stops generation.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub(super) fn is_open(&self, index: usize) -> bool {
+        let form = |run: Run| self.corpus.form(self.documents[run.document]);
+        self.runs(index).into_iter().any(|run| form(run) == Form::OpenConversation)
+    }
+
     /// Returns the inputs and targets of a sample; targets that do not count are [`IGNORE`].
     ///
     /// # Panics

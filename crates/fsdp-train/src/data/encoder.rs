@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::chat::{Chats, Conversation, Marked, completion, context};
+use super::chat::{Chats, Conversation, Marked, completion, context, messages};
 use super::error::DataError;
-use super::record::{Chosen, Fields, MESSAGES, Record, names};
+use super::record::{CONVERSATIONS, Chosen, Fields, MESSAGES, Record, names};
 use super::special::Form;
 use super::tokenizer::Tokenizer;
 use super::tokens::IGNORED_BIT;
@@ -80,11 +80,13 @@ impl Encoder<'_> {
         mut object: Map<String, Value>,
     ) -> Result<EncodedDocument, EncodeFault> {
         let field_fault = |fault: String| EncodeFault::Record(format!("\"{name}\" {fault}"));
+        let is_conversation = [MESSAGES, CONVERSATIONS].contains(&name);
         match object.remove(name).unwrap_or_default() {
-            Value::Array(messages) if name == MESSAGES || messages.first().is_some_and(Value::is_object) => {
+            Value::Array(list) if is_conversation || list.first().is_some_and(Value::is_object) => {
+                let messages = messages(list, &object).map_err(field_fault)?;
                 self.conversation(Conversation::new(messages, 0, context(&mut object)?).map_err(field_fault)?)
             }
-            value if name == MESSAGES => {
+            value if is_conversation => {
                 Err(field_fault(format!("is {}, but must be a list of messages", kind(&value))))
             }
             value => Ok(self.value(&value).map_err(field_fault)?),
@@ -118,10 +120,9 @@ impl Encoder<'_> {
     }
 
     fn conversation(&self, conversation: Conversation) -> Result<EncodedDocument, EncodeFault> {
-        Ok(EncodedDocument::from_marked(
-            self.chats.encode(&conversation, self.tokenizer)?,
-            Form::Conversation,
-        ))
+        let (marked, is_open) = self.chats.encode(&conversation, self.tokenizer)?;
+        let form = if is_open { Form::OpenConversation } else { Form::Conversation };
+        Ok(EncodedDocument::from_marked(marked, form))
     }
 
     fn value(&self, value: &Value) -> Result<EncodedDocument, String> {

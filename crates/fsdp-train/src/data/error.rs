@@ -85,7 +85,7 @@ pub enum DataError {
     },
     /// There are documents, but none of their tokens count in the loss.
     #[error(
-        "none of {documents} documents in {} has a token that counts (data.loss_on = \"answers\"){}, or count all tokens with \
+        "none of {documents} documents in {} has a token that counts (data.loss_on){}, or count all tokens with \
          data.loss_on = \"all\"",
         paths.join(", "), why_nothing_counts(*seq_len, *needed)
     )]

@@ -2,7 +2,7 @@
 //!
 //! The ids come first, as four little-endian bytes each, so that a mapped file can be used as it is; the highest bit
 //! marks tokens that do not count in the loss. Then comes one entry per document: the index of its file, with the form
-//! of the document in the highest two bits, and its first token. Then comes a trailer: the magic number, the key of the
+//! of the document in the highest three bits, and its first token. Then comes a trailer: the magic number, the key of the
 //! text, counts, and the CRC-64 of all bytes before it. (Entries and trailer are little-endian 64-bit words.) Nothing
 //! is used before the checksum has been verified.
 
@@ -15,7 +15,7 @@ use super::special::Form;
 use super::tokens::{Bytes, Scan, Tokens, Width};
 
 /// The first word of the trailer; its last digit is the version of the format.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"fsdptok3");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"fsdptok4");
 
 /// Words of the trailer: magic, key (two), tokens, documents, skipped records, checksum.
 const TRAILER_WORDS: usize = 7;
@@ -41,7 +41,7 @@ pub(super) struct Document {
 }
 
 /// Bit position of the form within the word with the file index.
-const FORM_SHIFT: u32 = 62;
+const FORM_SHIFT: u32 = 61;
 
 /// Tokenized text.
 #[derive(Debug)]
@@ -119,12 +119,13 @@ impl Image {
         if expected != got {
             return Err(ImageFault::Checksum { expected, got });
         }
-        let document = |entry: &[u64]| Document {
-            file: (entry[0] & !(u64::MAX << FORM_SHIFT)) as usize,
-            start: entry[1] as usize,
-            form: Form::ALL[(entry[0] >> FORM_SHIFT) as usize],
+        let document = |entry: &[u64]| {
+            let form = *Form::ALL.get((entry[0] >> FORM_SHIFT) as usize)?;
+            let file = (entry[0] & !(u64::MAX << FORM_SHIFT)) as usize;
+            Some(Document { file, start: entry[1] as usize, form })
         };
-        let documents = words(&table).chunks_exact(DOCUMENT_WORDS).map(document).collect();
+        let documents = words(&table).chunks_exact(DOCUMENT_WORDS).map(document).collect::<Option<_>>();
+        let documents = documents.ok_or(ImageFault::Foreign)?;
         Ok(Image { tokens, scan, documents, skipped })
     }
 }

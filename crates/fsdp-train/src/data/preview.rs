@@ -15,6 +15,8 @@ pub struct Preview {
     pub tokens: usize,
     /// Number of tokens that count in the loss.
     pub counted: usize,
+    /// Whether the sample has answers that end with no token that stops generation.
+    pub is_open: bool,
 }
 
 impl Preview {
@@ -41,7 +43,7 @@ impl Preview {
         let parts = runs.into_iter().map(text).collect::<Result<_, _>>();
         let parts =
             parts.map_err(|source| DataError::Tokenizer { file: (&config.tokenizer).into(), source })?;
-        Ok(Preview { parts, tokens: len, counted })
+        Ok(Preview { parts, tokens: len, counted, is_open: dataset.is_open(sample) })
     }
 }
 

@@ -57,6 +57,9 @@ impl fmt::Display for RecordPosition {
 /// The field with the messages of a conversation, which is recognized without `data.column`.
 pub(super) const MESSAGES: &str = "messages";
 
+/// The field with the messages of a conversation in ShareGPT's form.
+pub(super) const CONVERSATIONS: &str = "conversations";
+
 /// Other fields that are recognized without `data.column`, in order of preference.
 const KNOWN: [&str; 2] = ["text", "input_ids"];
 
@@ -64,7 +67,7 @@ const KNOWN: [&str; 2] = ["text", "input_ids"];
 const PAIR: [&str; 2] = ["prompt", "completion"];
 
 /// Fields that a conversation may have besides its messages.
-pub(super) const COMPANIONS: [&str; 2] = ["tools", "chat_template_kwargs"];
+pub(super) const COMPANIONS: [&str; 3] = ["tools", "chat_template_kwargs", "system"];
 
 /// Selects the fields of an object that make up its document.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +121,8 @@ impl Fields {
             (Some(column), _) => single(column),
             (None, Some([prompt, completion])) => pair([prompt, completion]),
             (None, None) => {
-                single(MESSAGES).or_else(|| pair(PAIR)).or_else(|| KNOWN.into_iter().find_map(single))
+                let conversation = single(MESSAGES).or_else(|| single(CONVERSATIONS));
+                conversation.or_else(|| pair(PAIR)).or_else(|| KNOWN.into_iter().find_map(single))
             }
         };
         found.ok_or_else(|| {
@@ -132,8 +136,8 @@ impl Fields {
                      are: {existing}"
                 ),
                 (None, None) => format!(
-                    "there is no \"messages\", no \"prompt\" with \"completion\", no \"text\" and no \
-                     \"input_ids\"; set data.column to one of: {existing}"
+                    "there is no \"messages\" or \"conversations\", no \"prompt\" with \"completion\", no \"text\" and \
+                     no \"input_ids\"; set data.column to one of: {existing}"
                 ),
             }
         })
@@ -143,7 +147,9 @@ impl Fields {
         let is_of_document = match (&self.column, &self.pair) {
             (Some(column), _) => column == name,
             (None, Some(pair)) => pair.iter().any(|field| field == name),
-            (None, None) => name == MESSAGES || PAIR.contains(&name) || KNOWN.contains(&name),
+            (None, None) => {
+                [MESSAGES, CONVERSATIONS].contains(&name) || PAIR.contains(&name) || KNOWN.contains(&name)
+            }
         };
         is_of_document || COMPANIONS.contains(&name)
     }

@@ -16,11 +16,14 @@ pub(super) enum Form {
     Completion,
     /// Messages, whose template has written all special tokens.
     Conversation,
+    /// Messages whose answers end with no token that stops generation.
+    OpenConversation,
 }
 
 impl Form {
     /// All forms, in the order of their numbers.
-    pub(super) const ALL: [Form; 4] = [Form::Text, Form::Ids, Form::Completion, Form::Conversation];
+    pub(super) const ALL: [Form; 5] =
+        [Form::Text, Form::Ids, Form::Completion, Form::Conversation, Form::OpenConversation];
 }
 
 /// Ids that are added around a document.
@@ -83,7 +86,7 @@ impl Special {
             Form::Text => self.text,
             Form::Ids => self.ids,
             Form::Completion => self.completion,
-            Form::Conversation => AddedIds::default(),
+            Form::Conversation | Form::OpenConversation => AddedIds::default(),
         }
     }
 
@@ -95,8 +98,9 @@ impl Special {
         has_vocabulary: bool,
         count: impl Fn(Form) -> usize,
     ) -> Vec<DataWarning> {
-        let [texts, completions, conversations] =
-            [Form::Text, Form::Completion, Form::Conversation].map(&count);
+        let [texts, completions, closed, open] =
+            [Form::Text, Form::Completion, Form::Conversation, Form::OpenConversation].map(&count);
+        let conversations = closed + open;
         let mut warnings = Vec::new();
         let is_joined =
             config.packing == Packing::Stream && Form::ALL.into_iter().map(&count).sum::<usize>() > 1;
@@ -106,6 +110,9 @@ impl Special {
         let lacks_end = config.eos == Some(EndToken::Auto) && self.completion.eos.is_none();
         if lacks_end && has_vocabulary && completions > 0 {
             warnings.push(DataWarning::Endless { documents: completions });
+        }
+        if open > 0 {
+            warnings.push(DataWarning::Open { open, conversations });
         }
         if conversations > 0 && (is_given(&config.bos) || is_given(&config.eos)) {
             warnings.push(DataWarning::Unframed { conversations });

@@ -181,6 +181,11 @@ impl Tokenizer {
         named.map_or(self.config.eos_id, |token| vocabulary.id(token))
     }
 
+    /// The tokens at which generation stops, as named by the tokenizer and by the model files next to it.
+    pub(super) fn stops(&self) -> Vec<u32> {
+        self.eos().into_iter().chain(self.config.stop_ids.iter().copied()).collect()
+    }
+
     /// Returns the token that separates consecutive texts, if there is one and the tokenizer itself adds no tokens
     /// around a text.
     ///

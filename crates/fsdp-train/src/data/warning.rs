@@ -50,7 +50,7 @@ pub enum DataWarning {
     /// Documents have no token that counts in the loss.
     #[error(
         "{documents} documents are left out, because none of their first {seq_len} tokens counts \
-         (data.loss_on = \"answers\"): they have no answer, or it needs a larger data.seq_len"
+         (data.loss_on): they have no answer, or it needs a larger data.seq_len"
     )]
     Silent {
         /// Number of documents.
@@ -78,6 +78,19 @@ pub enum DataWarning {
     Endless {
         /// Number of documents.
         documents: usize,
+    },
+    /// Answers end with no token that stops generation.
+    #[error(
+        "in {open} of {conversations} conversations no answer ends with a token that stops generation, so the model does \
+         not learn to stop: the chat template writes none, or only the beginning of the next message, which is no eos; \
+         choose a data.chat_template that ends answers, or name that token by eos_token_id in generation_config.json \
+         beside the tokenizer"
+    )]
+    Open {
+        /// Number of such conversations.
+        open: usize,
+        /// Number of all conversations.
+        conversations: usize,
     },
     /// A token set by `data.bos` or `data.eos` is not added to conversations.
     #[error(

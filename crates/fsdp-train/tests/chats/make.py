@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what the tests of chats and tokenizers compare with: `renderings.json`, `tokens.json` and the tokenizers here.
+"""Writes what the tests of chats and tokenizers compare with: `renderings.json`, `tokens.json`, `marked.json` and the tokenizers here.
 
     pip install transformers==5.17.0 tokenizers==0.23.3 jinja2
     python make.py
@@ -261,6 +261,38 @@ def tokens():
     return cases
 
 
+CALLING = [user("Sun?"), {**CALL, "content": "<think>\nAsk.\n</think>\n\n"}, tool("fine"), assistant("<think>\nGood.\n</think>\n\nYes.")]
+REASONED = {
+    "one turn": [user("Hi"), assistant("<think>\nA greeting.\n</think>\n\nHello!")],
+    "no reasoning": [user("Hi"), assistant("Hello!")],
+    "two turns": CONVERSATIONS["reasoning in the text"],
+    "last without": [*CONVERSATIONS["reasoning in the text"][:3], assistant("Because.")],
+    "three turns": [system("Be brief."), *CONVERSATIONS["reasoning in the text"], user("Hi"), assistant("<think>\n4\n</think>\n\n4")],
+    "a question at the end": [*CONVERSATIONS["reasoning in the text"], user("And?")],
+    "the same texts": [user("Hi"), assistant("Hi"), user("Hi"), assistant("Hi")],
+    "an answer that starts like a tag": [user("Hi"), assistant("<"), user("Hi"), assistant("<thin"), user("Hi"), assistant("<b>")],
+    "nothing said": [user(""), assistant(""), user(""), assistant("")],
+    "an answer first": [assistant("Hello!"), user("Hi"), assistant("Yes.")],
+    "calls": CALLING,
+    "calls, then a question": [*CALLING, user("Why?"), assistant("<think>\nHm.\n</think>\n\nBecause.")],
+}
+
+
+def marked():
+    """The templates of `marked`, with what transformers says of their blocks."""
+    library = PreTrainedTokenizerFast.from_pretrained(HERE / "tokenizers" / "plain")
+    cases = []
+    for path in sorted((HERE / "marked").glob("*.jinja")):
+        for name, messages in REASONED.items():
+            if "calls" in name and path.stem != "steps":
+                continue
+            out = library.apply_chat_template(
+                messages, chat_template=path.read_text(), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            )
+            cases.append({"template": path.stem, "messages": messages, "ids": out["input_ids"], "mask": out["assistant_masks"]})
+    return cases
+
+
 def example():
     """The tokenizer of `examples/chat`, trained on its conversations."""
     folder = HERE.parents[3] / "examples" / "chat"
@@ -284,4 +316,5 @@ def write(name, cases):
 assert transformers.__version__.startswith("5.17"), transformers.__version__
 write("renderings.json", renderings())
 write("tokens.json", tokens())
+write("marked.json", marked())
 example()

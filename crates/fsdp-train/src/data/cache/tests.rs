@@ -41,6 +41,7 @@ impl Fixture {
             chat_template: None,
             date: None,
             loss_on: LossOn::Answers,
+            loss_on_reasoning: true,
             packing: Packing::Stream,
             bos: None,
             eos: None,

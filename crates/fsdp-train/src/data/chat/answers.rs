@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Chat, Rendered};
+use super::probe::Probe;
+use super::{Chat, Chats, Rendered};
+use crate::config::LossOn;
 use crate::data::tokenizer::{Encoded, Tokenizer};
 
 /// Tokens, and the text that they were made from.
@@ -10,6 +12,22 @@ pub(super) struct Tokenized<'a> {
     pub(super) text: &'a str,
     pub(super) tokens: Encoded,
     pub(super) tokenizer: &'a Tokenizer,
+}
+
+/// Which tokens of a conversation count in the loss.
+pub(super) struct Answers {
+    /// Whether each token counts.
+    pub(super) counts: Vec<bool>,
+    /// Whether there are answers, none of which ends with a token that stops generation.
+    pub(super) is_open: bool,
+}
+
+/// The tokens of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Answer {
+    tokens: Range<usize>,
+    /// The special token at the end; `None` if the answer ends with text.
+    end: Option<u32>,
 }
 
 impl Tokenized<'_> {
@@ -21,23 +39,54 @@ impl Tokenized<'_> {
         first..end.max(first)
     }
 
-    /// Returns the last token of a range that is more than white space.
-    fn last_visible(&self, tokens: Range<usize>) -> Option<usize> {
-        let is_visible = |&token: &usize| !self.text[self.tokens.offsets[token].clone()].trim().is_empty();
-        tokens.rev().find(is_visible)
+    fn is_visible(&self, token: usize) -> bool {
+        !self.text[self.tokens.offsets[token].clone()].trim().is_empty()
     }
 
-    /// Returns the special token that ends a range, ignoring white space after it.
-    fn closing(&self, tokens: Range<usize>) -> Option<usize> {
-        self.last_visible(tokens).filter(|&token| self.tokenizer.is_special(self.tokens.ids[token]))
+    /// Returns a special token: the last token of a range, ignoring white space after it, or else the next token after
+    /// the range, ignoring white space before it. Some templates write the token that ends an answer outside of their
+    /// `{% generation %}` blocks. Others end an answer only by the token that begins the next message, and that is where
+    /// generation stops, too.
+    fn closing(&self, tokens: &Range<usize>) -> Option<usize> {
+        let is_special = |&token: &usize| self.tokenizer.is_special(self.tokens.ids[token]);
+        let last = tokens.clone().rev().find(|&token| self.is_visible(token)).filter(is_special);
+        let mut after = tokens.end..self.tokens.ids.len();
+        last.or_else(|| after.find(|&token| self.is_visible(token)).filter(is_special))
+    }
+
+    /// Returns the answer in a byte range. White space after the token that ends an answer belongs to the template.
+    fn answer(&self, bytes: &Range<usize>) -> Answer {
+        let tokens = self.within(bytes);
+        match self.closing(&tokens) {
+            Some(end) => Answer { tokens: tokens.start..end + 1, end: Some(self.tokens.ids[end]) },
+            None => Answer { tokens, end: None },
+        }
+    }
+
+    /// Returns the tokens of an answer that are its reasoning: up to the `</think>` in it, and the white space after that.
+    /// The `<think>` may stand in the answer, or in the prompt for it.
+    fn reasoning(&self, tokens: &Range<usize>) -> Range<usize> {
+        let [open, close] = ["<think>", "</think>"];
+        let offsets = &self.tokens.offsets[tokens.clone()];
+        let text = offsets.first().zip(offsets.last()).map(|(first, last)| first.start..last.end);
+        let Some((start, said)) = text.map(|text| (text.start, &self.text[text])) else { return 0..0 };
+        let Some((reasoning, answer)) = said.split_once(close) else { return 0..0 };
+        let from = start + reasoning.find(open).unwrap_or(0);
+        self.within(&(from..start + said.len() - answer.trim_start().len()))
+    }
+
+    /// Returns the tokens of a `{% generation %}` block, which the template has chosen, with the token that ends them.
+    fn block(&self, bytes: &Range<usize>) -> Answer {
+        let Answer { tokens, end } = self.answer(bytes);
+        Answer { tokens: tokens.start..tokens.end.max(self.within(bytes).end), end }
     }
 }
 
-/// Returns whether each token is part of an answer.
+/// Returns which tokens of a conversation count.
 ///
 /// A template with `{% generation %}` blocks marks the answers itself. For other templates, the text is rendered up to
 /// and including message i, and up to the prompt for message i. If both are prefixes of the whole text, the answer is
-/// the difference. White space after the token that ends a turn belongs to the template and does not count.
+/// the difference. Otherwise a [`Probe`] finds it.
 ///
 /// # Errors
 /// A description of why the answers cannot be determined.
@@ -45,69 +94,119 @@ pub(super) fn find(
     chat: &Chat<'_>,
     rendered: &Rendered,
     tokenized: &Tokenized<'_>,
-) -> Result<Vec<bool>, String> {
-    let mut is_answer = vec![false; tokenized.tokens.ids.len()];
-    if chat.template.has_generation() {
-        let prompt = chat.conversation.prompt;
-        let start = if prompt == 0 { 0 } else { answer_start(chat, rendered, prompt)? };
-        for bytes in rendered.generated.iter().filter(|bytes| bytes.start >= start) {
-            is_answer[tokenized.within(bytes)].fill(true);
+) -> Result<Answers, String> {
+    let Chats { loss_on, counts_reasoning, .. } = chat.chats;
+    let answers = chat.conversation.answers(*loss_on);
+    let of = |(index, _)| answer(chat, rendered, tokenized, index);
+    let all = answers.iter().copied();
+    let mut counts = vec![*loss_on == LossOn::All; tokenized.tokens.ids.len()];
+    let found: Vec<Answer> = if *loss_on == LossOn::All {
+        for left_out in all.clone().filter(|(_, counts)| !counts).map(of) {
+            counts[left_out?.tokens].fill(false);
         }
-        return Ok(is_answer);
+        all.filter(|(_, counts)| *counts && !counts_reasoning).map(of).collect::<Result<_, _>>()?
+    } else if chat.template.has_generation() {
+        blocks(chat, rendered, tokenized, &answers)?
+    } else {
+        all.filter(|(_, counts)| *counts).map(of).collect::<Result<_, _>>()?
+    };
+    for answer in &found {
+        counts[answer.tokens.clone()].fill(true);
+        if !counts_reasoning {
+            counts[tokenized.reasoning(&answer.tokens)].fill(false);
+        }
     }
-    for index in chat.conversation.answers() {
-        is_answer[answer_tokens(chat, rendered, tokenized, index)?].fill(true);
-    }
-    Ok(is_answer)
+    let is_open = *loss_on != LossOn::All && is_open(chat, rendered, &answers, &found);
+    Ok(Answers { counts, is_open })
 }
 
-/// Returns where the text of an answer starts: after the prompt for it.
-fn answer_start(chat: &Chat<'_>, rendered: &Rendered, index: usize) -> Result<usize, String> {
-    if index == 0 {
-        return Err(undetermined(index, "no message precedes it"));
+/// Whether there are answers that count, none of which ends with a token that stops generation.
+fn is_open(chat: &Chat<'_>, rendered: &Rendered, answers: &[(usize, bool)], found: &[Answer]) -> bool {
+    let mut ends = found.iter().filter_map(|answer| answer.end);
+    if found.is_empty() || ends.clone().any(|id| chat.chats.stops.contains(&id)) {
+        return false;
     }
-    let prompt = chat.render(index, true);
-    let prompt =
-        prompt.map_err(|fault| undetermined(index, &format!("with only the messages before it, {fault}")))?;
-    match rendered.text.starts_with(&prompt.text) {
-        true => Ok(prompt.text.len()),
-        false => Err(undetermined(
-            index,
-            "without it, the chat template renders the messages before it differently",
-        )),
+    // Another token may be the beginning of the next message, which is missing after the last answer alone.
+    let messages = &chat.conversation.messages;
+    let Some(&(last, counts)) = answers.last() else { return true };
+    if last + 1 == messages.len() {
+        let is_closed = counts && found.last().is_some_and(|answer| answer.end.is_some());
+        return !is_closed && !ends.any(|id| ends_with(chat, &rendered.text, id));
     }
+    let up_to = chat.render(&messages[..=last], false);
+    up_to.is_ok_and(|up_to| !ends.any(|id| ends_with(chat, &up_to.text, id)))
 }
 
-fn answer_tokens(
+/// Whether a text ends with a token, ignoring white space after it.
+fn ends_with(chat: &Chat<'_>, text: &str, id: u32) -> bool {
+    chat.tokenizer.decode(&[id]).is_ok_and(|token| text.trim_end().ends_with(token.trim_end()))
+}
+
+/// Returns the `{% generation %}` blocks behind the prompt that belong to answers that count.
+fn blocks(
+    chat: &Chat<'_>,
+    rendered: &Rendered,
+    tokenized: &Tokenized<'_>,
+    answers: &[(usize, bool)],
+) -> Result<Vec<Answer>, String> {
+    let prompt = chat.conversation.prompt;
+    let start = if prompt == 0 { 0 } else { answer_start(chat, rendered, prompt)? };
+    let blocks = rendered.generated.iter().filter(|bytes| bytes.start >= start);
+    let mut blocks: Vec<Answer> = blocks.map(|bytes| tokenized.block(bytes)).collect();
+    if blocks.len() == answers.len() {
+        let mut counted = answers.iter().map(|(_, counts)| *counts);
+        blocks.retain(|_| counted.next() == Some(true));
+        return Ok(blocks);
+    }
+    for &(index, _) in answers.iter().filter(|(_, counts)| !counts) {
+        let left_out = answer(chat, rendered, tokenized, index)?.tokens;
+        blocks.retain(|Answer { tokens, .. }| tokens.end <= left_out.start || left_out.end <= tokens.start);
+    }
+    Ok(blocks)
+}
+
+/// Returns the tokens of an answer: between the prompt for it and the end of its message.
+fn answer(
     chat: &Chat<'_>,
     rendered: &Rendered,
     tokenized: &Tokenized<'_>,
     index: usize,
-) -> Result<Range<usize>, String> {
+) -> Result<Answer, String> {
+    let probe = Probe { chat, whole: &rendered.text, index };
     let start = answer_start(chat, rendered, index)?;
-    let partial = chat.render(index + 1, false);
-    let partial = partial
-        .map_err(|fault| undetermined(index, &format!("with only the messages up to it, {fault}")))?
-        .text;
-    if rendered.text.starts_with(&partial) && partial.len() >= start {
-        let tokens = tokenized.within(&(start..partial.len()));
-        let end = tokenized.closing(tokens.clone()).map_or(tokens.end, |closing| closing + 1);
-        return Ok(tokens.start..end);
+    let end = match chat.render(&chat.conversation.messages[..=index], false) {
+        Ok(partial) if rendered.text.starts_with(&partial.text) && start <= partial.text.len() => {
+            partial.text.len()
+        }
+        other => probe.end().ok_or_else(|| {
+            let differently = |_| "the chat template renders it differently as the last one".to_owned();
+            let cause =
+                other.map_or_else(|fault| format!("with only the messages up to it, {fault}"), differently);
+            undetermined(index, &cause)
+        })?,
+    };
+    Ok(tokenized.answer(&(start..end.max(start))))
+}
+
+/// Returns where the text of an answer starts: after the prompt for it.
+fn answer_start(chat: &Chat<'_>, rendered: &Rendered, index: usize) -> Result<usize, String> {
+    prompt_len(chat, rendered, index).or_else(|cause| {
+        let probe = Probe { chat, whole: &rendered.text, index };
+        probe.start().ok_or_else(|| undetermined(index, &cause))
+    })
+}
+
+/// Returns the length of the text up to an answer, if the whole text starts with the prompt for it.
+fn prompt_len(chat: &Chat<'_>, rendered: &Rendered, index: usize) -> Result<usize, String> {
+    if index == 0 {
+        return Err("no message precedes it".to_owned());
     }
-    // Some templates omit parts of earlier answers that they write for the last one, such as reasoning. The turn still
-    // ends with the same token.
-    let last = chat.tokenize(&partial)?;
-    let closing = last.closing(0..last.tokens.ids.len()).map(|token| last.tokens.ids[token]);
-    let mut tokens = tokenized.within(&(start..rendered.text.len()));
-    let first = tokens.start;
-    let end = tokens.find(|&token| Some(tokenized.tokens.ids[token]) == closing);
-    let end = end.ok_or_else(|| {
-        undetermined(
-            index,
-            "the chat template renders it differently as the last one, and no special token ends it",
-        )
-    })?;
-    Ok(first..end + 1)
+    let prompt = chat.render(&chat.conversation.messages[..index], true);
+    let prompt = prompt.map_err(|fault| format!("with only the messages before it, {fault}"))?.text;
+    match rendered.text.starts_with(&prompt) {
+        true => Ok(prompt.len()),
+        false => Err("without it, the chat template renders the messages before it differently".to_owned()),
+    }
 }
 
 fn undetermined(index: usize, cause: &str) -> String {

@@ -2,14 +2,20 @@
 
 use serde_json::{Map, Value};
 
+use super::learned::is_learned;
+use super::sharegpt;
+use crate::config::LossOn;
+
 /// The role whose messages the model learns.
-const ASSISTANT: &str = "assistant";
+pub(super) const ASSISTANT: &str = "assistant";
 
 /// Messages, and the other variables that the record has for a template.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::data) struct Conversation {
     /// The messages, at least one.
     pub(super) messages: Vec<Value>,
+    /// Whether each message may count in the loss, by its own marks.
+    learned: Vec<bool>,
     /// Number of leading messages that form the prompt and do not count in the loss.
     pub(super) prompt: usize,
     /// Other variables of the record: `tools`, and the fields of `chat_template_kwargs`.
@@ -30,16 +36,38 @@ impl Conversation {
             return Err("has no messages".to_owned());
         }
         let numbered = messages.into_iter().enumerate();
-        let messages = numbered.map(|(index, message)| {
+        let checked = numbered.map(|(index, message)| {
             checked(message).map_err(|fault| format!("message {} {fault}", index + 1))
         });
-        Ok(Conversation { messages: messages.collect::<Result<_, _>>()?, prompt, context })
+        let checked: Vec<(Value, bool)> = checked.collect::<Result<_, _>>()?;
+        let (messages, learned) = checked.into_iter().unzip();
+        Ok(Conversation { messages, learned, prompt, context })
     }
 
-    /// Returns the indices of the messages that count in the loss.
-    pub(super) fn answers(&self) -> impl Iterator<Item = usize> {
-        (self.prompt..self.messages.len()).filter(|&index| self.messages[index]["role"] == ASSISTANT)
+    /// Returns the indices of the assistant's messages behind the prompt, and whether each counts in the loss.
+    pub(super) fn answers(&self, loss_on: LossOn) -> Vec<(usize, bool)> {
+        let is_from = |role: &'static str| move |&index: &usize| self.messages[index]["role"] == role;
+        let answers: Vec<usize> = (self.prompt..self.messages.len()).filter(is_from(ASSISTANT)).collect();
+        let first = match loss_on {
+            LossOn::All | LossOn::Answers => 0,
+            LossOn::LastAnswer => {
+                let last = answers.last().copied().unwrap_or(0);
+                (0..last).rev().find(is_from("user")).unwrap_or(0)
+            }
+        };
+        answers.into_iter().map(|index| (index, index >= first && self.learned[index])).collect()
     }
+}
+
+/// Returns the messages of a list, which may be in ShareGPT's form.
+///
+/// # Errors
+/// A description of what is wrong with them.
+pub(in crate::data) fn messages(list: Vec<Value>, record: &Map<String, Value>) -> Result<Vec<Value>, String> {
+    if !sharegpt::is_sharegpt(&list) {
+        return Ok(list);
+    }
+    sharegpt::rewrite(list, record.get("system").unwrap_or(&Value::Null))
 }
 
 /// Takes the template variables other than messages out of a record.
@@ -67,9 +95,9 @@ pub(in crate::data) fn context(record: &mut Map<String, Value>) -> Result<Map<St
     Ok(context)
 }
 
-/// Checks that a message has a role and content. Null fields are dropped, because every row of a table has all columns,
-/// and templates test whether a field exists. The content of a message with tool calls may be null.
-fn checked(message: Value) -> Result<Value, String> {
+/// Checks that a message has a role and content, and returns it with whether it may count in the loss. Null fields are
+/// dropped, because templates test whether a field exists. The content of a message with tool calls may be null.
+fn checked(message: Value) -> Result<(Value, bool), String> {
     let Value::Object(mut message) = message else {
         return Err("is not an object with role and content".to_owned());
     };
@@ -86,7 +114,8 @@ fn checked(message: Value) -> Result<Value, String> {
             return Err(format!("(of role \"{role}\") has content that is neither text nor a list of parts"));
         }
     }
-    Ok(Value::Object(message))
+    let is_learned = is_learned(&message, role)?;
+    Ok((Value::Object(message), is_learned))
 }
 
 #[cfg(test)]

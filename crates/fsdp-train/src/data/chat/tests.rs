@@ -22,10 +22,22 @@ fn chats(tokenizer: &str, template: Option<&str>) -> (Chats, Tokenizer) {
 /// Returns the parts of the text that count in the loss.
 fn answers((chats, tokenizer): &(Chats, Tokenizer), messages: &Value) -> Result<Vec<String>, String> {
     let marked = chats.encode(&conversation(messages), tokenizer);
-    let Marked { ids, counts } = marked.map_err(|fault| fault.to_string())?;
+    let (Marked { ids, counts }, _) = marked.map_err(|fault| fault.to_string())?;
     let runs = (0..ids.len()).collect::<Vec<_>>();
     let runs = runs.chunk_by(|&one, &next| counts[one] == counts[next]).filter(|run| counts[run[0]]);
     Ok(runs.map(|run| tokenizer.decode(&ids[run[0]..=run[run.len() - 1]]).unwrap()).collect())
+}
+
+/// Returns a tokenizer of the fixtures with a template that is given as text.
+fn with_template(source: &str) -> (Chats, Tokenizer) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("template.jinja");
+    std::fs::write(&file, source).unwrap();
+    let mut config = config();
+    config.tokenizer = format!("{FOLDER}/tokenizers/plain/tokenizer.json");
+    config.chat_template = Some(file.to_str().unwrap().to_owned());
+    let tokenizer = Tokenizer::load(&config.tokenizer).unwrap();
+    (Chats::find(&config, &tokenizer).unwrap(), tokenizer)
 }
 
 fn turns() -> Value {
@@ -48,7 +60,7 @@ fn tokens_and_answer_mask_match_transformers() {
         let name = case["tokenizer"].as_str().unwrap();
         for chat in case["chats"].as_array().unwrap() {
             let (chats, tokenizer) = chats(name, None);
-            let marked = chats.encode(&conversation(&chat["messages"]), &tokenizer).unwrap();
+            let (marked, _) = chats.encode(&conversation(&chat["messages"]), &tokenizer).unwrap();
             assert_eq!(json!(marked.ids), chat["ids"], "{name}: {}", chat["messages"]);
             if let Some(mask) = chat["mask"].as_array() {
                 let counts: Vec<Value> =
@@ -110,7 +122,7 @@ fn answers_within_prompt_are_masked() {
     for template in ["turns", "generation"] {
         let (chats, tokenizer) = chats("plain", Some(template));
         let conversation = Conversation::new(turns().as_array().unwrap().clone(), 4, Map::new()).unwrap();
-        let Marked { ids, counts } = chats.encode(&conversation, &tokenizer).unwrap();
+        let (Marked { ids, counts }, _) = chats.encode(&conversation, &tokenizer).unwrap();
         let counted: Vec<u32> =
             ids.into_iter().zip(counts).filter_map(|(id, counts)| counts.then_some(id)).collect();
         assert_eq!(tokenizer.decode(&counted).unwrap(), "A test.<|close|>", "{template}");
@@ -119,13 +131,13 @@ fn answers_within_prompt_are_masked() {
 
 #[test]
 fn undeterminable_answer_error_names_remedy() {
-    let turns_of = |messages| answers(&chats("plain", Some("turns")), &messages).unwrap_err();
-    let first = turns_of(json!([{"role": "assistant", "content": "A test."}]));
-    assert!(
-        first.starts_with("cannot tell which tokens of message 1 are the answer: no message precedes it"),
-        "{first}"
-    );
-    assert!(first.contains("data.chat_template") && first.contains("data.loss_on = \"all\""), "{first}");
+    let twice = "{% for message in messages %}{{ message.content }}{{ message.content }}{% endfor %}\
+                 {% if add_generation_prompt %}{{ raise_exception('No prompts!') }}{% endif %}";
+    let fault = answers(&with_template(twice), &turns()).unwrap_err();
+    let expected = "cannot tell which tokens of message 3 are the answer: with only the messages before it, the chat \
+                    template rejects it: No prompts!";
+    assert!(fault.starts_with(expected), "{fault}");
+    assert!(fault.contains("data.chat_template") && fault.contains("data.loss_on = \"all\""), "{fault}");
     let refused = answers(
         &chats("plain", Some("brackets")),
         &json!([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]),
@@ -140,7 +152,7 @@ fn loss_on_all_counts_every_token() {
     let (mut chats, tokenizer) = chats("plain", None);
     let digest = chats.digest();
     chats.loss_on = LossOn::All;
-    let marked = chats.encode(&conversation(&turns()), &tokenizer).unwrap();
+    let (marked, _) = chats.encode(&conversation(&turns()), &tokenizer).unwrap();
     assert!(marked.counts.iter().all(|&counts| counts));
     assert_ne!(chats.digest(), digest);
 }
@@ -169,4 +181,132 @@ fn missing_template_is_data_error_not_record_error() {
     let chats = Chats::find(&config, &tokenizer).unwrap();
     let fault = chats.encode(&conversation(&turns()), &tokenizer).unwrap_err();
     assert!(matches!(fault, EncodeFault::Data(DataError::ChatTemplate { .. })), "{fault}");
+}
+
+/// Each template has `{% generation %}` blocks, by which transformers has marked the answers. They are found without the
+/// blocks, too: by the text before and after them.
+#[test]
+fn answers_are_found_where_blocks_mark_them() {
+    let cases = std::fs::read_to_string(format!("{FOLDER}/marked.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
+    assert!(cases.len() > 30);
+    for case in cases {
+        let name = case["template"].as_str().unwrap();
+        let marked = std::fs::read_to_string(format!("{FOLDER}/marked/{name}.jinja")).unwrap();
+        let plain = marked.replace("{% generation %}", "").replace("{% endgeneration %}", "");
+        assert_ne!(marked, plain);
+        for (source, what) in [(marked, "with blocks"), (plain, "without blocks")] {
+            let (chats, tokenizer) = with_template(&source);
+            let got = chats.encode(&conversation(&case["messages"]), &tokenizer);
+            let (Marked { ids, counts }, _) = got.unwrap_or_else(|fault| panic!("{name} {what}: {fault}"));
+            let counts: Vec<u8> = counts.into_iter().map(u8::from).collect();
+            assert_eq!(json!(ids), case["ids"], "{name} {what}: {}", case["messages"]);
+            assert_eq!(json!(counts), case["mask"], "{name} {what}: {}", case["messages"]);
+        }
+    }
+}
+
+const SHORT: &str = "{% for message in messages %}{{ '<|open|>' + message.role + '\n' }}\
+                     {% if message.role == 'assistant' %}SAID{% else %}{{ message.content }}AFTER{% endif %}{% endfor %}\
+                     {% if add_generation_prompt %}{{ '<|open|>assistant\n' }}{% endif %}";
+
+#[test]
+fn token_that_stops_generation_counts_or_is_missed() {
+    let block = "{% generation %}{{ message.content }}{% endgeneration %}";
+    let two = ["It is 4.", "A test."];
+    for (said, after, end, is_open) in [
+        ("{{ message.content }}<|close|>", "<|close|>", ["<|close|>", "<|close|>"], false),
+        (&format!("{block}<|close|>"), "<|close|>", ["<|close|>", "<|close|>"], false),
+        (&format!("{block}{{{{ '\\n</s>' }}}}"), "</s>", ["\n</s>", "\n</s>"], false),
+        // Only the beginning of the next message ends an answer, at which this tokenizer does not stop.
+        ("{{ message.content }}", "", ["<|open|>", ""], true),
+        (block, "", ["<|open|>", ""], true),
+        ("{{ message.content }}\n", "\n", ["\n<|open|>", "\n"], true),
+    ] {
+        let mut loaded = with_template(&SHORT.replace("SAID", said).replace("AFTER", after));
+        let both = json!(turns().as_array().unwrap()[..5]);
+        let expected = [0, 1].map(|index| format!("{}{}", two[index], end[index])).to_vec();
+        assert_eq!(answers(&loaded, &both), Ok(expected), "{said}");
+        let open = |(chats, tokenizer): &(Chats, Tokenizer), messages: &Value| {
+            chats.encode(&conversation(messages), tokenizer).unwrap().1
+        };
+        assert_eq!(open(&loaded, &both), is_open, "{said}");
+        assert_eq!(open(&loaded, &turns()), is_open, "{said}: a question at the end");
+        loaded.0.stops = loaded.1.encode("<|open|>").unwrap();
+        assert!(!open(&loaded, &both), "{said}");
+        let one = json!(turns().as_array().unwrap()[..3]);
+        assert_eq!(open(&loaded, &one), is_open, "{said}: nothing follows the only answer");
+    }
+}
+
+#[test]
+fn messages_marked_not_to_count_are_seen_but_not_learned() {
+    let mut marked = turns();
+    for mark in
+        [json!({"weight": 0}), json!({"weight": 0.0}), json!({"train": false}), json!({"training": false})]
+    {
+        marked[2] = json!({"role": "assistant", "content": "It is 4."});
+        marked[2].as_object_mut().unwrap().extend(mark.as_object().unwrap().clone());
+        marked[4]["weight"] = json!(1);
+        for template in ["turns", "generation", "reasoning"] {
+            let (mut chats, tokenizer) = chats("plain", Some(template));
+            let (plain, _) = chats.encode(&conversation(&turns()), &tokenizer).unwrap();
+            let (got, _) = chats.encode(&conversation(&marked), &tokenizer).unwrap();
+            assert_eq!(got.ids, plain.ids, "{template} {mark}");
+            let counted = |Marked { ids, counts }: Marked| {
+                let counted = ids.into_iter().zip(counts).filter_map(|(id, counts)| counts.then_some(id));
+                tokenizer.decode(&counted.collect::<Vec<u32>>()).unwrap()
+            };
+            assert_eq!(counted(got), "A test.<|close|>", "{template} {mark}");
+            chats.loss_on = LossOn::All;
+            let (all, _) = chats.encode(&conversation(&marked), &tokenizer).unwrap();
+            let ignored = Marked { counts: all.counts.iter().map(|counts| !counts).collect(), ..all };
+            assert_eq!(counted(ignored), "It is 4.<|close|>", "{template} {mark}");
+        }
+    }
+}
+
+#[test]
+fn last_answer_alone_counts() {
+    for template in ["turns", "generation", "reasoning"] {
+        let (mut chats, tokenizer) = chats("plain", Some(template));
+        let digest = chats.digest();
+        chats.loss_on = LossOn::LastAnswer;
+        assert_ne!(chats.digest(), digest);
+        let found = answers(&(chats, tokenizer), &turns());
+        assert_eq!(found, Ok(vec!["A test.<|close|>".to_owned()]), "{template}");
+    }
+}
+
+#[test]
+fn reasoning_counts_unless_it_is_left_out() {
+    let messages = json!([
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "<think>\nA.\n</think>\n\nHello!"},
+        {"role": "user", "content": "Who are you?"},
+        {"role": "assistant", "content": "<think>\nB.\n</think>\n\nA test."},
+    ]);
+    let opened = std::fs::read_to_string(format!("{FOLDER}/marked/thinking.jinja")).unwrap();
+    let plain = opened.replace("{% generation %}", "").replace("{% endgeneration %}", "");
+    let turns = std::fs::read_to_string(format!("{FOLDER}/templates/turns.jinja")).unwrap();
+    let first = "<think>\nA.\n</think>\n\n";
+    for (template, first, second) in [
+        (&opened, "", "B.\n</think>\n\n"),
+        (&plain, "", "B.\n</think>\n\n"),
+        (&turns, first, "<think>\nB.\n</think>\n\n"),
+    ] {
+        let mut loaded = with_template(template);
+        let digest = loaded.0.digest();
+        let expected = vec![format!("{first}Hello!<|close|>"), format!("{second}A test.<|close|>")];
+        assert_eq!(answers(&loaded, &messages), Ok(expected));
+        loaded.0.counts_reasoning = false;
+        assert_ne!(loaded.0.digest(), digest);
+        let without = ["Hello!<|close|>", "A test.<|close|>"].map(str::to_owned).to_vec();
+        assert_eq!(answers(&loaded, &messages), Ok(without));
+        loaded.0.loss_on = LossOn::All;
+        let (Marked { ids, counts }, _) = loaded.0.encode(&conversation(&messages), &loaded.1).unwrap();
+        let left_out = ids.into_iter().zip(counts).filter_map(|(id, counts)| (!counts).then_some(id));
+        let left_out = loaded.1.decode(&left_out.collect::<Vec<u32>>()).unwrap();
+        assert_eq!(left_out, format!("{first}{second}"));
+    }
 }

@@ -75,6 +75,7 @@ fn config(packing: Packing, seq_len: usize) -> DataConfig {
         chat_template: None,
         date: None,
         loss_on: LossOn::Answers,
+        loss_on_reasoning: true,
         packing,
         bos: None,
         eos: None,

@@ -64,3 +64,33 @@ fn prompts_and_messages_are_distinguished_from_texts() {
     let turn = json!({"messages": [{"role": "user", "content": "a"}]});
     assert!(matches!(encode(turn), Err(EncodeFault::Data(_))));
 }
+
+#[test]
+fn sharegpt_records_are_read_as_messages() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chats");
+    let mut config = crate::data::testing::config();
+    config.tokenizer = format!("{folder}/tokenizers/plain/tokenizer.json");
+    let tokenizer = Tokenizer::load(&config.tokenizer).unwrap();
+    let encode = |column: Option<&str>, record: Value| {
+        let chats = Chats::find(&config, &tokenizer).unwrap();
+        let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(column), chats };
+        let Value::Object(record) = record else { panic!("an object") };
+        encoder.encode(Record::Object(record)).map_err(|fault| fault.to_string())
+    };
+    let user = json!({"role": "user", "content": "Hi"});
+    let answer = json!({"role": "assistant", "content": "A test.", "weight": 1});
+    let system = json!({"role": "system", "content": "Be brief."});
+    let expected = encode(None, json!({"messages": [system, user, answer]})).unwrap();
+    let turns = json!([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "A test."}]);
+    for (column, record) in [
+        (None, json!({"conversations": turns, "system": "Be brief."})),
+        (None, json!({"messages": turns, "system": "Be brief."})),
+        (None, json!({"conversations": [system, user, answer]})),
+        (Some("conversations"), json!({"conversations": turns, "system": "Be brief."})),
+        (Some("x"), json!({"x": turns, "system": "Be brief."})),
+    ] {
+        assert_eq!(encode(column, record.clone()), Ok(expected.clone()), "{record}");
+    }
+    let unknown = encode(None, json!({"conversations": [{"from": "narrator", "value": "x"}]})).unwrap_err();
+    assert!(unknown.starts_with("\"conversations\" message 1 is from \"narrator\""), "{unknown}");
+}

@@ -22,16 +22,16 @@ fn preview_splits_sample_into_counted_and_masked_parts() {
 
     let short = show(&config, r#"{"prompt": "ab", "completion": "cde"}"#);
     let parts = vec![part("ab", false), part("cde", true)];
-    assert_eq!(short, (true, Preview { parts, tokens: 5, counted: 3 }));
+    assert_eq!(short, (true, Preview { parts, tokens: 5, counted: 3, is_open: false }));
     // Truncated tokens are not shown: eight inputs, and the target of the last.
     let long = show(&config, r#"{"prompt": "abcd", "completion": "efghijkl"}"#);
     let parts = vec![part("abcd", false), part("efghi", true)];
-    assert_eq!(long, (true, Preview { parts, tokens: 9, counted: 5 }));
+    assert_eq!(long, (true, Preview { parts, tokens: 9, counted: 5, is_open: false }));
     config.loss_on = crate::config::LossOn::All;
     let all = show(&config, r#"{"prompt": "ab", "completion": "cde"}"#);
     // The first token is not a target.
     let parts = vec![part("a", false), part("bcde", true)];
-    assert_eq!(all, (false, Preview { parts, tokens: 5, counted: 4 }));
+    assert_eq!(all, (false, Preview { parts, tokens: 5, counted: 4, is_open: false }));
 }
 
 #[test]

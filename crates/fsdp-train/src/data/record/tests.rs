@@ -33,6 +33,16 @@ fn text_wins_over_ids_and_named_column_over_both() {
 }
 
 #[test]
+fn conversations_win_over_text_but_not_over_messages() {
+    let names = ["text", "prompt", "completion", "conversations", "messages"];
+    assert_eq!(Fields::new(None).choose(&names), Ok(Chosen::One("messages")));
+    assert_eq!(Fields::new(None).choose(&names[..4]), Ok(Chosen::One("conversations")));
+    let line = r#"{"id": 1, "conversations": [], "system": "a", "text": "b"}"#;
+    let kept = json!({"conversations": [], "system": "a", "text": "b"});
+    assert_eq!(Value::Object(object(parse(None, line).unwrap())), kept);
+}
+
+#[test]
 fn invalid_record_error_names_expected_and_found_fields() {
     for (column, line, fragments) in [
         (None, r#"{"content": "a", "id": 1}"#, ["no \"text\"", "content, id"]),

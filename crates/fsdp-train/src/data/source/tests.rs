@@ -34,6 +34,7 @@ fn config() -> DataConfig {
         chat_template: None,
         date: None,
         loss_on: LossOn::Answers,
+        loss_on_reasoning: true,
         packing: Packing::Documents,
         bos: Some(EndToken::Token(TokenRef::Id(1))),
         eos: Some(EndToken::Token(TokenRef::Id(2))),

@@ -38,6 +38,8 @@ pub(super) struct TokenizerConfig {
     pub(super) truncation_side: Option<String>,
     /// The token that ends a text according to the model files, if no token has that role.
     pub(super) eos_id: Option<u32>,
+    /// The tokens that end a generated text according to the model files.
+    pub(super) stop_ids: Vec<u32>,
 }
 
 /// A token that is matched in text before any other processing.
@@ -63,8 +65,10 @@ impl TokenizerConfig {
             fields.extend(read(&folder.join(MAP))?);
         }
         let mut config = TokenizerConfig::of(fields);
+        let stop_ids = MODEL.iter().find_map(|name| stop_ids(&read(&folder.join(name)).ok()?));
+        config.stop_ids = stop_ids.unwrap_or_default();
         if !config.roles.contains_key(EOS) {
-            config.eos_id = MODEL.iter().find_map(|name| eos_id(&read(&folder.join(name)).ok()?));
+            config.eos_id = config.stop_ids.first().copied();
         }
         Ok(config)
     }
@@ -91,7 +95,7 @@ impl TokenizerConfig {
         );
         let truncation_side = fields.get("truncation_side").and_then(Value::as_str).map(str::to_owned);
         let chat_template = fields.remove("chat_template").unwrap_or_default();
-        TokenizerConfig { roles, special, chat_template, truncation_side, eos_id: None }
+        TokenizerConfig { roles, special, chat_template, truncation_side, eos_id: None, stop_ids: Vec::new() }
     }
 }
 
@@ -105,10 +109,13 @@ impl SpecialToken {
     }
 }
 
-/// Returns the first of the tokens that end a text.
-fn eos_id(fields: &Map<String, Value>) -> Option<u32> {
-    let id = fields.get("eos_token_id")?;
-    u32::try_from(id.get(0).unwrap_or(id).as_u64()?).ok()
+/// Returns the tokens that end a text, of which there may be one or a list.
+fn stop_ids(fields: &Map<String, Value>) -> Option<Vec<u32>> {
+    let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
+    match fields.get("eos_token_id")? {
+        Value::Array(ids) if !ids.is_empty() => ids.iter().map(id).collect(),
+        one => Some(vec![id(one)?]),
+    }
 }
 
 fn read(file: &Path) -> Result<Map<String, Value>, Source> {

@@ -41,9 +41,23 @@ fn answers_are_assistant_messages_after_prompt() {
     let messages: Vec<Value> = roles.iter().map(|role| json!({"role": role, "content": ""})).collect();
     let answers = |prompt| {
         let conversation = Conversation::new(messages.clone(), prompt, Map::new()).unwrap();
-        conversation.answers().collect::<Vec<_>>()
+        conversation.answers(LossOn::Answers).into_iter().map(|(index, _)| index).collect::<Vec<_>>()
     };
     assert_eq!((answers(0), answers(3), answers(7)), (vec![2, 4, 6], vec![4, 6], vec![]));
+}
+
+#[test]
+fn last_answer_is_all_that_answers_last_question() {
+    let counted = |roles: &[&str]| {
+        let messages = roles.iter().map(|role| json!({"role": role, "content": ""})).collect();
+        let conversation = Conversation::new(messages, 0, Map::new()).unwrap();
+        let answers = conversation.answers(LossOn::LastAnswer).into_iter();
+        answers.filter_map(|(index, counts)| counts.then_some(index)).collect::<Vec<_>>()
+    };
+    assert_eq!(counted(&["user", "assistant", "user", "assistant"]), [3]);
+    assert_eq!(counted(&["user", "assistant", "user", "assistant", "tool", "assistant", "user"]), [3, 5]);
+    assert_eq!(counted(&["system", "assistant", "assistant"]), [1, 2]);
+    assert_eq!(counted(&["user"]), [0; 0]);
 }
 
 #[test]

@@ -1,0 +1,47 @@
+//! Marks by which a record leaves a message out of the loss, although the model sees it.
+
+use serde_json::{Map, Value};
+
+use super::conversation::ASSISTANT;
+
+/// The weight of a message in OpenAI's format for fine-tuning: 0 or 1.
+const WEIGHT: &str = "weight";
+
+/// Axolotl's keys, which are booleans.
+const FLAGS: [&str; 2] = ["train", "training"];
+
+/// Axolotl's key for parts of a message.
+const PARTS: &str = "train_detail";
+
+/// Returns whether a message of the assistant may count in the loss, which it does unless it says otherwise.
+///
+/// # Errors
+/// For marks that cannot be followed.
+pub(super) fn is_learned(message: &Map<String, Value>, role: &str) -> Result<bool, String> {
+    let weight = message.get(WEIGHT).map(|weight| match weight.as_f64() {
+        Some(0.0) => Ok(false),
+        Some(1.0) => Ok(true),
+        _ => Err(format!("has \"{WEIGHT}\": {weight}, but a message counts in full (1) or not at all (0)")),
+    });
+    let flags = FLAGS.iter().filter_map(|&key| Some((key, message.get(key)?)));
+    let flags = flags.map(|(key, flag)| {
+        flag.as_bool().ok_or_else(|| format!("has \"{key}\": {flag}, which is neither true nor false"))
+    });
+    let marks: Vec<bool> = weight.into_iter().chain(flags).collect::<Result<_, _>>()?;
+    if message.get(PARTS).is_some_and(|parts| parts.as_array().is_none_or(|parts| !parts.is_empty())) {
+        return Err(format!(
+            "has \"{PARTS}\", but only whole messages can be left out; use \"{}\": false",
+            FLAGS[0]
+        ));
+    }
+    if role != ASSISTANT && marks.contains(&true) {
+        return Err(format!(
+            "(of role \"{role}\") is marked to count in the loss, but only what the assistant says can; remove \
+             the mark, or count everything: data.loss_on = \"all\""
+        ));
+    }
+    Ok(!marks.contains(&false))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! Finds an answer in the text of a whole conversation by putting another text in its place.
+//!
+//! Templates for models that reason write an answer differently depending on what follows it: the reasoning of earlier
+//! answers is left out, and the prompt for an answer may begin the reasoning already. What a template makes of the first
+//! messages of a conversation is then no prefix of what it makes of all of them. If only the content of one message
+//! changes, however, everything before and after it stays the same.
+
+use std::ops::Range;
+
+use serde_json::{Value, json};
+
+use super::Chat;
+use super::conversation::ASSISTANT;
+
+/// The text in place of a message: a Unicode noncharacter, which does not occur in text.
+const STAND_IN: &str = "\u{fdd2}";
+
+/// A search for one answer.
+pub(super) struct Probe<'a> {
+    pub(super) chat: &'a Chat<'a>,
+    /// The text of the whole conversation.
+    pub(super) whole: &'a str,
+    /// Index of the message.
+    pub(super) index: usize,
+}
+
+impl Probe<'_> {
+    /// Returns where the answer starts: after the prompt for it. If the prompt does not stand in the text, because it
+    /// begins reasoning that the template left out, the answer starts where that of an earlier message would. `None` if
+    /// the template repeats the message or depends on its text otherwise.
+    pub(super) fn start(&self) -> Option<usize> {
+        let content = self.content(self.index)?;
+        // Templates may leave out the message before, such as a system prompt.
+        let before = (0..self.index).rev().find_map(|index| self.content(index));
+        let turn = before.map_or(0, |before| before.end.min(content.start));
+        let header = &self.whole[turn..content.end];
+        let prompt = self.prompt().and_then(|prompt| Some((turn + header.find(&prompt)?, prompt.len())));
+        Some(match prompt {
+            Some((at, len)) if at <= content.start => at + len,
+            _ => content.start.min(turn + self.header_len(header)),
+        })
+    }
+
+    /// Returns where the answer ends, with what the template writes after the last message. `None` as for the start.
+    pub(super) fn end(&self) -> Option<usize> {
+        let end = self.content(self.index)?.end;
+        let up_to = self.around(&self.chat.conversation.messages[..=self.index], self.index);
+        let after = up_to.map(|[_, after]| after).filter(|after| self.whole[end..].starts_with(after));
+        Some(end + after.map_or(0, |after| after.len()))
+    }
+
+    /// Returns the bytes that depend on a message.
+    fn content(&self, index: usize) -> Option<Range<usize>> {
+        self.chat.conversation.messages.get(index)?;
+        let [before, after] = self.around(&self.chat.conversation.messages, index)?;
+        let start = common(self.whole.chars(), before.chars());
+        let end = self.whole.len() - common(self.whole.chars().rev(), after.chars().rev());
+        (start <= end).then_some(start..end)
+    }
+
+    /// Returns the text before and after a message in a conversation.
+    fn around(&self, messages: &[Value], index: usize) -> Option<[String; 2]> {
+        let mut messages = messages.to_vec();
+        messages[index] = stand_in(&messages[index]);
+        let text = self.chat.render(&messages, false).ok()?.text;
+        let (before, after) = text.split_once(STAND_IN)?;
+        (!after.contains(STAND_IN)).then(|| [before, after].map(str::to_owned))
+    }
+
+    /// Returns what the template writes for the model to continue with this answer.
+    fn prompt(&self) -> Option<String> {
+        let before = &self.chat.conversation.messages[..self.index];
+        let [plain, prompted] = [false, true].map(|prompt| self.chat.render(before, prompt));
+        let (plain, prompted) = (plain.ok()?.text, prompted.ok()?.text);
+        let prompt = prompted[common(prompted.chars(), plain.chars())..].to_owned();
+        (!prompt.is_empty()).then_some(prompt)
+    }
+
+    /// Returns how much of a text is between the previous message and an answer that is followed by another question.
+    fn header_len(&self, text: &str) -> usize {
+        let mut messages = self.chat.conversation.messages[..=self.index].to_vec();
+        messages.push(json!({"role": "user", "content": "?"}));
+        let found = self.around(&messages, self.index);
+        let found = found.or_else(|| self.around(&self.chat.conversation.messages, self.index));
+        let Some([before, _]) = found else { return 0 };
+        let ends = before.char_indices().map(|(at, _)| &before[at..]);
+        ends.filter(|end| end.len() <= text.len()).find(|end| text.starts_with(end)).map_or(0, str::len)
+    }
+}
+
+/// Returns a message of the same role with nothing but the text [`STAND_IN`].
+fn stand_in(message: &Value) -> Value {
+    let text = match message["content"] {
+        Value::Array(_) => json!([{"type": "text", "text": STAND_IN}]),
+        _ => json!(STAND_IN),
+    };
+    let mut message = message.clone();
+    if message["role"] == ASSISTANT {
+        message = json!({"role": ASSISTANT});
+    }
+    message["content"] = text;
+    message
+}
+
+/// Returns the number of bytes at the beginning of two texts that are the same.
+fn common(one: impl Iterator<Item = char>, other: impl Iterator<Item = char>) -> usize {
+    one.zip(other).take_while(|(one, other)| one == other).map(|(one, _)| one.len_utf8()).sum()
+}
