@@ -91,6 +91,29 @@ pub(crate) fn other_name(saved_as: &str, saved: usize, named: usize) -> Fault {
     ))
 }
 
+/// A file records another rank than the one that its name states.
+pub(crate) fn ranks_swapped(named: usize, recorded: usize) -> Fault {
+    Fault::new(format!(
+        "it records rank {recorded}, where rank {named} was expected by its name: files of ranks were swapped, or one \
+         was copied over another; give each its own name, or fetch them again"
+    ))
+}
+
+/// A file of one rank stands alone, under a name that does not lead to those of the other ranks.
+pub(crate) fn one_of(rank: usize, world_size: usize, format: &str) -> Fault {
+    Fault::new(format!(
+        "it holds only what rank {rank} of {world_size} saved ({format}), not a model; put the files of all ranks into \
+         one directory, with names that end with `_rank-<rank>-of-{world_size}.pth`, and name that directory"
+    ))
+}
+
+/// A file of one rank was to be read as a whole model.
+pub(crate) fn part_of_ranks(format: &str) -> Fault {
+    Fault::new(format!(
+        "it holds only what one rank saved ({format}), not a model; name the directory that holds the files of all ranks"
+    ))
+}
+
 /// Two rank files hold the same bytes.
 pub(crate) fn same_bytes(first: &Path) -> Fault {
     Fault::new(format!(

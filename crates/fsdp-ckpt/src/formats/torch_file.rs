@@ -11,7 +11,9 @@ use crate::{
     checkpoint::{Checkpoint, Global, Key, Object, Role, Source, Value, flatten, join},
     error::{Error, Fault},
     file_io::PathFile,
-    formats::{local::LocalTensor, trainer_folder::check_saved_name},
+    formats::{
+        deepspeed, local::LocalTensor, rank_fault::part_of_ranks, trainer_folder::check_saved_name, xla,
+    },
     native::{RUN_STATE, value_to_run_state},
     torch::{self, Item, TorchFile, add_opaque},
 };
@@ -26,6 +28,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let section = Section::new(&file, 0..len, path, "");
     let mut torch_file = torch::open(section)?;
     check_saved_name(path, &torch_file.folder).map_err(|fault| section.fault(fault))?;
+    refuse_rank_file(&torch_file.root).map_err(|fault| section.fault(fault))?;
     if !matches!(torch_file.root, Item::Dict(_)) {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         torch_file.root = Item::Dict(vec![(Value::Str(name), torch_file.root)]);
@@ -40,6 +43,15 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     checkpoint.protections = torch_file.protections(0);
     checkpoint.assign_roles();
     Ok(checkpoint)
+}
+
+/// Refuses a file with one rank's shards, whose tensors look like those of a model. Distributed tensors, which state
+/// that they are a part, are refused by name.
+fn refuse_rank_file(root: &Item) -> Result<(), Fault> {
+    if xla::holds_shards(root) {
+        return Err(part_of_ranks("PyTorch/XLA FSDP"));
+    }
+    if deepspeed::is_rank_file(root) { Err(part_of_ranks("DeepSpeed")) } else { Ok(()) }
 }
 
 fn fill(checkpoint: &mut Checkpoint, file: &TorchFile) -> Result<(), Fault> {

@@ -22,7 +22,8 @@ mod tests;
 use std::path::Path;
 
 use super::{
-    rank_fault::disagrees,
+    fields::text,
+    rank_fault::{disagrees, one_of, ranks_swapped},
     rank_file::RankFile,
     rank_names::{Companion, find},
 };
@@ -33,11 +34,25 @@ use rank_state::RankState;
 const COMPANIONS: [Companion; 1] = [Companion { main: "pytorch_model.bin", other: "optimizer.pt" }];
 
 /// Keys of a rank's file that this module interprets.
-const KNOWN_KEYS: [&str; 3] = ["model", "optimizer", "shard_metadata"];
+const KNOWN_KEYS: [&str; 3] = ["model", "optimizer", METADATA];
+
+/// The key of the table that describes a rank's shards.
+const METADATA: &str = "shard_metadata";
+
+/// The beginning of a shard's name in its module.
+const SHARD: &str = "_fsdp_shard";
 
 /// Whether a `torch.save` file is a rank's file of this format.
 pub(crate) fn is_rank_file(root: &Item) -> bool {
-    root.get("shard_metadata").is_some()
+    root.get(METADATA).is_some()
+}
+
+/// Whether an item holds a rank's shards at any depth, with or without the table that describes them.
+pub(crate) fn holds_shards(item: &Item) -> bool {
+    let Item::Dict(items) = item else { return false };
+    let is_shard = |name: &str| name.split('.').next_back().is_some_and(|last| last.starts_with(SHARD));
+    is_rank_file(item)
+        || items.iter().any(|(key, item)| text(key).is_some_and(is_shard) || holds_shards(item))
 }
 
 /// Reads the checkpoint in a directory, or the one that a file belongs to.
@@ -78,14 +93,16 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
 
 /// Checks the rank and world size in a file against its place in the set of files.
 fn checked(state: RankState, rank: usize, world_size: usize) -> Result<RankState, Error> {
-    let numbers = [
-        ("world size", world_size, state.world_size, ", the number of files"),
-        ("rank", rank, state.rank, " by its name"),
-    ];
-    for (what, expected, got, because) in numbers {
-        if expected != got {
-            return Err(disagrees(what, expected, got, because).in_file(state.path));
-        }
-    }
-    Ok(state)
+    let fault = if state.rank >= state.world_size {
+        disagrees("rank", format!("below {}", state.world_size), state.rank, " by its world size")
+    } else if world_size == 1 && state.world_size > 1 {
+        one_of(state.rank, state.world_size, "PyTorch/XLA FSDP")
+    } else if state.world_size != world_size {
+        disagrees("world size", world_size, state.world_size, ", the number of files")
+    } else if state.rank != rank {
+        ranks_swapped(rank, state.rank)
+    } else {
+        return Ok(state);
+    };
+    Err(fault.in_file(state.path))
 }

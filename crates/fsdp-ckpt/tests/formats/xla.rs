@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use fsdp_ckpt::{
     checkpoint::{Checkpoint, Role, Value},
-    formats::{torch_file, xla},
+    formats::{self, torch_file, xla},
 };
 
 use crate::{bytes_of, fixture};
@@ -181,7 +181,35 @@ fn same_rank_under_two_names_is_rejected() {
 fn world_size_mismatch_is_rejected() {
     let dir = copies(&[(RANK0, "x_rank-0-of-1.pth")]);
     let message = message(dir.path());
-    assert!(message.contains("its world size is 2, where 1 was expected, the number of files"), "{message}");
+    assert!(message.contains("only what rank 0 of 2 saved"), "{message}");
+    let files = [(RANK0, "x_rank-0-of-3.pth"), (RANK1, "x_rank-1-of-3.pth"), (RANK0, "x_rank-2-of-3.pth")];
+    let message = self::message(copies(&files).path());
+    assert!(message.contains("its world size is 2, where 3 was expected, the number of files"), "{message}");
+}
+
+/// Every way to name the files of two ranks wrongly, opened through the directory and through each file.
+#[test]
+fn wrongly_named_rank_files_are_never_read_as_model() {
+    let other = |rank: usize| format!("x_rank-{rank}-of-2.pth");
+    let swapped = [(RANK0, RANK1.to_owned()), (RANK1, RANK0.to_owned())];
+    // Under other names, only the contents reveal the swap.
+    let renamed = [(RANK0, other(1)), (RANK1, other(0))];
+    let lone = ["model.pth", "pytorch_model.bin", "model_7.pt", RANK1, "x_rank-0-of-1.pth"];
+    let mut sets = vec![swapped.to_vec(), renamed.to_vec()];
+    sets.extend(lone.map(|name| vec![(RANK0, name.to_owned())]));
+    for set in sets {
+        let files: Vec<(&str, &str)> = set.iter().map(|(from, to)| (*from, to.as_str())).collect();
+        let dir = copies(&files);
+        for path in
+            std::iter::once(dir.path().to_owned()).chain(files.iter().map(|file| dir.path().join(file.1)))
+        {
+            let message = formats::open(&path).unwrap_err().to_string();
+            let reasons =
+                ["files of ranks were swapped", "only what rank 0 of 2 saved", "is missing", "are missing"];
+            assert!(reasons.iter().any(|reason| message.contains(reason)), "{files:?}: {message}");
+            assert!(files.iter().any(|file| message.contains(file.1)), "{files:?}: {message}");
+        }
+    }
 }
 
 #[test]

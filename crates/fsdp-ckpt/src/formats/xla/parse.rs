@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::rank_state::{OptimizerState, RankState};
+use super::{
+    METADATA,
+    rank_state::{OptimizerState, RankState},
+};
 use crate::{
     checkpoint::{Value, element_count},
     error::Error,
@@ -17,7 +20,7 @@ use crate::{
 
 /// Reads the state of a rank. A file with only an optimizer has no model.
 pub(super) fn rank_state(file: &RankFile) -> Result<RankState, Error> {
-    let metadata = file.root.get("shard_metadata").ok_or_else(|| {
+    let metadata = file.root.get(METADATA).ok_or_else(|| {
         file.unexpected("`shard_metadata`", "present; the file is not of PyTorch/XLA FSDP or has no shards")
     })?;
     let metadata = metadata.to_value();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::{
+    METADATA, holds_shards,
     merge::merge,
     rank_state::{OptimizerState, RankState},
 };
@@ -14,6 +15,7 @@ use crate::{
     error::Error,
     formats::{local::LocalTensor, optimizer::StateItem},
     safetensors::TensorType,
+    torch::Item,
 };
 
 /// How parameters are cut.
@@ -422,4 +424,18 @@ fn optimizer_is_skipped_if_groups_share_weight_decay() {
     let checkpoint = merged(&in_two_groups([0.1, 0.1])).unwrap();
     assert!(checkpoint.tensors.values().all(|tensor| tensor.role == Role::Model));
     assert!(checkpoint.notes[0].contains("weight decay does not tell"), "{:?}", checkpoint.notes);
+}
+
+/// Shards are recognized by their names or by the table, wherever a program has put them.
+#[test]
+fn shards_are_recognized_at_any_depth() {
+    let dict = |key: &str, item: Item| Item::Dict(vec![(Value::Str(key.to_owned()), item)]);
+    let leaf = || Item::Value(Value::Int(1));
+    let (by_name, by_table) = (dict("m._fsdp_shard_0", leaf()), dict(METADATA, dict("world_size", leaf())));
+    for held in [by_name, by_table] {
+        assert!(holds_shards(&held) && holds_shards(&dict("state", dict("model", held))));
+    }
+    for other in ["model", "m.weight", "m._fsdp_wrapped_module.weight"] {
+        assert!(!holds_shards(&dict("model", dict(other, leaf()))), "{other}");
+    }
 }
