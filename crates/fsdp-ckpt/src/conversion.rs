@@ -244,6 +244,9 @@ fn plan(
     report: &mut ConversionReport,
 ) -> Result<OutputPlan, Error> {
     let world_size = conversion.world_size.get();
+    if matches!(conversion.target, Target::Dcp | Target::Torch) {
+        selection.expect_torch_types(destination)?;
+    }
     match conversion.target {
         Target::Safetensors => {
             let unheld = safetensors::drop_unsupported(selection);

@@ -75,7 +75,7 @@ impl Summary {
             ];
             for totals in totals {
                 totals.tensors += 1;
-                totals.elements += tensor.len();
+                totals.elements += tensor.len() * tensor.dtype.values() as u64;
                 totals.bytes += tensor.len_bytes();
             }
             summary.chunks += tensor.chunks.len();

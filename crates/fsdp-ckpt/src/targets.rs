@@ -16,10 +16,11 @@ pub(crate) mod assemble;
 #[cfg(test)]
 mod round_trips;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use crate::{
     checkpoint::{Key, Object, Role},
+    error::Error,
     safetensors::TensorType,
 };
 
@@ -54,6 +55,18 @@ impl Selection {
         }
         tensors.retain(|tensor| tensor.tied_to.is_none());
         tied
+    }
+
+    /// Refuses a tensor whose type PyTorch does not have.
+    pub(crate) fn expect_torch_types(&self, destination: &Path) -> Result<(), Error> {
+        let Some(tensor) = self.tensors.iter().find(|tensor| tensor.dtype.torch_name().is_none()) else {
+            return Ok(());
+        };
+        let OutputTensor { name, dtype, .. } = tensor;
+        let reason = format!(
+            "tensor `{name}` is {dtype}, a type that PyTorch does not have; convert to safetensors, or leave the tensor out"
+        );
+        Err(Error::bad_request(destination, reason))
     }
 }
 

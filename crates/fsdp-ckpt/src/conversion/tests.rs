@@ -58,6 +58,60 @@ fn dcp_shards_convert_to_bitwise_equal_model() {
     assert_eq!(formats::open(out.join("model.safetensors")).unwrap().tensors.len(), report.tensors);
 }
 
+/// A safetensors file with a tensor of every packed type, each of 24 values in rows of 8, and one of bytes.
+fn packed_file(path: &Path, types: &[(&str, usize)]) {
+    let (mut entries, mut data) = (serde_json::Map::new(), Vec::new());
+    for (index, (dtype, bytes)) in types.iter().enumerate() {
+        let start = data.len();
+        data.extend((0..*bytes).map(|at| (37 * at + index) as u8));
+        let entry =
+            serde_json::json!({ "dtype": dtype, "shape": [3, 8], "data_offsets": [start, data.len()] });
+        entries.insert(format!("t{index}"), entry);
+    }
+    let header = serde_json::to_vec(&entries).unwrap();
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()).unwrap();
+}
+
+#[test]
+fn packed_types_are_copied_by_conversions() {
+    let dir = tempfile::tempdir().unwrap();
+    let (all, of_torch) = (dir.path().join("all.safetensors"), dir.path().join("torch.safetensors"));
+    packed_file(&all, &[("F4", 12), ("F6_E2M3", 18), ("F8_E8M0", 24), ("F6_E3M2", 18), ("U8", 24)]);
+    packed_file(&of_torch, &[("F4", 12), ("F8_E8M0", 24), ("F8_E4M3FNUZ", 24), ("F8_E5M2FNUZ", 24)]);
+    let cases = [
+        (&all, &[Target::Safetensors, Target::Native][..]),
+        (&of_torch, &[Target::Safetensors, Target::Native, Target::Torch, Target::Dcp]),
+    ];
+    for (index, (path, targets)) in cases.into_iter().enumerate() {
+        let source = formats::open(path).unwrap();
+        for target in targets {
+            let out = dir.path().join(format!("{target:?}{index}"));
+            let conversion = Conversion { world_size: NonZero::new(2).unwrap(), ..Conversion::new(*target) };
+            converted(&source, &out, &conversion).unwrap();
+            let result = formats::open(&out).unwrap();
+            assert!(is_same(&source, &result), "{target:?}: {:?}", outcomes(&source, &result));
+            let back = dir.path().join(format!("{target:?}{index}.safetensors"));
+            converted(&result, &back, &Conversion::new(Target::Safetensors)).unwrap();
+            let text = fs::read(&back).unwrap();
+            assert!(String::from_utf8_lossy(&text).contains(r#""dtype":"F4","shape":[3,8]"#), "{target:?}");
+        }
+    }
+}
+
+#[test]
+fn types_that_torch_lacks_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.safetensors");
+    packed_file(&path, &[("U8", 24), ("F6_E3M2", 18)]);
+    let source = formats::open(&path).unwrap();
+    for target in [Target::Torch, Target::Dcp] {
+        let out = dir.path().join("out");
+        let text = converted(&source, &out, &Conversion::new(target)).unwrap_err().to_string();
+        assert!(text.contains("tensor `t1` is F6_E3M2, a type that PyTorch does not have"), "{text}");
+        assert!(!out.exists());
+    }
+}
+
 #[test]
 fn every_fixture_converts_bitwise_to_every_target() {
     let fixtures = [

@@ -214,7 +214,7 @@ fn cut(sizes: &[u64], max: u64) -> Vec<Vec<usize>> {
 
 /// Sorts wider elements first, otherwise keeping the order. With 8-byte aligned data, every tensor is then aligned.
 fn aligned(mut tensors: Vec<TensorSpec>) -> Vec<TensorSpec> {
-    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.size_bytes()));
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.alignment()));
     tensors
 }
 

@@ -137,7 +137,7 @@ impl SavePlan {
             }
         }
         // Wide elements first, so that every tensor is aligned to its element size.
-        shards.sort_by_key(|shard| std::cmp::Reverse(self.tensors()[shard.tensor].spec.dtype.size_bytes()));
+        shards.sort_by_key(|shard| std::cmp::Reverse(self.tensors()[shard.tensor].spec.dtype.alignment()));
         let specs = shards.iter().map(|shard| self.shard_spec(shard)).collect();
         let (header, prefix) = Header::layout(specs, Some(self.metadata(&shards))).map_err(cannot_lay_out)?;
         Ok(RankFile { name: file_name(rank), header, prefix, shards })

@@ -50,7 +50,7 @@ impl TensorEntry {
         self.spec.dtype
     }
 
-    /// The dimensions, slowest first.
+    /// The dimensions, slowest first, in elements.
     pub fn shape(&self) -> &[usize] {
         &self.spec.shape
     }
@@ -155,11 +155,15 @@ impl Header {
     /// length field and the canonical JSON, padded with spaces so that the data is 8-byte aligned.
     ///
     /// # Errors
-    /// For repeated names, a tensor named `__metadata__`, sizes that overflow, and a header above the limit.
+    /// For repeated names, a tensor named `__metadata__`, sizes that overflow, a packed tensor without dimensions, and a
+    /// header above the limit.
     pub fn layout(tensors: Vec<TensorSpec>, metadata: Option<Metadata>) -> Result<(Header, Vec<u8>), Fault> {
         let mut entries: Vec<TensorEntry> = Vec::with_capacity(tensors.len());
         let mut by_name = BTreeMap::new();
         for spec in tensors {
+            if spec.dtype.values() > 1 && spec.shape.is_empty() {
+                return Err(header_json::parted_rows(&spec.name, spec.dtype, &spec.shape));
+            }
             if spec.name == METADATA_KEY {
                 return Err(Fault::new("a tensor cannot be named `__metadata__`; rename it"));
             }

@@ -57,6 +57,15 @@ pub(super) fn twice(name: &str) -> Fault {
     Fault::new(format!("its header lists `{name}` twice"))
 }
 
+/// The fault for a tensor of a type smaller than a byte whose rows end within a byte or a group of bytes.
+pub(super) fn parted_rows(name: &str, dtype: TensorType, shape: &[usize]) -> Fault {
+    let values = dtype.values();
+    Fault::unsupported(format!(
+        "tensor `{name}` ({dtype} {shape:?}) is packed {values} values at a time; only shapes whose last dimension is a \
+         multiple of {values} are supported"
+    ))
+}
+
 /// Stores the typed fault and returns an error that stops serde.
 fn refuse<E: serde::de::Error>(slot: &mut Option<Fault>, fault: Fault) -> E {
     slot.get_or_insert(fault);
@@ -82,11 +91,11 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
                 return Err(refuse(self.fault, twice(&name)));
             }
             if name == METADATA_KEY {
-                let pairs = map.next_value::<UniqueMap<String>>().map_err(|error| {
+                let pairs = map.next_value::<Option<UniqueMap<String>>>().map_err(|error| {
                     let rule = "its `__metadata__` is not a map of strings to strings without repeated keys";
                     refuse::<A::Error>(self.fault, Fault::new(format!("{rule}: {error}")))
                 })?;
-                raw.metadata = Some(pairs.0.into_iter().collect());
+                raw.metadata = pairs.map(|pairs| pairs.0.into_iter().collect());
             } else {
                 let fields = map.next_value::<Fields>().map_err(|error| {
                     let fault = Fault::new(format!("the entry of tensor `{name}` cannot be read: {error}"));
@@ -100,9 +109,8 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
     }
 }
 
-/// The fields of an entry.
+/// The fields of an entry. Others are ignored, as by the reference implementation.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Fields {
     dtype: String,
     shape: Dimensions,
@@ -111,13 +119,20 @@ struct Fields {
 
 impl Fields {
     fn read(self, name: String) -> Result<RawEntry, Fault> {
-        let Fields { dtype, shape: Dimensions(shape), data_offsets: offsets } = self;
+        let Fields { dtype, shape: Dimensions(mut shape), data_offsets: offsets } = self;
         let Some(dtype) = TensorType::from_name(&dtype) else {
             let supported = TensorType::list();
             return Err(Fault::new(format!(
                 "tensor `{name}` has dtype `{dtype}`; supported are {supported}"
             )));
         };
+        if dtype.values() > 1 {
+            let last = shape.last_mut().filter(|last| last.is_multiple_of(dtype.values()));
+            match last {
+                Some(last) => *last /= dtype.values(),
+                None => return Err(parted_rows(&name, dtype, &shape)),
+            }
+        }
         Ok(RawEntry { name, dtype, shape, offsets })
     }
 }
@@ -157,9 +172,9 @@ struct HeaderText<'a> {
 }
 
 #[derive(Serialize)]
-struct EntryText<'a> {
+struct EntryText {
     dtype: &'static str,
-    shape: &'a [usize],
+    shape: Vec<u64>,
     data_offsets: [u64; 2],
 }
 
@@ -172,7 +187,9 @@ impl Serialize for HeaderText<'_> {
         for tensor in self.tensors {
             let range = tensor.data_range();
             let data_offsets = [range.start, range.end];
-            let text = EntryText { dtype: tensor.dtype().name(), shape: tensor.shape(), data_offsets };
+            let shape: Vec<u64> = tensor.shape().iter().map(|&size| size as u64).collect();
+            let dtype = tensor.dtype();
+            let text = EntryText { dtype: dtype.name(), shape: dtype.value_shape(&shape), data_offsets };
             map.serialize_entry(tensor.name(), &text)?;
         }
         map.end()

@@ -91,7 +91,11 @@ fn keys(prefix: &'static str, name: &str, depth: usize) -> Vec<Key> {
 }
 
 fn selections() -> impl Strategy<Value = Selection> {
-    let tensor = (prop::sample::select(TensorType::all().collect::<Vec<_>>()), shapes(), 1usize..4);
+    let tensor = (
+        prop::sample::select(TensorType::all().filter(|ty| ty.torch_name().is_some()).collect::<Vec<_>>()),
+        shapes(),
+        1usize..4,
+    );
     let tensors = prop::collection::vec(tensor, 0..6);
     let values = prop::collection::vec((values(), 1usize..4), 0..6);
     (tensors, values, any::<bool>()).prop_map(|(tensors, values, is_tied)| {

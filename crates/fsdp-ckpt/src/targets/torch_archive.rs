@@ -48,7 +48,7 @@ pub(crate) fn tensor(w: &mut PickleWriter, key: usize, dtype: TensorType, shape:
         w.bool(false);
         w.call("collections", "OrderedDict", |_| ());
         if typed.is_none() {
-            w.global("torch", dtype.torch_name());
+            w.global("torch", dtype.torch_name().expect("types without a name are refused"));
         }
     });
 }

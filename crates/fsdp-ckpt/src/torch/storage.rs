@@ -43,7 +43,7 @@ pub(super) fn unread_storage(graph: &Graph, id: NodeId) -> Option<Known> {
 
 /// The type of a dtype constant; `None` if it is unsupported.
 pub(crate) fn dtype(global: Known) -> Option<TensorType> {
-    TensorType::all().find(|ty| global.is("torch", ty.torch_name()))
+    TensorType::all().find(|ty| ty.torch_name().is_some_and(|name| global.is("torch", name)))
 }
 
 /// The element size in bytes of each storage in a pickle, by storage key.

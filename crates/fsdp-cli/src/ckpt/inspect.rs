@@ -49,7 +49,7 @@ impl<'a> Report<'a> {
         for tensor in checkpoint.tensors.values() {
             let group = groups.entry((tensor.role, tensor.dtype.name())).or_default();
             group.tensors += 1;
-            group.elements += tensor.len();
+            group.elements += tensor.len() * tensor.dtype.values() as u64;
             group.bytes += tensor.len_bytes();
             problems.extend(tensor.check_coverage(&checkpoint.sources).err().map(|error| error.to_string()));
         }
@@ -178,7 +178,13 @@ impl<'a> Report<'a> {
 
 fn tensor_row((name, tensor): (&String, &Tensor)) -> [String; 5] {
     let (dtype, role) = (tensor.dtype.name().to_owned(), role_name(tensor.role).to_owned());
-    [name.clone(), dtype, format!("{:?}", tensor.shape), role, tensor.chunks.len().to_string()]
+    [
+        name.clone(),
+        dtype,
+        format!("{:?}", tensor.dtype.value_shape(&tensor.shape)),
+        role,
+        tensor.chunks.len().to_string(),
+    ]
 }
 
 fn tensor_json(checkpoint: &Checkpoint, (name, tensor): (&String, &Tensor)) -> Json {
@@ -199,7 +205,7 @@ fn tensor_json(checkpoint: &Checkpoint, (name, tensor): (&String, &Tensor)) -> J
     json!({
         "name": name,
         "dtype": tensor.dtype.name(),
-        "shape": tensor.shape,
+        "shape": tensor.dtype.value_shape(&tensor.shape),
         "role": role_name(tensor.role),
         "bytes": tensor.len_bytes(),
         "chunks": tensor.chunks.iter().map(chunk).collect::<Vec<_>>(),

@@ -113,7 +113,7 @@ impl Listing {
     fn properties(&self, w: &mut PickleWriter, dtype: TensorType) {
         w.object(self.property_module, "TensorProperties", |w| {
             w.tuple(|w| {
-                w.global("torch", dtype.torch_name());
+                w.global("torch", dtype.torch_name().unwrap());
                 w.call("torch.serialization", "_get_layout", |w| w.text("torch.strided"));
                 w.bool(false);
                 w.call(METADATA, "_MEM_FORMAT_ENCODING", |w| w.int(0));

@@ -61,7 +61,7 @@ fn state_dict_metadata(w: &mut PickleWriter, contents: &Contents<'_>) {
 fn properties(w: &mut PickleWriter, dtype: TensorType) {
     w.object(METADATA, "TensorProperties", |w| {
         w.tuple(|w| {
-            w.global("torch", dtype.torch_name());
+            w.global("torch", dtype.torch_name().expect("types without a name are refused"));
             w.call("torch.serialization", "_get_layout", |w| w.text("torch.strided"));
             w.bool(false);
             w.call(METADATA, "_MEM_FORMAT_ENCODING", |w| w.int(0));
