@@ -1,5 +1,6 @@
 //! Logits of a model directory, for scripts that compare them with others: `logits MODEL_DIR` reads a JSON list of tokens for
-//! each text from standard input, and prints the logits behind every token, as JSON.
+//! each text from standard input, and prints the logits behind every token, as JSON. `logits --tokens TOKENIZER` reads a JSON
+//! list of texts, and prints the tokens of each.
 
 use std::error::Error;
 use std::io;
@@ -10,10 +11,15 @@ use fsdp_core::DType;
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::Session;
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_train::data::Tokenizer;
 use fsdp_train::generate::load;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let dir = std::env::args().nth(1).ok_or("usage: logits MODEL_DIR < TOKENS.json")?;
+    const USAGE: &str = "usage: logits MODEL_DIR < TOKENS.json, or logits --tokens TOKENIZER < TEXTS.json";
+    let dir = std::env::args().nth(1).ok_or(USAGE)?;
+    if dir == "--tokens" {
+        return print_tokens(&std::env::args().nth(2).ok_or(USAGE)?);
+    }
     let config = std::fs::read_to_string(Path::new(&dir).join("config.json"))?;
     let texts: Vec<Vec<u32>> = serde_json::from_reader(io::stdin())?;
     let memory = Arc::new(HostMemory::new(HostOptions::default())?);
@@ -26,5 +32,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         all.push(behind?);
     }
     serde_json::to_writer(io::stdout(), &all)?;
+    Ok(())
+}
+
+fn print_tokens(tokenizer: &str) -> Result<(), Box<dyn Error>> {
+    let texts: Vec<String> = serde_json::from_reader(io::stdin())?;
+    let tokenizer = Tokenizer::load(tokenizer)?;
+    let tokens = texts.iter().map(|text| tokenizer.encode(text)).collect::<Result<Vec<_>, _>>();
+    serde_json::to_writer(io::stdout(), &tokens.map_err(|fault| fault.to_string())?)?;
     Ok(())
 }

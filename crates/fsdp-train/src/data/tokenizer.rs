@@ -1,8 +1,12 @@
 //! From text to token ids.
 
+mod added;
+mod class;
 mod fault;
 #[cfg(feature = "tokenizers")]
 mod hostile;
+#[cfg(feature = "tokenizers")]
+mod rebuilt;
 mod special;
 
 #[cfg(not(feature = "tokenizers"))]
@@ -60,7 +64,7 @@ pub(super) struct Ends {
 impl Tokenizer {
     /// Loads `"bytes"` (256 tokens, the id is the byte), or the path of a Hugging Face `tokenizer.json`.
     ///
-    /// A `tokenizer_config.json` next to it is read as well, if it exists. Truncation and padding that the file may
+    /// A `tokenizer_config.json` next to it is applied as transformers does, if it exists. Truncation and padding that the file may
     /// request are disabled, because packing takes care of them.
     ///
     /// # Errors
@@ -75,16 +79,16 @@ impl Tokenizer {
             let text = input_file::read_text(Path::new(name), TOKENIZER_BYTES_MAX)?;
             let digest = (text.len(), DigestKind::Crc64.of(text.as_bytes()));
             let config = TokenizerConfig::read_next_to(Path::new(name))?;
-            Ok((Vocabulary::parse(&text, &config.special)?, config, digest))
+            Ok((Vocabulary::parse(&text, &config)?, config, digest))
         };
         let failed = |source| DataError::Tokenizer { file: name.into(), source };
         let (vocabulary, config, digest) = load().map_err(failed)?;
         Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(vocabulary), config, digest: Some(digest) })
     }
 
-    /// Digest of the file and of the special tokens next to it; `None` for the byte tokenizer.
+    /// Digest of the file and of what the files next to it say about its tokens; `None` for the byte tokenizer.
     pub(super) fn digest(&self) -> Option<fsdp_core::Digest> {
-        self.digest.map(|file| fsdp_core::Digest::of(&(file, &self.config.special)))
+        self.digest.map(|file| fsdp_core::Digest::of(&(file, &self.config.rules)))
     }
 
     /// Folder of the file; `None` for the byte tokenizer.

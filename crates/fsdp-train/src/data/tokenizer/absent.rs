@@ -1,7 +1,7 @@
 //! Replaces `tokenizer.json` support in a build without the tokenizer library.
 
 use super::fault::{Source, TokenizerFault};
-use super::special::SpecialToken;
+use super::special::TokenizerConfig;
 use super::{Encoded, Ends};
 
 /// A vocabulary, of which there are none in this build.
@@ -11,7 +11,7 @@ pub(super) enum Vocabulary {}
 impl Vocabulary {
     /// # Errors
     /// [`TokenizerFault::Feature`].
-    pub(super) fn parse(_text: &str, _special: &[SpecialToken]) -> Result<Vocabulary, Source> {
+    pub(super) fn parse(_text: &str, _config: &TokenizerConfig) -> Result<Vocabulary, Source> {
         Err(TokenizerFault::Feature.into())
     }
 

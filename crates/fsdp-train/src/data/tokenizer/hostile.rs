@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::fault::{CHARSMAP, GROWTH_MAX, Source, TokenizerFault};
+use super::fault::{CHARSMAP, GROWTH_MAX, Source, TokenizerFault, WORD_CHARS_MAX};
 use crate::data::panics;
 
 /// The part of the file that can write text.
@@ -17,9 +17,17 @@ use crate::data::panics;
 struct Parts {
     #[serde(default)]
     normalizer: Value,
+    #[serde(default)]
+    model: ModelParts,
 }
 
-/// Rejects files that would cause unbounded allocations.
+/// The part of a model that determines how long it takes per word.
+#[derive(Default, Deserialize)]
+struct ModelParts {
+    max_input_chars_per_word: Option<u64>,
+}
+
+/// Rejects files that would cause unbounded allocations, or take hours for a word.
 ///
 /// # Errors
 /// [`TokenizerFault`], or invalid JSON.
@@ -29,7 +37,10 @@ pub(super) fn check(text: &str) -> Result<(), Source> {
     if growth > GROWTH_MAX {
         return Err(TokenizerFault::Growth { growth }.into());
     }
-    Ok(())
+    match parts.model.max_input_chars_per_word.filter(|&chars| chars > WORD_CHARS_MAX) {
+        Some(chars) => Err(TokenizerFault::WordLength { chars }.into()),
+        None => Ok(()),
+    }
 }
 
 /// Runs code of the library. A panic is returned as an error, without output on stderr.

@@ -1,11 +1,14 @@
 //! The files next to a `tokenizer.json`: `tokenizer_config.json`, read as transformers reads it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::fault::Source;
+use super::added::AddedToken;
+use super::class::Class;
+use super::fault::{Source, TokenizerFault};
 use crate::input_file::{self, TOKENIZER_BYTES_MAX};
 
 /// Roles of tokens, in the order in which transformers registers them.
@@ -15,23 +18,35 @@ const ROLES: [&str; 7] =
 /// The role of the token that ends a text.
 pub(super) const EOS: &str = "eos_token";
 
-/// Keys for further special tokens; the second is the older name.
-const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
+/// The role of the token for what the vocabulary lacks.
+#[cfg(feature = "tokenizers")]
+pub(super) const UNKNOWN: &str = "unk_token";
 
-/// The configuration file, and the file in which older tokenizers keep special tokens.
+/// Keys for further special tokens; the second is the older name.
+const EXTRA: &str = "extra_special_tokens";
+const OLD_EXTRA: &str = "additional_special_tokens";
+
+/// The key for added tokens, by id.
+const DECODER: &str = "added_tokens_decoder";
+
+/// The configuration file, and the files in which older tokenizers keep special tokens and added tokens.
 const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
+const ADDED: &str = "added_tokens.json";
 
 /// Model files that name the tokens that end a text, in the order in which transformers prefers them.
-const MODEL: [&str; 2] = ["generation_config.json", "config.json"];
+const MODEL: [&str; 2] = ["generation_config.json", MODEL_CONFIG];
+
+/// The configuration of the model, which may determine the class.
+const MODEL_CONFIG: &str = "config.json";
 
 /// The contents of a `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TokenizerConfig {
     /// Tokens by role, under the names that chat templates use.
     pub(super) roles: Map<String, Value>,
-    /// Tokens that must be known, even if the `tokenizer.json` lacks them.
-    pub(super) special: Vec<SpecialToken>,
+    /// What determines the tokens of a text besides the `tokenizer.json`.
+    pub(super) rules: Rules,
     /// The value of `chat_template`.
     pub(super) chat_template: Value,
     /// `truncation_side`.
@@ -42,29 +57,38 @@ pub(super) struct TokenizerConfig {
     pub(super) stop_ids: Vec<u32>,
 }
 
-/// A token that is matched in text before any other processing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SpecialToken {
-    /// Text of the token.
-    pub(super) content: String,
-    /// Whether the token includes white space before it, and after it.
-    pub(super) strips: [bool; 2],
-    /// Whether it only matches as a separate word.
-    pub(super) single_word: bool,
+/// What determines the tokens of a text besides the `tokenizer.json`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rules {
+    /// The class that builds the tokenizer from parts of the file; `None` if it is used as it is.
+    pub(super) class: Option<Class>,
+    /// Tokens by id, which replace those of the same text in the `tokenizer.json`.
+    pub(super) added: BTreeMap<u64, AddedToken>,
+    /// Whether these tokens are all that transformers reads, rather than in addition to those of the `tokenizer.json`.
+    pub(super) is_complete: bool,
+    /// Tokens with a role, which must be known and are special.
+    pub(super) named: Vec<AddedToken>,
+    /// Further tokens that must be known.
+    pub(super) extra: Vec<AddedToken>,
+    /// `split_special_tokens`: whether special tokens in a text are read as text.
+    pub(super) splits_special: bool,
 }
 
 impl TokenizerConfig {
     /// Reads the files next to a `tokenizer.json`, all of which are optional.
     ///
     /// # Errors
-    /// If a file exists but cannot be read, or is not a JSON object.
+    /// If a file exists but cannot be read, or is not a JSON object; [`TokenizerFault`] for settings that are not supported.
     pub(super) fn read_next_to(tokenizer: &Path) -> Result<TokenizerConfig, Source> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let mut fields = read(&folder.join(CONFIG))?;
-        if !fields.contains_key("added_tokens_decoder") {
-            fields.extend(read(&folder.join(MAP))?);
+        let mut ids = Map::new();
+        if !fields.contains_key(DECODER) {
+            merge(&mut fields, read(&folder.join(MAP))?);
+            ids = read(&folder.join(ADDED))?;
         }
-        let mut config = TokenizerConfig::of(fields);
+        let model = read(&folder.join(MODEL_CONFIG)).unwrap_or_default();
+        let mut config = TokenizerConfig::of(fields, &ids, &model)?;
         let stop_ids = MODEL.iter().find_map(|name| stop_ids(&read(&folder.join(name)).ok()?));
         config.stop_ids = stop_ids.unwrap_or_default();
         if !config.roles.contains_key(EOS) {
@@ -73,39 +97,89 @@ impl TokenizerConfig {
         Ok(config)
     }
 
-    fn of(mut fields: Map<String, Value>) -> TokenizerConfig {
-        let mut roles: Map<String, Value> = Map::new();
-        let mut special = Vec::new();
-        let extra = EXTRA.iter().find_map(|name| fields.remove(*name));
-        // Roles specific to a model, such as `image_token`, are in a separate object or among the other roles.
-        let extra_roles = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
-        let others =
-            fields.iter().filter(|(name, _)| name.ends_with("_token") && !ROLES.contains(&name.as_str()));
-        let known = ROLES.iter().filter_map(|&role| Some((role, fields.get(role)?)));
-        for (role, token) in
-            known.chain(others.chain(extra_roles).map(|(role, token)| (role.as_str(), token)))
-        {
-            if let Some(token) = SpecialToken::of(token) {
-                roles.insert(role.to_owned(), token.content.clone().into());
-                special.push(token);
-            }
+    fn of(
+        mut fields: Map<String, Value>,
+        ids: &Map<String, Value>,
+        model: &Map<String, Value>,
+    ) -> Result<TokenizerConfig, TokenizerFault> {
+        let is_set = |key: &str| fields.get(key).is_some_and(|value| *value == Value::Bool(true));
+        if is_set("fix_mistral_regex") {
+            return Err(TokenizerFault::MistralRegex);
         }
-        special.extend(
-            extra.as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(SpecialToken::of),
-        );
+        let splits_special = is_set("split_special_tokens");
+        let class = Class::find(&fields, model)?;
+        for (role, token) in class.map(Class::roles).unwrap_or_default() {
+            fields.entry(*role).or_insert_with(|| Value::from(*token));
+        }
+        let (roles, named, extra) = special_tokens(&mut fields);
+        let is_special =
+            |text: &str| named.iter().chain(&extra).any(|token: &AddedToken| token.content == text);
+        let of_file = ids.iter().filter_map(|(text, id)| {
+            let token = AddedToken {
+                normalized: !is_special(text),
+                special: is_special(text),
+                ..AddedToken::special(text)
+            };
+            Some((id.as_u64()?, token))
+        });
+        let decoder = fields.get(DECODER).and_then(Value::as_object);
+        let of_config = decoder
+            .into_iter()
+            .flatten()
+            .filter_map(|(id, token)| Some((id.parse::<u64>().ok()?, AddedToken::of(token)?)));
+        let added = of_file.chain(of_config).collect();
+        let rules = Rules { class, added, is_complete: decoder.is_some(), named, extra, splits_special };
         let truncation_side = fields.get("truncation_side").and_then(Value::as_str).map(str::to_owned);
         let chat_template = fields.remove("chat_template").unwrap_or_default();
-        TokenizerConfig { roles, special, chat_template, truncation_side, eos_id: None, stop_ids: Vec::new() }
+        let stop_ids = Vec::new();
+        Ok(TokenizerConfig { roles, rules, chat_template, truncation_side, eos_id: None, stop_ids })
     }
 }
 
-impl SpecialToken {
-    /// Reads a token from its text, or from an object with its text.
-    fn of(value: &Value) -> Option<SpecialToken> {
-        let content = value.as_str().or_else(|| value["content"].as_str()).filter(|text| !text.is_empty())?;
-        let flag = |name: &str| value[name].as_bool().unwrap_or(false);
-        let strips = [flag("lstrip"), flag("rstrip")];
-        Some(SpecialToken { content: content.to_owned(), strips, single_word: flag("single_word") })
+/// Returns the tokens by role, the same in order, and further special tokens.
+fn special_tokens(fields: &mut Map<String, Value>) -> (Map<String, Value>, Vec<AddedToken>, Vec<AddedToken>) {
+    let mut roles: Map<String, Value> = Map::new();
+    let mut named = Vec::new();
+    let old = fields.remove(OLD_EXTRA);
+    let extra = fields.remove(EXTRA).or(old);
+    // Roles specific to a model, such as `image_token`, are in a separate object or among the other roles.
+    let extra_roles = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
+    let others =
+        fields.iter().filter(|(name, _)| name.ends_with("_token") && !ROLES.contains(&name.as_str()));
+    let known = ROLES.iter().filter_map(|&role| Some((role, fields.get(role)?)));
+    for (role, token) in known.chain(others.chain(extra_roles).map(|(role, token)| (role.as_str(), token))) {
+        if let Some(token) = AddedToken::of(token) {
+            roles.insert(role.to_owned(), token.content.clone().into());
+            named.push(AddedToken { special: true, ..token });
+        }
+    }
+    let listed = extra.as_ref().and_then(Value::as_array).into_iter().flatten();
+    (roles, named, listed.filter_map(AddedToken::of).collect())
+}
+
+/// Adds the fields of a `special_tokens_map.json`, whose tokens are all special. Lists of further tokens are joined.
+fn merge(fields: &mut Map<String, Value>, map: Map<String, Value>) {
+    let special = |mut value: Value| {
+        if let Value::Object(token) = &mut value {
+            token.insert("special".to_owned(), true.into());
+        }
+        value
+    };
+    for (key, value) in map {
+        match (&*key, value) {
+            (OLD_EXTRA, value) => {
+                fields.entry(OLD_EXTRA).or_insert(value);
+            }
+            (EXTRA, Value::Array(tokens)) => {
+                let old = fields.remove(OLD_EXTRA);
+                let listed = fields.remove(EXTRA).or(old).unwrap_or_default();
+                let mut all = listed.as_array().cloned().unwrap_or_default();
+                all.extend(tokens.into_iter().map(special));
+                fields.insert(key, all.into());
+            }
+            (EXTRA, value) => drop(fields.insert(key, value)),
+            (_, value) => drop(fields.insert(key, special(value))),
+        }
     }
 }
 

@@ -1,10 +1,16 @@
 //! A `tokenizer.json`, read by Hugging Face's library.
 
-use tokenizers::{AddedToken, TruncationDirection};
+use std::collections::{BTreeMap, HashSet};
 
-use super::fault::Source;
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::{ModelWrapper, TruncationDirection};
+
+use super::added::AddedToken;
+use super::class::Class;
+use super::fault::{Source, TokenizerFault};
 use super::hostile;
-use super::special::SpecialToken;
+use super::special::{Rules, TokenizerConfig, UNKNOWN};
 use super::{Encoded, Ends};
 
 /// A text that every tokenizer can encode, used to find the tokens added around a text.
@@ -18,21 +24,30 @@ pub(super) struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Parses a `tokenizer.json`. Truncation and padding that the file may request are disabled, because packing takes
-    /// care of them. Tokens of `special` that the file does not list as special are added.
+    /// Parses a `tokenizer.json`, and applies the configuration next to it. Truncation and padding that the file may request
+    /// are disabled, because packing takes care of them.
     ///
     /// # Errors
     /// If the text is not a tokenizer, or would need far more memory than its size.
-    pub(super) fn parse(text: &str, special: &[SpecialToken]) -> Result<Vocabulary, Source> {
+    pub(super) fn parse(text: &str, config: &TokenizerConfig) -> Result<Vocabulary, Source> {
         hostile::guarded(|| {
             hostile::check(text)?;
-            let mut library: tokenizers::Tokenizer = text.parse()?;
+            let unknown = config.roles.get(UNKNOWN).and_then(Value::as_str);
+            let rules = &config.rules;
+            let mut library: tokenizers::Tokenizer = match rules.class {
+                Some(class) => class.rebuild(text, unknown)?.parse()?,
+                None => text.parse()?,
+            };
+            if let ModelWrapper::BPE(model) = library.get_model()
+                && let Some(dropout) = model.dropout.filter(|&dropout| dropout > 0.0)
+            {
+                return Err(TokenizerFault::Dropout { dropout }.into());
+            }
             let truncation = library.get_truncation().map(|truncation| truncation.direction);
             library.with_truncation(None)?.with_padding(None);
-            let known = library.get_added_tokens_decoder();
-            let is_known = |token: &SpecialToken| known.values().any(|known| known.content == token.content);
-            let new: Vec<AddedToken> = special.iter().filter(|token| !is_known(token)).map(added).collect();
-            library.add_special_tokens(&new);
+            library.set_encode_special_tokens(rules.splits_special);
+            let added: Vec<tokenizers::AddedToken> = added(rules, text)?.iter().map(of_library).collect();
+            library.add_tokens(&added);
             let truncates_left = matches!(truncation, Some(TruncationDirection::Left));
             Ok(Vocabulary { library: Box::new(library), truncates_left })
         })
@@ -100,11 +115,49 @@ impl Vocabulary {
     }
 }
 
-fn added(token: &SpecialToken) -> AddedToken {
+/// The part of a `tokenizer.json` that lists added tokens.
+#[derive(Deserialize)]
+struct Parts {
+    #[serde(default)]
+    added_tokens: Vec<Value>,
+}
+
+/// Returns the tokens to add to those of the vocabulary, in the order in which transformers adds them, which determines the
+/// ids of new ones.
+fn added(rules: &Rules, text: &str) -> Result<Vec<AddedToken>, Source> {
+    let Parts { added_tokens } = serde_json::from_str(text)?;
+    let of_file: BTreeMap<u64, AddedToken> = added_tokens
+        .iter()
+        .filter_map(|token| Some((token["id"].as_u64()?, AddedToken::of(token)?)))
+        .collect();
+    let mut known: HashSet<String> = HashSet::new();
+    if rules.class.is_none() {
+        known.extend(of_file.values().map(|token| token.content.clone()));
+    }
+    let mut by_id = rules.added.clone();
+    if !rules.is_complete {
+        by_id.extend(of_file);
+    }
+    let mut added: Vec<AddedToken> = by_id.into_values().collect();
+    for token in &mut added {
+        token.special |= rules.named.iter().any(|named| named.content == token.content);
+        known.insert(token.content.clone());
+    }
+    added.extend(
+        rules.named.iter().chain(&rules.extra).filter(|token| known.insert(token.content.clone())).cloned(),
+    );
+    if matches!(rules.class, Some(Class::Qwen2 { .. })) {
+        // It adds its special tokens again, with the default rules.
+        added.extend(rules.named.iter().chain(&rules.extra).map(|token| AddedToken::special(&token.content)));
+    }
+    Ok(added)
+}
+
+fn of_library(token: &AddedToken) -> tokenizers::AddedToken {
     let [strips_left, strips_right] = token.strips;
-    AddedToken::from(token.content.clone(), true)
+    tokenizers::AddedToken::from(token.content.clone(), token.special)
         .lstrip(strips_left)
         .rstrip(strips_right)
         .single_word(token.single_word)
-        .normalized(false)
+        .normalized(token.normalized)
 }

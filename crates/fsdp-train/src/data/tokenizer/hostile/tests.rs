@@ -64,6 +64,17 @@ fn text_inflating_normalizers_are_rejected() {
 }
 
 #[test]
+fn wordpiece_that_looks_up_endless_words_is_rejected() {
+    let words = |chars: u64| {
+        let vocab = json!({"<unk>": 0, "a": 1, "##a": 2});
+        json!({"model": {"type": "WordPiece", "vocab": vocab, "unk_token": "<unk>",
+            "continuing_subword_prefix": "##", "max_input_chars_per_word": chars}})
+    };
+    assert_eq!(encoded(words(100)).unwrap(), [1, 0, 1]);
+    refused(words(1_000_000_000), "up to 1000000000 characters");
+}
+
+#[test]
 fn panic_in_tokenizers_library_becomes_error() {
     let empty = charsmap("AAAAAGFiY2Q=");
     refused(empty, "it is inconsistent: index out of bounds");

@@ -4,7 +4,7 @@ use super::*;
 
 fn of(fields: Value) -> TokenizerConfig {
     let Value::Object(fields) = fields else { panic!("an object") };
-    TokenizerConfig::of(fields)
+    TokenizerConfig::of(fields, &Map::new(), &Map::new()).unwrap()
 }
 
 #[test]
@@ -21,20 +21,15 @@ fn special_tokens_are_read_from_strings_and_objects() {
     }));
     let roles = json!({"bos_token": "<s>", "eos_token": "</s>", "image_token": "<image>"});
     assert_eq!(Value::Object(config.roles), roles);
-    let token = |content: &str, strips, single_word| SpecialToken {
-        content: content.to_owned(),
-        strips,
-        single_word,
-    };
-    let plain = |content| token(content, [false; 2], false);
-    let expected = [
+    let plain = AddedToken::special;
+    let named = [
         plain("<s>"),
-        token("</s>", [false, true], false),
+        AddedToken { strips: [false, true], normalized: true, ..plain("</s>") },
         plain("<image>"),
-        plain("<a>"),
-        token("<b>", [false; 2], true),
     ];
-    assert_eq!(config.special, expected);
+    assert_eq!(config.rules.named, named);
+    let single = AddedToken { single_word: true, normalized: true, special: false, ..plain("<b>") };
+    assert_eq!(config.rules.extra, [plain("<a>"), single]);
 }
 
 #[test]
@@ -50,10 +45,10 @@ fn config_files_are_optional_but_must_be_valid() {
     let tokenizer = dir.path().join("tokenizer.json");
     assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap(), TokenizerConfig::default());
     std::fs::write(dir.path().join(MAP), r#"{"bos_token": "<s>"}"#).unwrap();
-    assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap().special.len(), 1);
+    assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap().rules.named.len(), 1);
     // Newer tokenizers have everything in one file.
     std::fs::write(dir.path().join(CONFIG), r#"{"added_tokens_decoder": {}}"#).unwrap();
-    assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap().special, []);
+    assert_eq!(TokenizerConfig::read_next_to(&tokenizer).unwrap().rules.named, []);
     std::fs::write(dir.path().join(CONFIG), "[]").unwrap();
     let fault = TokenizerConfig::read_next_to(&tokenizer).unwrap_err().to_string();
     assert!(fault.contains("tokenizer_config.json next to it: invalid type"), "{fault}");
