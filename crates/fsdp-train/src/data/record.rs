@@ -1,5 +1,7 @@
 //! Records: the output of a source, whatever its format, before tokenizing.
 
+mod not_json;
+
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
@@ -154,11 +156,38 @@ impl Fields {
         is_of_document || COMPANIONS.contains(&name)
     }
 
-    /// Parses a JSON object, and drops the fields that are not selected.
+    /// Parses a JSON object, and drops the fields that are not selected. Others may contain NaN and infinities.
     ///
     /// # Errors
     /// A description of what is wrong with the text.
     pub(super) fn parse(&self, json: &[u8]) -> Result<Record, String> {
+        let object = self.parse_json(json).or_else(|fault| match not_json::replaced(json, b'0') {
+            Some(zeros) => self.parse_replaced(json, &zeros),
+            None => Err(fault),
+        });
+        object.map(Record::Object)
+    }
+
+    /// Parses a JSON object whose numbers that JSON does not have were replaced with zeros.
+    fn parse_replaced(&self, json: &[u8], zeros: &[u8]) -> Result<Map<String, Value>, String> {
+        let object = self.parse_json(zeros)?;
+        let other = not_json::replaced(json, b'1').map(|ones| self.parse_json(&ones)).transpose()?;
+        let used = self.choose(&names(&object))?.names();
+        let is_conversation = used.iter().any(|name| object[*name].is_array());
+        let companions = COMPANIONS.into_iter().filter(|_| is_conversation);
+        // A field that depends on what replaced a number contains one.
+        let differs = |name: &&str| other.as_ref().is_some_and(|other| object.get(*name) != other.get(*name));
+        let odd = used.into_iter().chain(companions).find(differs).map(str::to_owned);
+        match odd {
+            None => Ok(object),
+            Some(name) => Err(format!(
+                "\"{name}\" contains NaN or Infinity, which JSON does not have; write null or a number, or leave such lines \
+                 out (data.malformed = \"skip\")"
+            )),
+        }
+    }
+
+    fn parse_json(&self, json: &[u8]) -> Result<Map<String, Value>, String> {
         let mut parser = serde_json::Deserializer::from_slice(json);
         let parsed =
             SelectedFields(self).deserialize(&mut parser).and_then(|object| parser.end().map(|()| object));
@@ -169,7 +198,7 @@ impl Fields {
                 serde_json::from_slice(json).map_err(|fault| self.explain(&fault))?;
             self.choose(&names(&all))?;
         }
-        Ok(Record::Object(object))
+        Ok(object)
     }
 
     fn explain(&self, fault: &serde_json::Error) -> String {
