@@ -1,15 +1,18 @@
 //! A cache of tokenized text for later starts, with one file per text and tokenizer.
 //!
 //! The name of a cache file is the digest of everything that determines its tokens ([`Text::key`]). A file is written
-//! under a temporary name and renamed once it is complete. There are no locks: not all cluster file systems have them,
+//! under a temporary name and renamed once it is complete. Entries have no locks: not all cluster file systems have them,
 //! and a suspended process would hold one forever. Of the processes of a run, one creates the file before the others
 //! look for it (the launcher takes care of that). Runs that start at the same time each create the same file, and all
 //! use the one that was renamed first.
 //!
+//! A temporary file is locked while its process writes it, where the file system has locks. A file that nobody has locked is
+//! left by a process that was killed, and the next start removes it.
+//!
 //! An intact file is never replaced: on NFS, a file replaced by another machine disappears under the processes that
 //! have it mapped. Files are not synced: the checksum detects damage by a power failure.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -37,6 +40,9 @@ const IN_MEMORY_BYTES_MAX: usize = 1 << 25;
 
 /// Mode of cache files: they are mapped by their readers, so they must not be written to.
 const READ_ONLY: u32 = 0o444;
+
+/// Start and end of the names of temporary files.
+const TEMPORARY: [&str; 2] = ["new-", ".tmp"];
 
 impl DataConfig {
     /// Returns the folder for cached tokens of a run with this output folder.
@@ -90,6 +96,9 @@ pub(super) fn tokens(
     if is_url(&folder) {
         let image = uncached(text, &text.uncached_key(), out_dir)?;
         return Ok(Cached { image, pending: None, warnings: Vec::new() });
+    }
+    if loading.keeps {
+        remove_abandoned(&folder);
     }
     let key = text.key()?;
     let file = folder.join(name(key.digest));
@@ -197,11 +206,38 @@ fn name(key: Digest) -> String {
     format!("{high:016x}{low:016x}.tokens")
 }
 
-/// Creates a file with a unique temporary name in a folder, which is created if necessary.
+/// Creates a file with a unique temporary name in a folder, which is created if necessary. It is locked until it is closed.
 fn create_temporary(folder: &Path) -> io::Result<NamedTempFile> {
     fs::create_dir_all(folder)?;
-    let permissions = Permissions::from_mode(READ_ONLY);
-    tempfile::Builder::new().prefix("new-").suffix(".tmp").permissions(permissions).tempfile_in(folder)
+    let [prefix, suffix] = TEMPORARY;
+    loop {
+        let permissions = Permissions::from_mode(READ_ONLY);
+        let file = tempfile::Builder::new()
+            .prefix(prefix)
+            .suffix(suffix)
+            .permissions(permissions)
+            .tempfile_in(folder)?;
+        let locked = file.as_file().try_lock();
+        // Before it was locked, another start may have taken it for abandoned.
+        if !matches!(locked, Err(TryLockError::WouldBlock)) && file.path().exists() {
+            return Ok(file);
+        }
+    }
+}
+
+/// Removes temporary files of processes that were killed. Where the file system has no locks, they stay.
+fn remove_abandoned(folder: &Path) {
+    let [prefix, suffix] = TEMPORARY;
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_temporary =
+            name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(suffix));
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if is_temporary && is_file && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // Another start may remove it at the same time.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Gives a file its final name. If another process created that file first, returns its image instead.

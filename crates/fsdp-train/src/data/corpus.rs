@@ -74,7 +74,13 @@ impl Corpus {
         let pair = [&config.prompt, &config.completion].map(Option::as_deref);
         let fields = Fields::new(config.column.as_deref()).with_pair(pair);
         let encoder = Encoder { tokenizer, fields, chats };
-        let text = Text { files: &found, encoder, malformed: config.malformed, watch: loading.watch };
+        let text = Text {
+            files: &found,
+            encoder,
+            malformed: config.malformed,
+            expansion_max: config.expansion_max,
+            watch: loading.watch,
+        };
         // The byte tokenizer needs no cache: the files already contain its tokens.
         let cached = match tokenizer.digest() {
             Some(_) => cache::tokens(&text, config, loading)?,

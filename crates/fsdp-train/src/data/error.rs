@@ -50,6 +50,27 @@ pub enum DataError {
         /// Where and what the fault is, and how to fix it.
         reason: String,
     },
+    /// A file expands to far more than its size.
+    #[error(
+        "{}: {position}: it has expanded to {made_bytes} bytes so far, but the maximum for a file of {file_bytes} bytes is \
+         {limit_bytes}; if its content is meant to be that repetitive, raise data.expansion_max (now {times} times the size \
+         of the file)",
+        file.display()
+    )]
+    Expansion {
+        /// The file.
+        file: PathBuf,
+        /// Where in the file the maximum is exceeded.
+        position: String,
+        /// Size of the file.
+        file_bytes: u64,
+        /// Size of what was read of it so far.
+        made_bytes: u64,
+        /// The maximum.
+        limit_bytes: u64,
+        /// The value of `data.expansion_max`.
+        times: u64,
+    },
     /// A file changed after it was first read.
     #[error("{} changed while it was being read; start again when nothing writes to it", file.display())]
     Changed {

@@ -11,6 +11,7 @@ mod dataset;
 mod encoder;
 mod error;
 mod eval;
+mod expansion;
 mod fetched;
 mod files;
 mod image;

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::encoder::{EncodeFault, EncodedDocument, Encoder};
 use super::error::DataError;
+use super::expansion::Expansion;
 use super::files::DataFile;
 use super::progress::{Meter, Tokenizing};
 use super::record::RecordPosition;
@@ -54,6 +55,8 @@ pub(super) fn run<E: From<DataError>>(
         text.files.iter().filter_map(|file| file.path.metadata().ok()).map(|metadata| metadata.len()).sum();
     tracing::info!(files = text.files.len(), "tokenizing text");
     let mut progress = Tokenizing { read_bytes: 0, all_bytes, documents: 0, tokens: 0, is_done: false };
+    // The first round may take long, for example if it has a word of megabytes.
+    text.watch.report(progress);
     let mut reader = Reader::new(text);
     let mut round = reader.round(ROUND_BYTES)?;
     while !round.is_empty() {
@@ -108,12 +111,24 @@ struct Reader<'a> {
     next: usize,
     /// The remaining batches of the open file.
     open: Option<Batches>,
+    /// What the open file has expanded to.
+    expansion: Expansion,
+    /// The value of `data.expansion_max`.
+    expansion_max: u64,
     meter: Meter,
 }
 
 impl<'a> Reader<'a> {
     fn new(text: &'a Text<'_>) -> Reader<'a> {
-        Reader { files: text.files, encoder: &text.encoder, next: 0, open: None, meter: Meter::default() }
+        Reader {
+            files: text.files,
+            encoder: &text.encoder,
+            next: 0,
+            open: None,
+            expansion: Expansion::default(),
+            expansion_max: text.expansion_max,
+            meter: Meter::default(),
+        }
     }
 
     /// Returns the batches of the next round: about `round_bytes` bytes or what is left of the files, and nothing at
@@ -122,7 +137,7 @@ impl<'a> Reader<'a> {
         let (mut round, mut bytes) = (Vec::new(), 0);
         while bytes < round_bytes && round.len() < ROUND_BATCHES {
             let Some(batch) = self.batch()? else { break };
-            bytes += batch.len_bytes();
+            bytes += batch.cost_bytes();
             round.push(batch);
         }
         Ok(round)
@@ -131,10 +146,13 @@ impl<'a> Reader<'a> {
     fn batch(&mut self) -> Result<Option<Batch>, DataError> {
         loop {
             if let Some(batch) = self.open.as_mut().and_then(Iterator::next) {
-                return batch.map(Some);
+                let batch = batch?;
+                self.expansion.add(&batch, &self.files[batch.file], self.expansion_max)?;
+                return Ok(Some(batch));
             }
             let Some(file) = self.files.get(self.next) else { return Ok(None) };
             self.open = Some(source::open(self.next, file, &self.encoder.fields, &self.meter)?);
+            self.expansion = Expansion::of(file);
             self.next += 1;
         }
     }

@@ -172,7 +172,13 @@ fn beginning(found: &[DataFile], config: &DataConfig, tokenizer: &Tokenizer) -> 
     let pair = [&config.prompt, &config.completion].map(Option::as_deref);
     let fields = Fields::new(config.column.as_deref()).with_pair(pair);
     let encoder = Encoder { tokenizer, fields, chats: Chats::find(config, tokenizer)? };
-    let text = Text { files: found, encoder, malformed: config.malformed, watch: &Watch::NONE };
+    let text = Text {
+        files: found,
+        encoder,
+        malformed: config.malformed,
+        expansion_max: config.expansion_max,
+        watch: &Watch::NONE,
+    };
     pipeline::beginning(&text, SURVEY_BYTES)
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Text<'a> {
     pub(super) encoder: Encoder<'a>,
     /// What to do with records without a document.
     pub(super) malformed: Malformed,
+    /// Maximum size of the content of a file, in times its size.
+    pub(super) expansion_max: u64,
     /// Receives the progress.
     pub(super) watch: &'a Watch<'a>,
 }

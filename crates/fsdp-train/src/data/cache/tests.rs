@@ -34,6 +34,7 @@ impl Fixture {
             format: Format::Text,
             column: None,
             malformed: Malformed::Error,
+            expansion_max: 1000,
             tokenizer: name("tokenizer.json"),
             cache: Some(name("kept/here")),
             prompt: None,
@@ -115,6 +116,7 @@ fn cached_tokens_are_reused() {
         files: &[file],
         encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
+        expansion_max: 1000,
         watch: &Watch::NONE,
     };
     let mut other = ImageWriter::new(Vec::new());
@@ -316,4 +318,24 @@ fn cache_folder_is_excluded_from_data() {
         message.contains("lies in data.cache") && message.contains("choose another data.cache"),
         "{message}"
     );
+}
+
+#[test]
+fn temporary_files_of_killed_starts_are_removed() {
+    let place = Fixture::new();
+    let folder = place.path("kept/here");
+    let written = create_temporary(&folder).unwrap();
+    let [abandoned, other] = ["new-AbCdEf.tmp", "new-notes.txt"].map(|name| folder.join(name));
+    for path in [&abandoned, &other] {
+        fs::write(path, "begun").unwrap();
+        fs::set_permissions(path, Permissions::from_mode(READ_ONLY)).unwrap();
+    }
+    let first = place.load();
+    assert!(!abandoned.exists() && other.exists() && written.path().exists());
+    // Also by a start that finds its tokens.
+    fs::write(&abandoned, "begun").unwrap();
+    assert_eq!(place.load().digest(), first.digest());
+    assert!(!abandoned.exists() && written.path().exists());
+    drop(written);
+    assert_eq!(place.kept().len(), 2);
 }

@@ -68,6 +68,7 @@ fn config(packing: Packing, seq_len: usize) -> DataConfig {
         format: Format::Text,
         column: None,
         malformed: Malformed::Error,
+        expansion_max: 1000,
         tokenizer: "bytes".to_owned(),
         cache: None,
         prompt: None,

@@ -57,6 +57,7 @@ fn documents_keep_order_and_progress_reaches_total() {
         files: &files,
         encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
+        expansion_max: 1000,
         watch: &Watch::new(&watch),
     };
     let expected: Vec<(usize, Vec<u32>)> = (0..2)
@@ -91,6 +92,7 @@ fn first_error_is_reported_for_any_thread_count() {
         files: &files,
         encoder: Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() },
         malformed: Malformed::Error,
+        expansion_max: 1000,
         watch: &Watch::NONE,
     };
     for threads in [1, 2, 5] {

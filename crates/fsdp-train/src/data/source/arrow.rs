@@ -18,12 +18,12 @@ use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::{ArrowError, DataType};
 use serde_json::{Map, Value};
 
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, invalid_id};
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, check_row, invalid_id};
 use crate::data::error::DataError;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
-use crate::data::record::{COMPANIONS, Fields, Record};
+use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
@@ -146,6 +146,7 @@ impl Rows {
             let (first, mut records, mut bytes) = (self.row, Vec::new(), 0);
             while bytes < BATCH_BYTES && records.len() < BATCH_ROWS && self.at < batch.num_rows() {
                 let record = record(&columns, self.at);
+                check_row(&record, RecordPosition::Row { group: None, row: self.row }, &self.file)?;
                 bytes += record.as_ref().map_or(0, Record::len_bytes);
                 records.push(record);
                 (self.at, self.row) = (self.at + 1, self.row + 1);

@@ -21,6 +21,9 @@ const RECORD_BYTES_MAX: u64 = 1 << 30;
 /// Size of lines or rows, in bytes, from which a batch is full.
 const BATCH_BYTES: usize = 1 << 17;
 
+/// Memory of a row besides its text, in bytes: its record, and its document.
+const ROW_BYTES: usize = 128;
+
 /// Number of rows from which a batch is full, however short they are.
 const BATCH_ROWS: usize = 1 << 12;
 
@@ -61,6 +64,21 @@ impl Batch {
         match &self.content {
             Content::WholeFile(bytes) | Content::Lines { bytes, .. } => bytes.len(),
             Content::Rows { bytes, .. } => *bytes,
+        }
+    }
+
+    /// Approximate size in memory, in bytes, which rows have even if they are empty or malformed.
+    pub(super) fn cost_bytes(&self) -> usize {
+        let rows = if let Content::Rows { records, .. } = &self.content { records.len() } else { 0 };
+        self.len_bytes() + rows * ROW_BYTES
+    }
+
+    /// Position of the first record.
+    pub(super) fn position(&self) -> RecordPosition {
+        match self.content {
+            Content::WholeFile(_) => RecordPosition::WholeFile,
+            Content::Lines { first, .. } => RecordPosition::Line(first),
+            Content::Rows { group, first, .. } => RecordPosition::Row { group, row: first },
         }
     }
 
@@ -123,6 +141,25 @@ pub(super) fn open(
         Kind::Arrow => arrow::open(index, file, fields, meter),
         Kind::Tokens(_) => unreachable!("files of tokens are mapped"),
     }
+}
+
+/// Checks the size of the record of a row.
+///
+/// # Errors
+/// If it is larger than a record may be.
+fn check_row(
+    record: &Result<Record, String>,
+    position: RecordPosition,
+    file: &DataFile,
+) -> Result<(), DataError> {
+    let bytes = record.as_ref().map_or(0, Record::len_bytes);
+    if bytes as u64 <= RECORD_BYTES_MAX {
+        return Ok(());
+    }
+    let reason = format!(
+        "{position}: it has {bytes} bytes; the maximum for a row is {RECORD_BYTES_MAX}: split the document"
+    );
+    Err(DataError::Malformed { file: file.path.clone(), reason })
 }
 
 /// Returns the error for a column of token ids.

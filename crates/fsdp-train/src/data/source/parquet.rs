@@ -11,12 +11,12 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 use serde_json::{Map, Value};
 
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, invalid_id};
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, check_row, invalid_id};
 use crate::data::error::DataError;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::Meter;
-use crate::data::record::{COMPANIONS, Fields, Record};
+use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
@@ -77,6 +77,8 @@ impl Rows {
             while bytes < BATCH_BYTES && records.len() < BATCH_ROWS {
                 let Some(row) = self.next_row()? else { break };
                 let record = record(row);
+                let position = RecordPosition::Row { group: Some(self.group), row: self.row };
+                check_row(&record, position, &self.file)?;
                 bytes += record.as_ref().map_or(0, Record::len_bytes);
                 records.push(record);
                 self.row += 1;

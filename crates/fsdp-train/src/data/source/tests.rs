@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use ::parquet::basic::{BrotliLevel, Compression as Codec, GzipLevel, ZstdLevel};
 use ::parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 use flate2::write::GzEncoder;
@@ -27,6 +28,7 @@ fn config() -> DataConfig {
         format: Format::Auto,
         column: None,
         malformed: Malformed::Error,
+        expansion_max: 1000,
         tokenizer: "bytes".to_owned(),
         cache: None,
         prompt: None,
@@ -317,6 +319,32 @@ fn pyarrow_and_datasets_files_yield_written_documents() {
     ] {
         let data = load(&[fixture(name)], &config()).unwrap();
         assert_eq!((data.digest(), seen(&data)), (expected.digest(), seen(&expected)), "{name}");
+    }
+}
+
+#[test]
+fn every_flipped_bit_in_page_with_checksum_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    for name in ["checksums.parquet", "checksums-dictionary.parquet"] {
+        let whole = fs::read(fixture(name)).unwrap();
+        fs::write(&path, &whole).unwrap();
+        load(std::slice::from_ref(&path), &config()).unwrap();
+        let reader = SerializedFileReader::new(File::open(&path).unwrap()).unwrap();
+        let mut pages = reader.get_row_group(0).unwrap().get_column_page_reader(1).unwrap();
+        let mut count = 0;
+        while let Some(page) = pages.get_next_page().unwrap() {
+            let bytes = page.buffer();
+            let start = whole.windows(bytes.len()).position(|window| window == &bytes[..]).unwrap();
+            for (at, bit) in (start..start + bytes.len()).flat_map(|at| [0, 3, 7].map(|bit| (at, bit))) {
+                let mut changed = whole.clone();
+                changed[at] ^= 1 << bit;
+                fs::write(&path, changed).unwrap();
+                assert_refused(&path, &config(), &["a.parquet: row group 0, row 0, column \"text\"", "CRC"]);
+            }
+            count += 1;
+        }
+        assert!(count > 0, "{name}");
     }
 }
 

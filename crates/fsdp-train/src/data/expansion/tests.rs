@@ -1,0 +1,94 @@
+use std::fs::{self, File};
+use std::path::Path;
+
+use ::parquet::basic::{Compression as Codec, ZstdLevel};
+use ::parquet::data_type::{ByteArray, ByteArrayType};
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
+
+use super::*;
+use crate::data::files::{Compression, Kind};
+use crate::data::progress::Meter;
+use crate::data::record::Fields;
+use crate::data::source;
+
+/// Reads a file; returns what it expands to.
+fn expanded(path: &Path, kind: Kind, compression: Option<Compression>, times: u64) -> Result<u64, DataError> {
+    let file = DataFile { path: path.to_owned(), named: true, kind, compression };
+    let mut expansion = Expansion::of(&file);
+    for batch in source::open(0, &file, &Fields::new(None), &Meter::default())? {
+        expansion.add(&batch?, &file, times)?;
+    }
+    Ok(expansion.made_bytes)
+}
+
+/// Writes rows that all have the same text, or are null, as one entry of a dictionary.
+fn repeated(path: &Path, text: Option<&str>, rows: usize) {
+    let schema = parse_message_type("message m { optional binary text (UTF8); }").unwrap();
+    let properties = WriterProperties::builder()
+        .set_compression(Codec::ZSTD(ZstdLevel::default()))
+        .set_dictionary_page_size_limit(1 << 24)
+        .build();
+    let file = File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema.into(), properties.into()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let values: Vec<ByteArray> = text.map(|text| vec![ByteArray::from(text); rows]).unwrap_or_default();
+    let levels = vec![i16::from(text.is_some()); rows];
+    column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+#[track_caller]
+fn refused(outcome: Result<u64, DataError>, position: &str) {
+    let Err(DataError::Expansion { file, position: at, file_bytes, made_bytes, limit_bytes, times }) =
+        outcome
+    else {
+        panic!("{outcome:?}");
+    };
+    assert!(at.starts_with(position) && limit_bytes == FREE_BYTES && times == 1000, "{at}");
+    // It is found before much more is read.
+    assert!(file_bytes < FREE_BYTES / 1000 && made_bytes < FREE_BYTES + (1 << 23), "{made_bytes}");
+    let error = DataError::Expansion { file, position: at, file_bytes, made_bytes, limit_bytes, times };
+    assert!(error.to_string().contains("raise data.expansion_max"), "{error}");
+}
+
+#[test]
+fn small_parquet_file_without_end_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    repeated(&path, Some(&"word ".repeat(1 << 16)), 2000);
+    refused(expanded(&path, Kind::Parquet, None, 1000), "row group 0, row 8");
+    assert!(expanded(&path, Kind::Parquet, None, 1_000_000).unwrap() > 2 * FREE_BYTES);
+}
+
+#[test]
+fn rows_without_text_count_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    let rows = FREE_BYTES as usize / 128 + (1 << 14);
+    repeated(&path, None, rows);
+    refused(expanded(&path, Kind::Parquet, None, 1000), "row group 0, row 2");
+}
+
+#[test]
+fn small_compressed_lines_without_end_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.jsonl.zst");
+    let mut encoder = zstd::Encoder::new(File::create(&path).unwrap(), 1).unwrap();
+    let line = format!("{{\"text\": \"{}\"}}\n", "x".repeat(1 << 20));
+    (0..300).for_each(|_| std::io::Write::write_all(&mut encoder, line.as_bytes()).unwrap());
+    encoder.finish().unwrap();
+    refused(expanded(&path, Kind::Jsonl, Some(Compression::Zstd), 1000), "line 2");
+}
+
+#[test]
+fn file_as_large_as_its_text_is_never_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.jsonl");
+    fs::write(&path, "{\"text\": \"a\"}\n".repeat(10_000)).unwrap();
+    assert_eq!(expanded(&path, Kind::Jsonl, None, 0).unwrap(), 14 * 10_000);
+}
