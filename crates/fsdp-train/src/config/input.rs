@@ -42,7 +42,7 @@ table! {
         /// What to do with lines and rows without a document.
         malformed: Malformed = named(Malformed::Error),
         /// Maximum size of the content of a file, in times its size on disk; up to 256 MiB are always read.
-        expansion_max: u64 = or(COUNT, 1000),
+        expansion_max: u64 = or(COUNT, 100),
         /// `"bytes"`, or the path of a Hugging Face `tokenizer.json`.
         tokenizer: String = or(TEXT, "bytes".to_owned()),
         /// Folder that caches tokens made by a `tokenizer.json`; none means `cache` in the output

@@ -21,6 +21,7 @@ eval_batches = 4
 format = "text"
 column = "none"
 malformed = "error"
+expansion_max = 100
 tokenizer = "bytes"
 cache = "kept"
 prompt = "none"

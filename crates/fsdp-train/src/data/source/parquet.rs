@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use parquet::errors::ParquetError;
+use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row};
@@ -22,6 +23,10 @@ use crate::input_file;
 
 /// Number of values decoded ahead, which is small because rows may be long.
 const VALUES_AHEAD: usize = 64;
+
+/// Maximum number of values in the lists of a row, on average over a row group. Each takes some 40 bytes of memory while its row
+/// is read, but equal values take no space in the file.
+const ROW_VALUES_MAX: i64 = 1 << 24;
 
 /// Returns batches of the rows of a file.
 ///
@@ -101,6 +106,7 @@ impl Rows {
         let row = guarded(|| {
             if rows.is_none() {
                 let group = reader.get_row_group(group)?;
+                check_lists(group.metadata(), schema)?;
                 let builder = TreeBuilder::new().with_batch_size(VALUES_AHEAD);
                 *rows = Some(builder.as_iter(Arc::clone(schema), &*group)?);
             }
@@ -114,6 +120,25 @@ impl Rows {
             DataError::Malformed { file: self.file.path.clone(), reason }
         })
     }
+}
+
+/// Checks the length of lists in the columns of a schema.
+///
+/// # Errors
+/// If they are too long.
+fn check_lists(group: &RowGroupMetaData, schema: &SchemaDescriptor) -> Result<(), ParquetError> {
+    let is_read = |column: &&ColumnChunkMetaData| {
+        schema.columns().iter().any(|read| read.path() == column.column_path())
+    };
+    let lists = group.columns().iter().filter(|column| column.column_descr().max_rep_level() > 0);
+    let values = lists.filter(is_read).map(ColumnChunkMetaData::num_values).max().unwrap_or(0);
+    let per_row = values / group.num_rows().max(1);
+    if per_row <= ROW_VALUES_MAX {
+        return Ok(());
+    }
+    Err(ParquetError::General(format!(
+        "its rows have lists of {per_row} values; the maximum is {ROW_VALUES_MAX}"
+    )))
 }
 
 impl Iterator for Rows {

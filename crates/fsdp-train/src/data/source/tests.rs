@@ -349,6 +349,12 @@ fn every_flipped_bit_in_page_with_checksum_is_an_error() {
 }
 
 #[test]
+fn row_with_endless_list_is_refused_before_it_is_read() {
+    let fragments = ["row group 0, row 0", "lists of 20000000 values; the maximum is 16777216"];
+    assert_refused(&fixture("endless.parquet"), &config(), &fragments);
+}
+
+#[test]
 fn byte_order_mark_is_skipped_only_at_file_start() {
     let dir = tempfile::tempdir().unwrap();
     let line = "{\"text\": \"ab\"}\n";
