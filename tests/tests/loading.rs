@@ -19,7 +19,7 @@ use fsdp_nn::model::Architecture;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::train;
 use fsdp_train::verify::{VerifyOptions, verify};
-use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
+use fsdp_train::{InitSource, Job, NoHead, RankTrainer, TrainError};
 
 use crate::runs::state;
 use crate::support::{LLAMA, config, job, run_options, threads};
@@ -244,5 +244,5 @@ fn untied_files_without_head_are_rejected_by_name() {
         name.replace("lm_head.weight", "rotary_emb.inv_freq")
     });
     let error = loaded(&model, &path).unwrap_err();
-    assert!(matches!(&error, TrainError::NoHead { head, .. } if head == "lm_head.weight"), "{error}");
+    assert!(matches!(&error, TrainError::NoHead(NoHead { head, .. }) if head == "lm_head.weight"), "{error}");
 }

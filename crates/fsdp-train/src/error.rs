@@ -14,6 +14,7 @@ use fsdp_core::{DType, FailureKind, Rank};
 use crate::checkpoint::{Difference, SaveFailure};
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::init::NoHead;
 use crate::memory::Shortage;
 use crate::train::{Divergence, Ending};
 
@@ -66,19 +67,9 @@ pub enum TrainError {
         /// The other.
         second: String,
     },
-    /// Files of a model without its output head, which the model does not share with the embedding.
-    #[error(
-        "{}: has no output head (`{head}`), so it would be random: a class without a head, such as LlamaModel, wrote these \
-         files; save the model with its head (AutoModelForCausalLM), or set `tie_word_embeddings` in config.json to true if \
-         the embedding is the head",
-        path.display()
-    )]
-    NoHead {
-        /// The files.
-        path: PathBuf,
-        /// The tensor that is missing.
-        head: String,
-    },
+    /// Files of a model without its output head.
+    #[error(transparent)]
+    NoHead(#[from] NoHead),
     /// The run would not fit into memory.
     #[error("{0}")]
     NotEnoughMemory(Box<Shortage>),

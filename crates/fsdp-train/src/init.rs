@@ -1,6 +1,7 @@
 //! Initial parameters: drawn from a seed, or read from a checkpoint. Either way a rank asks only for its own rows;
 //! files are read by the first replica and broadcast to the others.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use fsdp_ckpt::safetensors::TensorType;
@@ -15,6 +16,21 @@ use crate::error::TrainError;
 
 /// Elements of two tensors to compare at a time.
 const COMPARED_ELEMS: usize = 1 << 16;
+
+/// Files of a model without its output head, which the model does not share with the embedding.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: has no output head (`{head}`), so it would be random: a class without a head, such as LlamaModel, wrote these \
+     files; save the model with its head (AutoModelForCausalLM), or set `tie_word_embeddings` in config.json to true if \
+     the embedding is the head",
+    path.display()
+)]
+pub struct NoHead {
+    /// The files.
+    pub path: PathBuf,
+    /// The tensor that is missing.
+    pub head: String,
+}
 
 /// The source of initial parameters.
 #[derive(Clone, Debug)]
@@ -84,7 +100,7 @@ impl InitSource {
     /// # Errors
     /// [`TrainError::Checkpoint`], with a list of everything that is missing, extra, of another shape or of another
     /// type;
-    /// [`TrainError::NoHead`] if only the head is missing; [`TrainError::TiedDiffer`].
+    /// [`NoHead`] if only the head is missing; [`TrainError::TiedDiffer`].
     pub fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let reader = match self {
             InitSource::Random { .. } => return Ok(()),
@@ -108,7 +124,7 @@ pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> R
     if let [head] = missing[..]
         && hf::base_name(&head.fqn).is_none()
     {
-        return Err(TrainError::NoHead { path: reader.path().to_owned(), head: head.fqn.clone() });
+        return Err(NoHead { path: reader.path().to_owned(), head: head.fqn.clone() }.into());
     }
     let copies = |param| {
         let first = stored_name(reader, param);

@@ -53,7 +53,7 @@ mod wire_result;
 pub use ahead::trace_step;
 pub use error::TrainError;
 pub use fit::{expect_positions, expect_settings};
-pub use init::InitSource;
+pub use init::{InitSource, NoHead};
 pub use job::{Job, draft, listed, plan, predict, rank_tables};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};

@@ -34,7 +34,7 @@ impl TrainError {
             | TrainError::Misfit { .. }
             | TrainError::Adapter { .. }
             | TrainError::TiedDiffer { .. }
-            | TrainError::NoHead { .. }
+            | TrainError::NoHead(_)
             | TrainError::NotEnoughMemory(_)
             | TrainError::TooMuchToCompare { .. }
             | TrainError::OutDirNotEmpty { .. }

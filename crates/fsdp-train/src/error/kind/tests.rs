@@ -11,6 +11,7 @@ use fsdp_core::{MemoryKind, OutOfMemory, Rank};
 
 use super::*;
 use crate::checkpoint::SaveFailure;
+use crate::init::NoHead;
 use crate::train::{Divergence, Ending};
 
 const EIO: i32 = 5;
@@ -48,7 +49,7 @@ fn wrong_input() -> Vec<TrainError> {
         fsdp_core::Error::Mesh { replicas: 2, world: 3 }.into(),
         TrainError::Misfit { key: "fsdp.frozen", reason: text() },
         TrainError::TiedDiffer { path: path(), first: text(), second: text() },
-        TrainError::NoHead { path: path(), head: text() },
+        NoHead { path: path(), head: text() }.into(),
         TrainError::TooMuchToCompare { rank: Rank(1), bytes: 2, bytes_max: 1 },
         TrainError::OutDirNotEmpty { path: path() },
         TrainError::OutDirIsFile { path: path() },
