@@ -13,6 +13,7 @@ pub(super) const FULL: &str = r#"
 path = "examples/llama-tiny"
 init = "random"
 seed = 0
+padding_row = "config"
 [data]
 train = ["README.md", "crates"]
 eval = ["docs"]
