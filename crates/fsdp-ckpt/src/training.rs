@@ -40,6 +40,8 @@ pub struct Wanted {
     pub states: Vec<(String, Vec<usize>)>,
     /// Whether weight decay applies to it: distinguishes the parameter groups of states that are keyed by number.
     pub decays: bool,
+    /// Whether the optimizer may have none of these states, because it has never updated the parameter.
+    pub may_lack_states: bool,
 }
 
 /// The tensors and values found for a model.
@@ -51,13 +53,13 @@ pub struct Found {
     pub weights: Vec<String>,
     /// Pairs of tensors of a tied parameter that the checkpoint contains twice.
     pub tied: Vec<[String; 2]>,
-    /// For each parameter, the tensors of its states, in the wanted order. `None` if the checkpoint has no optimizer
-    /// state at all.
+    /// For each parameter, the tensors of its states, in the wanted order; none if the optimizer has never updated it.
+    /// `None` if the checkpoint has no optimizer state at all.
     pub states: Option<Vec<Vec<String>>>,
     /// For each parameter, the settings of its group, by name.
     pub settings: Vec<BTreeMap<String, Value>>,
-    /// Step counts of parameters.
-    pub counts: Vec<Count>,
+    /// For each parameter, the count of its steps, if there is one.
+    pub counts: Vec<Option<Count>>,
     /// Whether states were keyed by parameter number, so that names had to be derived.
     pub is_numbered: bool,
     /// Parts of names that module wrappers have added.
@@ -102,7 +104,8 @@ impl Found {
         let states = optimizer.find_states(&checkpoint, wanted, &keys, &mut differences);
         differences.into_result(&checkpoint.path)?;
         let settings = keys.iter().map(|key| optimizer.settings_of(key.as_deref())).collect();
-        let counts = keys.iter().flatten().filter_map(|key| optimizer.count(&checkpoint, key)).collect();
+        let count = |key: &Option<String>| key.as_ref().and_then(|key| optimizer.count(&checkpoint, key));
+        let counts = keys.iter().map(count).collect();
         let weights: Vec<String> = matched.names.into_iter().flatten().collect();
         let used: BTreeSet<&String> = weights
             .iter()
@@ -214,9 +217,15 @@ impl Optimizer {
         if self.states.is_empty() {
             return None;
         }
+        // States that belong to no parameter may be those of parameters that seem to have none.
+        let may_lack = names::are_known(self.states.keys(), wanted, keys);
         let of_parameter = |(parameter, key): (&Wanted, &Option<String>)| {
             let held = key.as_ref().and_then(|key| self.states.get(key));
             let mut found = Vec::new();
+            let has = |(state, _): &(String, Vec<usize>)| held.is_some_and(|held| held.contains_key(state));
+            if may_lack && parameter.may_lack_states && !parameter.states.iter().any(has) {
+                return found;
+            }
             for (state, shape) in &parameter.states {
                 let tensor = held.and_then(|held| held.get(state));
                 match tensor.filter(|name| checkpoint.tensors.contains_key(*name)) {

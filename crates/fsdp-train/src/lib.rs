@@ -57,7 +57,7 @@ pub use init::{InitSource, NoHead};
 pub use job::{Job, draft, listed, plan, predict, rank_tables};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
-pub use rule::{ParamGroup, TrainBackend, param_groups};
+pub use rule::{LateParams, ParamGroup, TrainBackend, param_groups};
 pub use run_data::RunData;
 
 /// The version of `fsdp`, shared by all its packages.

@@ -18,7 +18,7 @@ use crate::error::TrainError;
 use crate::job::Job;
 use crate::loss_scale::{LossScale, LossScaler};
 use crate::not_finite::first_not_finite;
-use crate::rule::TrainBackend;
+use crate::rule::{LateParams, TrainBackend};
 
 /// One rank of a training run.
 pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
@@ -55,7 +55,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// # Errors
     /// Errors of the parts involved.
     pub fn new(job: &'a Job<A>, seat: Seat<M>) -> Result<Self, TrainError> {
-        let mut engine = Self::connect(job, seat)?;
+        let mut engine = Self::connect(job, seat, &LateParams::new())?;
         engine
             .load_params(job.init.origin(), |piece, values| job.init.fill(&job.plan.spec, piece, values))?;
         Ok(Self::of(job, engine))
@@ -67,26 +67,28 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// # Errors
     /// Errors of the parts involved; [`TrainError::Checkpoint`].
     pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
-        let mut engine = Self::connect(job, seat)?;
+        let run = RunState::read(checkpoint)?;
+        let mut engine = Self::connect(job, seat, &run.late)?;
         restore(&mut engine, checkpoint, &job.init)?;
         let mut trainer = Self::of(job, engine);
         if let Some(scaler) = &mut trainer.scaler {
-            RunState::read(checkpoint)?.loss_scale.into_iter().for_each(|saved| scaler.resume(saved));
+            run.loss_scale.into_iter().for_each(|saved| scaler.resume(saved));
         }
         Ok(trainer)
     }
 
-    /// Connects the rank, allocates everything and loads this rank's rows from the checkpoint of another trainer.
+    /// Connects the rank, allocates everything and loads this rank's rows from the checkpoint of another trainer,
+    /// in which some parameters began late.
     ///
     /// # Errors
     /// As [`RankTrainer::resume`].
     pub fn resume_foreign(
         job: &'a Job<A>,
         seat: Seat<M>,
-        checkpoint: &Foreign,
+        (checkpoint, late): (&Foreign, &LateParams),
         stop: &AtomicBool,
     ) -> Result<Self, TrainError> {
-        let mut engine = Self::connect(job, seat)?;
+        let mut engine = Self::connect(job, seat, late)?;
         checkpoint.restore(&mut engine, stop)?;
         Ok(Self::of(job, engine))
     }
@@ -101,7 +103,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         seat: Seat<M>,
         saved: Option<&SavedModel>,
     ) -> Result<Self, TrainError> {
-        let mut engine = Self::connect(job, seat)?;
+        let mut engine = Self::connect(job, seat, &LateParams::new())?;
         // The plan trains nothing; only the description knows which parameters belong to adapters.
         let spec = &job.architecture.description().spec;
         match saved {
@@ -117,7 +119,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Self { job, engine, unread: VecDeque::new(), scaler: LossScaler::of(&job.config) }
     }
 
-    fn connect(job: &'a Job<A>, seat: Seat<M>) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
+    fn connect(
+        job: &'a Job<A>,
+        seat: Seat<M>,
+        late: &LateParams,
+    ) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
         let Seat { memory, gathers, reductions, .. } = seat;
         let plan = Arc::clone(&job.plan);
         let (chunks, predicted) = (memory.head_chunks(), job.config.run.device.head_chunks());
@@ -129,7 +135,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             Comms::connect(&*memory, gathers, reductions, plan.mesh, plan.step.sub_group, job.digest)?;
         let options = job.program_options();
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
-        let rule = M::rule(&job.config.train, &plan.spec)?;
+        let rule = M::delayed_rule(&job.config.train, &plan.spec, late)?;
         Ok(Engine::new(memory, plan, comms, program, rule)?)
     }
 

@@ -1,6 +1,6 @@
 //! Creates update rules from the configured optimizer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::UpdateRule;
@@ -19,8 +19,25 @@ pub trait TrainBackend: Backend {
     ///
     /// # Errors
     /// [`TrainError::Misfit`] for a pattern of `no_decay` or of a group that matches nothing.
-    fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<Self>>, TrainError>;
+    fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<Self>>, TrainError> {
+        Self::delayed_rule(config, spec, &LateParams::new())
+    }
+
+    /// Like [`TrainBackend::rule`], in a run in which some parameters begin later than the others.
+    ///
+    /// # Errors
+    /// As [`TrainBackend::rule`].
+    fn delayed_rule(
+        config: &TrainConfig,
+        spec: &ModelSpec,
+        late: &LateParams,
+    ) -> Result<Box<dyn UpdateRule<Self>>, TrainError>;
 }
+
+/// By name, the steps of the run that were done before the first step of a parameter; parameters that are not listed
+/// have taken part in all steps. It is empty but for runs that continue a checkpoint of another trainer in which the
+/// optimizer had no state of a parameter, or had counted fewer steps of it.
+pub type LateParams = BTreeMap<String, u64>;
 
 impl<M: Backend> TrainBackend for M
 where
@@ -32,8 +49,15 @@ where
     Muon: UpdateRule<M>,
     Ema: UpdateRule<M>,
 {
-    fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
+    fn delayed_rule(
+        config: &TrainConfig,
+        spec: &ModelSpec,
+        late: &LateParams,
+    ) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
+        let steps = |id: usize| Some((ParamId(id), *late.get(&spec.params[id].fqn)?));
+        let delayed = (0..spec.params.len()).filter_map(steps);
         let groups = settings(&config.optimizer, spec)?;
+        let groups = delayed.fold(groups, |groups, (id, steps)| groups.delayed(id, steps));
         let rule: Box<dyn UpdateRule<M>> = match &config.optimizer {
             OptimizerConfig::Adamw(c) => Box::new(adamw(c, groups)),
             OptimizerConfig::Adamw8bit(c) => Box::new(AdamW8bit::new(adamw(c, groups), spec)),
@@ -94,12 +118,13 @@ struct RuleParams {
 /// Divides all parameters of a model among the rules that update them.
 fn rule_params(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<RuleParams>, TrainError> {
     let all: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
-    let settings = GroupSettings { lr_scale: 1.0, weight_decay: config.weight_decay() };
+    let settings = GroupSettings { lr_scale: 1.0, weight_decay: config.weight_decay(), late: 0 };
     let OptimizerConfig::Muon(c) = config else {
         return Ok(vec![RuleParams { rule: None, params: all, settings }]);
     };
     let matrices = matrices(c, spec)?;
-    let adamw_settings = GroupSettings { lr_scale: c.adamw_lr / c.lr, weight_decay: c.adamw_weight_decay };
+    let adamw_settings =
+        GroupSettings { lr_scale: c.adamw_lr / c.lr, weight_decay: c.adamw_weight_decay, late: 0 };
     let others = &all - &matrices;
     Ok(vec![
         RuleParams { rule: Some("muon"), params: matrices, settings },
@@ -144,6 +169,7 @@ pub fn param_groups(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<Pa
             // An explicit learning rate replaces that of the rule.
             lr_scale: group.scale(config.lr()) * if group.lr.is_some() { 1.0 } else { base.lr_scale },
             weight_decay: group.weight_decay.unwrap_or(base.weight_decay),
+            late: 0,
         });
         remaining = &remaining - &matched;
     }

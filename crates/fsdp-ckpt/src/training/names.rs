@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Wanted;
 use crate::error::NameDifferences;
 
+/// The name under which PyTorch saves what a module returns from `get_extra_state`.
+const EXTRA_STATE: &str = "_extra_state";
+
 /// Returns the prefix of all parameter names. Of the candidates, which end where the name of a parameter begins, it is
 /// the one with which most parameters are found, or the shortest of several.
 pub(super) fn common_prefix<V>(held: &BTreeMap<String, V>, wanted: &[Wanted]) -> String {
@@ -38,6 +41,22 @@ fn name_of<'a, V>(held: &'a BTreeMap<String, V>, wanted: &Wanted, prefix: &str) 
 pub(super) fn keys<V>(held: &BTreeMap<String, V>, wanted: &[Wanted]) -> Vec<Option<String>> {
     let prefix = common_prefix(held, wanted);
     wanted.iter().map(|parameter| name_of(held, parameter, &prefix).cloned()).collect()
+}
+
+/// Whether every key of an optimizer's states belongs to a wanted parameter, under any of its names.
+pub(super) fn are_known<'a>(
+    mut held: impl Iterator<Item = &'a String>,
+    wanted: &[Wanted],
+    keys: &[Option<String>],
+) -> bool {
+    let found: BTreeSet<&str> = keys.iter().flatten().map(String::as_str).collect();
+    let names: BTreeSet<&str> = wanted.iter().flat_map(|one| &one.names).map(String::as_str).collect();
+    let suffixes = |key: &'a str| key.match_indices('.').map(move |(at, _)| &key[at + 1..]);
+    held.all(|key| {
+        found.contains(&key[..])
+            || names.contains(&key[..])
+            || suffixes(key).any(|suffix| names.contains(suffix))
+    })
 }
 
 /// The tensors that were found for the parameters.
@@ -79,7 +98,11 @@ impl Matched {
     }
 }
 
-/// Whether a tensor is a causal mask or rotary table, which can be derived from the configuration.
+/// Whether a tensor is not a parameter: a causal mask or rotary table, which can be derived from the configuration, or
+/// extra state of a module, such as TransformerEngine's scales of 8-bit products.
 fn is_constant(name: &str) -> bool {
+    if name.split('.').any(|step| step == EXTRA_STATE) {
+        return true;
+    }
     [".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"].iter().any(|end| name.ends_with(end))
 }

@@ -2,7 +2,8 @@
 //!
 //! Numbers count the parameters of all groups, one group after the other, and within a group trainers keep the order of
 //! the model. With one group, the order is the model's; with several, parameters are assigned by whether weight decay
-//! applies to the group. The shapes must then match, which the caller checks.
+//! applies to the group. The shapes must then match, which the caller checks. An optimizer numbers either the parameters
+//! that are trained, or all of them.
 
 use std::collections::BTreeMap;
 
@@ -34,10 +35,10 @@ pub(super) fn names(
     optimizer: &Optimizer,
     wanted: &[Wanted],
 ) -> Result<Vec<Option<String>>, Error> {
-    let trained = |decays: Option<bool>| {
+    let numbered = |decays: Option<bool>, all: bool| -> Vec<usize> {
         let is_meant =
-            move |one: &&Wanted| !one.states.is_empty() && decays.is_none_or(|yes| one.decays == yes);
-        wanted.iter().enumerate().filter(move |(_, one)| is_meant(one)).map(|(index, _)| index)
+            |one: &Wanted| (all || !one.states.is_empty()) && decays.is_none_or(|yes| one.decays == yes);
+        (0..wanted.len()).filter(|&index| is_meant(&wanted[index])).collect()
     };
     let mut names = vec![None; wanted.len()];
     let groups: Vec<Vec<String>> = optimizer.groups.values().map(|group| members(group).collect()).collect();
@@ -45,8 +46,9 @@ pub(super) fn names(
     {
         let is_only = groups.iter().filter(|members| !members.is_empty()).count() == 1;
         let decay = group.get("weight_decay").and_then(float);
-        let parameters: Vec<usize> =
-            trained(if is_only { None } else { decay.map(|decay| decay != 0.0) }).collect();
+        let decays = if is_only { None } else { decay.map(|decay| decay != 0.0) };
+        let trained = numbered(decays, false);
+        let parameters = if trained.len() == members.len() { trained } else { numbered(decays, true) };
         if parameters.len() != members.len() || parameters.iter().any(|&index| names[index].is_some()) {
             let (expected, got) = (parameters.len(), members.len());
             let reason = format!(

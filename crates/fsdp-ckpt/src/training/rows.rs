@@ -1,6 +1,6 @@
 //! Reads rows of any checkpoint's tensors as floats, and verifies the bytes against the checksums of the format.
 
-use std::ops::Range;
+use std::{ops::Range, path::Path};
 
 use super::Found;
 use crate::{
@@ -29,7 +29,7 @@ impl<'a> StateRows<'a> {
     pub fn new(found: &'a Found, options: Options<'a>) -> Result<StateRows<'a>, Error> {
         let checkpoint = &found.checkpoint;
         let mut sources = SourceFiles::new(&Files::anywhere(), checkpoint);
-        let counts = found.counts.iter().map(|count| &count.name);
+        let counts = found.counts.iter().flatten().map(|count| &count.name);
         let names = found.weights.iter().chain(found.states.iter().flatten().flatten()).chain(counts);
         let tensors = names.filter_map(|name| checkpoint.tensors.get_key_value(name));
         let readers: Vec<TensorReader> =
@@ -42,6 +42,11 @@ impl<'a> StateRows<'a> {
     /// Creates a reader of sources that need no preparation.
     pub(super) fn of(sources: SourceFiles<'a>, options: Options<'a>) -> StateRows<'a> {
         StateRows { sources, options, bytes: Vec::new(), scratch: Vec::new() }
+    }
+
+    /// The path of the checkpoint.
+    pub(super) fn path(&self) -> &Path {
+        &self.sources.checkpoint.path
     }
 
     /// Fills `out` with the elements of whole rows of a float tensor, exactly.

@@ -33,9 +33,16 @@ impl Count {
     /// Returns the number of steps.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] if the tensor is not a single number; those of reading.
-    pub fn read(&self, rows: &mut StateRows<'_>) -> Result<f64, Error> {
-        self.value.map_or_else(|| rows.read_number(&self.name), Ok)
+    /// [`Error::BadRequest`] if it is not a single whole number of at least 0; those of reading.
+    pub fn read(&self, rows: &mut StateRows<'_>) -> Result<u64, Error> {
+        let steps = self.value.map_or_else(|| rows.read_number(&self.name), Ok)?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is compared")]
+        let rounded = steps as u64;
+        if rounded as f64 == steps {
+            return Ok(rounded);
+        }
+        let reason = format!("`{}` should count steps, but it is {steps}", self.name);
+        Err(Error::bad_request(rows.path(), reason))
     }
 }
 

@@ -39,7 +39,7 @@ fn made(tensors: &[(&[&str], Role, &[f32])], values: &[(&[&str], Value)]) -> Mad
 
 fn wanted(name: &str, len: usize, decays: bool) -> Wanted {
     let states = vec![("exp_avg".to_owned(), vec![len])];
-    Wanted { names: vec![name.to_owned()], shape: vec![len], states, decays }
+    Wanted { names: vec![name.to_owned()], shape: vec![len], states, decays, may_lack_states: false }
 }
 
 /// Reads everything that was found, by name.
@@ -59,10 +59,10 @@ fn read(found: &Found) -> BTreeMap<String, Vec<f64>> {
     all
 }
 
-fn counts(found: &Found) -> Vec<f64> {
+fn counts(found: &Found) -> Vec<u64> {
     let cancel = std::sync::atomic::AtomicBool::new(false);
     let mut rows = StateRows::new(found, Options::new(&NoProgress, &cancel)).unwrap();
-    found.counts.iter().map(|count| count.read(&mut rows).unwrap()).collect()
+    found.counts.iter().flatten().map(|count| count.read(&mut rows).unwrap()).collect()
 }
 
 const A: &[f32] = &[1.0, 2.0];
@@ -94,7 +94,7 @@ fn parameter_is_found_through_prefixes_and_wrappers() {
         let found = Found::new(made.checkpoint, &[wanted("a.w", 2, true)]).unwrap();
         let read: Vec<Vec<f64>> = read(&found).into_values().collect();
         assert!(read.contains(&vec![1.0, 2.0]) && read.contains(&vec![6.0, 7.0]), "{weight:?}: {read:?}");
-        assert_eq!(counts(&found), [9.0], "{weight:?}");
+        assert_eq!(counts(&found), [9], "{weight:?}");
         assert_eq!((found.unused.len(), found.is_numbered), (0, false), "{:?}", found.unused);
     }
 }
@@ -115,6 +115,110 @@ fn missing_unexpected_and_misshaped_tensors_are_named() {
                     1 of the wrong shape: `optim.state.a.w.exp_avg` (expected [2], got [3]); check that config and \
                     weights belong together";
     assert_eq!(of, expected);
+}
+
+fn lenient(name: &str, len: usize) -> Wanted {
+    Wanted { may_lack_states: true, ..wanted(name, len, true) }
+}
+
+/// All subsets of the states of three parameters, by name and by number: a parameter either has all of its states, or
+/// none of them.
+#[test]
+fn parameters_without_any_state_are_found_without_state() {
+    let names = ["a.w", "b.w", "c.w"];
+    let model = names.map(|name| Wanted {
+        states: vec![("exp_avg".to_owned(), vec![2]), ("exp_avg_sq".to_owned(), vec![2])],
+        ..lenient(name, 2)
+    });
+    let numbers = Value::List((0..3).map(Value::Int).collect());
+    for (is_numbered, held) in
+        [false, true].into_iter().flat_map(|by| (1..64_u32).map(move |held| (by, held)))
+    {
+        let keys = if is_numbered { ["0", "1", "2"] } else { names };
+        let paths: Vec<[&str; 4]> = (0..6)
+            .filter(|bit| held >> bit & 1 == 1)
+            .map(|bit| ["optim", "state", keys[bit / 2], ["exp_avg", "exp_avg_sq"][bit % 2]])
+            .collect();
+        let weights: Vec<[&str; 2]> = names.map(|name| ["model", name]).into();
+        let mut tensors: Vec<(&[&str], Role, &[f32])> =
+            weights.iter().map(|path| (&path[..], Role::Model, A)).collect();
+        tensors.extend(paths.iter().map(|path| (&path[..], Role::Optimizer, A)));
+        let groups: [(&[&str], Value); 1] = [(&["optim", "param_groups", "0", "params"], numbers.clone())];
+        let made = made(&tensors, if is_numbered { &groups } else { &[] });
+        let counts: Vec<u32> = (0..3).map(|param| (held >> (2 * param) & 3).count_ones()).collect();
+        match Found::new(made.checkpoint, &model) {
+            Ok(found) => {
+                let states: Vec<u32> = found.states.unwrap().iter().map(|all| all.len() as u32).collect();
+                assert!(counts == states && !counts.contains(&1), "{counts:?} {states:?}");
+            }
+            Err(error) => assert!(counts.contains(&1) && error.to_string().contains("missing"), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn states_of_unknown_parameters_forbid_absent_states() {
+    let tensors = [
+        (&["a.w"][..], Role::Model, A),
+        (&["b.w"], Role::Model, A),
+        (&["optim", "state", "a.w", "exp_avg"], Role::Optimizer, A),
+        (&["optim", "state", "other", "exp_avg"], Role::Optimizer, A),
+    ];
+    let error =
+        Found::new(made(&tensors, &[]).checkpoint, &[lenient("a.w", 2), lenient("b.w", 2)]).unwrap_err();
+    assert!(error.to_string().contains("1 missing: `exp_avg of b.w`"), "{error}");
+    let strict = [wanted("a.w", 2, true), wanted("b.w", 2, true)];
+    let error = Found::new(made(&tensors[..3], &[]).checkpoint, &strict).unwrap_err();
+    assert!(error.to_string().contains("1 missing: `exp_avg of b.w`"), "{error}");
+    // A second name of a parameter is not unknown.
+    let tied = Wanted { names: vec!["a.w".into(), "other".into()], ..lenient("a.w", 2) };
+    assert!(Found::new(made(&tensors, &[]).checkpoint, &[tied, lenient("b.w", 2)]).is_ok());
+}
+
+#[test]
+fn numbers_may_count_frozen_parameters() {
+    let numbers = Value::List((0..3).map(Value::Int).collect());
+    let groups: [(&[&str], Value); 1] = [(&["optim", "param_groups", "0", "params"], numbers)];
+    let tensors = [
+        (&["a.w"][..], Role::Model, A),
+        (&["b.w"], Role::Model, A),
+        (&["c.w"], Role::Model, A),
+        (&["optim", "state", "2", "exp_avg"], Role::Optimizer, A),
+    ];
+    let frozen = Wanted { states: Vec::new(), ..wanted("a.w", 2, true) };
+    let model = [frozen, lenient("b.w", 2), lenient("c.w", 2)];
+    let found = Found::new(made(&tensors, &groups).checkpoint, &model).unwrap();
+    assert_eq!(found.states.unwrap(), [vec![], vec![], vec!["optim.state.2.exp_avg".to_owned()]]);
+}
+
+#[test]
+fn extra_state_of_modules_is_not_a_parameter() {
+    for extra in ["_extra_state", "_extra_state.amax", "a._extra_state", "a._extra_state.scale.0"] {
+        let path = ["model", extra];
+        let tensors = [(&["model", "a.w"][..], Role::Model, A), (&path, Role::Model, B)];
+        let found = Found::new(made(&tensors, &[]).checkpoint, &[lenient("a.w", 2)]).unwrap();
+        assert_eq!(found.unused, [format!("model.{extra}")]);
+    }
+    let tensors = [(&["model", "a.w"][..], Role::Model, A), (&["model", "a.amax"], Role::Model, B)];
+    let error = Found::new(made(&tensors, &[]).checkpoint, &[lenient("a.w", 2)]).unwrap_err();
+    assert!(error.to_string().contains("1 not expected: `model.a.amax`"), "{error}");
+}
+
+#[test]
+fn counts_that_are_no_whole_number_are_refused() {
+    let cancel = std::sync::atomic::AtomicBool::new(false);
+    for count in [2.5, -1.0, f32::NAN, f32::INFINITY] {
+        let tensors = [
+            (&["a.w"][..], Role::Model, A),
+            (&["optim", "state", "a.w", "exp_avg"], Role::Optimizer, A),
+            (&["optim", "state", "a.w", "step"], Role::Optimizer, &[count]),
+        ];
+        let made = made(&tensors, &[]);
+        let found = Found::new(made.checkpoint, &[wanted("a.w", 2, true)]).unwrap();
+        let mut rows = StateRows::new(&found, Options::new(&NoProgress, &cancel)).unwrap();
+        let error = found.counts[0].as_ref().unwrap().read(&mut rows).unwrap_err().to_string();
+        assert!(error.contains("`optim.state.a.w.step` should count steps, but it is"), "{error}");
+    }
 }
 
 #[test]
@@ -163,7 +267,7 @@ fn model_of(checkpoint: &Checkpoint, decays: impl Fn(&str) -> bool) -> Vec<Wante
         let is_trained = optimizer.is_numbered() || optimizer.states.contains_key(&name);
         let states = ["exp_avg", "exp_avg_sq"].map(|state| (state.to_owned(), shape.clone()));
         let states = if is_trained { states.into() } else { Vec::new() };
-        Wanted { decays: decays(&name), names: vec![name], shape, states }
+        Wanted { decays: decays(&name), names: vec![name], shape, states, may_lack_states: true }
     });
     wanted.collect()
 }
@@ -172,14 +276,14 @@ fn model_of(checkpoint: &Checkpoint, decays: impl Fn(&str) -> bool) -> Vec<Wante
 fn foreign_formats_provide_weights_states_and_steps() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     for (path, steps) in [
-        ("xla_fsdp_2rank/trained_rank-00000000-of-00000002.pth", 2.0),
-        ("deepspeed_layout/zero2", 5.0),
-        ("deepspeed_layout/zero3", 5.0),
-        ("dcp_2rank_zstd", 2.0),
-        ("dcp_hsdp_2x2", 2.0),
-        ("full.pth", 2.0),
-        ("fsdp1_ranks/dtensor", 1.0),
-        ("fsdp1_ranks/sharded_tensor", 1.0),
+        ("xla_fsdp_2rank/trained_rank-00000000-of-00000002.pth", 2),
+        ("deepspeed_layout/zero2", 5),
+        ("deepspeed_layout/zero3", 5),
+        ("dcp_2rank_zstd", 2),
+        ("dcp_hsdp_2x2", 2),
+        ("full.pth", 2),
+        ("fsdp1_ranks/dtensor", 1),
+        ("fsdp1_ranks/sharded_tensor", 1),
     ] {
         let mut checkpoint = open(fixtures.join(path)).unwrap();
         // None of these models has an integer buffer.
@@ -204,28 +308,28 @@ fn trainer_checkpoints_match_in_memory_values() {
         names.map(|name| read[name].clone()).collect()
     };
     for (path, held, model, steps) in [
-        ("fsdp2/dcp", "fsdp2/expected", LLAMA, 10.0),
-        ("fsdp2/dcp_flat", "fsdp2/expected", LLAMA, 10.0),
-        ("accelerate/fsdp2_sharded", "accelerate/fsdp2_sharded.expected", LLAMA, 10.0),
-        ("accelerate/fsdp2_full", "accelerate/fsdp2_full.expected", LLAMA, 10.0),
-        ("accelerate/ddp", "accelerate/ddp.expected", LLAMA, 10.0),
-        ("trainer/single/checkpoint-10", "trainer/single.expected", LLAMA, 10.0),
-        ("trainer/fsdp2/checkpoint-10", "trainer/fsdp2.expected", LLAMA, 10.0),
-        ("torchtitan/step-10", "torchtitan/expected", LLAMA, 10.0),
-        ("verl/actor", "verl/expected", LLAMA, 10.0),
-        ("lightning/checkpoints/step=10.ckpt", "lightning/expected", LLAMA, 10.0),
-        ("xla_fsdp", "fsdp2/expected", LLAMA, 10.0),
-        ("deepspeed/zero0", "deepspeed/zero0.expected", LLAMA, 10.0),
-        ("deepspeed/zero0_bf16", "deepspeed/zero0_bf16.expected", LLAMA, 11.0),
-        ("deepspeed/zero1", "deepspeed/zero1.expected", LLAMA, 10.0),
-        ("deepspeed/zero2", "deepspeed/zero2.expected", LLAMA, 10.0),
-        ("deepspeed/zero3", "deepspeed/zero3.expected", LLAMA, 10.0),
-        (TIED, "deepspeed/zero1_bf16_tied_frozen.expected", TIED, 10.0),
-        ("deepspeed/zero2_bf16_tied_frozen", "deepspeed/zero2_bf16_tied_frozen.expected", TIED, 10.0),
-        ("deepspeed/zero3_bf16_tied_frozen", "deepspeed/zero3_bf16_tied_frozen.expected", TIED, 10.0),
-        (SMALL, "optimizers/before_1_6.expected", SMALL, 1.0),
-        ("optimizers/before_1_6.pt", "optimizers/before_1_6.expected", SMALL, 1.0),
-        (TENSOR_PARALLEL, "optimizers/tp_fsdp2.expected", TENSOR_PARALLEL, 1.0),
+        ("fsdp2/dcp", "fsdp2/expected", LLAMA, 10),
+        ("fsdp2/dcp_flat", "fsdp2/expected", LLAMA, 10),
+        ("accelerate/fsdp2_sharded", "accelerate/fsdp2_sharded.expected", LLAMA, 10),
+        ("accelerate/fsdp2_full", "accelerate/fsdp2_full.expected", LLAMA, 10),
+        ("accelerate/ddp", "accelerate/ddp.expected", LLAMA, 10),
+        ("trainer/single/checkpoint-10", "trainer/single.expected", LLAMA, 10),
+        ("trainer/fsdp2/checkpoint-10", "trainer/fsdp2.expected", LLAMA, 10),
+        ("torchtitan/step-10", "torchtitan/expected", LLAMA, 10),
+        ("verl/actor", "verl/expected", LLAMA, 10),
+        ("lightning/checkpoints/step=10.ckpt", "lightning/expected", LLAMA, 10),
+        ("xla_fsdp", "fsdp2/expected", LLAMA, 10),
+        ("deepspeed/zero0", "deepspeed/zero0.expected", LLAMA, 10),
+        ("deepspeed/zero0_bf16", "deepspeed/zero0_bf16.expected", LLAMA, 11),
+        ("deepspeed/zero1", "deepspeed/zero1.expected", LLAMA, 10),
+        ("deepspeed/zero2", "deepspeed/zero2.expected", LLAMA, 10),
+        ("deepspeed/zero3", "deepspeed/zero3.expected", LLAMA, 10),
+        (TIED, "deepspeed/zero1_bf16_tied_frozen.expected", TIED, 10),
+        ("deepspeed/zero2_bf16_tied_frozen", "deepspeed/zero2_bf16_tied_frozen.expected", TIED, 10),
+        ("deepspeed/zero3_bf16_tied_frozen", "deepspeed/zero3_bf16_tied_frozen.expected", TIED, 10),
+        (SMALL, "optimizers/before_1_6.expected", SMALL, 1),
+        ("optimizers/before_1_6.pt", "optimizers/before_1_6.expected", SMALL, 1),
+        (TENSOR_PARALLEL, "optimizers/tp_fsdp2.expected", TENSOR_PARALLEL, 1),
     ] {
         let model = in_order(model_of(&open(model), |name| !name.contains("norm")));
         let found = Found::new(open(path), &model).unwrap();

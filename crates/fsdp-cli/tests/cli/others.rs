@@ -110,6 +110,42 @@ fn deepspeed_bf16_tied_frozen_resume_matches_in_memory_state() {
     }
 }
 
+/// Runs in which the optimizer had updated some parameters in fewer steps, or never, continue as PyTorch did, and from
+/// their own checkpoints without a difference.
+#[test]
+fn parameters_with_fewer_steps_resume_like_pytorch() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "late_states"]);
+    let sgd = "{name=\"sgd\",lr=0.01,momentum=0.9,dampening=0.5,weight_decay=0.1,no_decay=[\"norm\"]}";
+    let sgd = format!(" --set train.optimizer={sgd} --at-step 10");
+    for (optimizer, settings) in [("adamw", ""), ("sgd", &sgd[..])] {
+        let folder = format!("late_states/{optimizer}");
+        let end = format!("{optimizer}-end.safetensors");
+        let convert = format!("ckpt convert {folder}/expected_end.safetensors {end} --to safetensors");
+        sandbox.succeed(&format!("{convert} --strip-prefix model. --no-sync"));
+        for (layout, ranks) in [("dcp", 2), ("numbered.pt", 1)] {
+            let out = format!("{optimizer}-{layout}");
+            let run = format!("{RUN} --set train.steps=15 --set checkpoint.every=2 --set run.ranks={ranks}");
+            let from = format!("--set run.out_dir={out}{settings} --resume-from {folder}/{layout}");
+            let ran = sandbox.succeed(&format!("{run} {from}"));
+            let warned = folded(&ran.stderr).replace('\n', " ");
+            assert!(warned.contains("no state of 2 parameters"), "{out}: {warned}");
+            let fewer =
+                "fewer steps of 2 parameters: lm_head.weight (1), model.layers.0.mlp.up_proj.weight (6)";
+            assert_eq!(warned.contains(fewer), optimizer == "adamw", "{out}: {warned}");
+            sandbox.succeed(&format!("ckpt diff {out}/model {end} --atol 1e-5"));
+            let settings = settings.replace(" --at-step 10", "");
+            let again = format!(
+                "--set run.out_dir={out}-again{settings} --resume-from {out}/checkpoints/step-00000012"
+            );
+            sandbox.succeed(&format!("{run} {again}"));
+            sandbox.succeed(&format!("ckpt diff {out}/model {out}-again/model"));
+            sandbox.succeed(&format!(
+                "ckpt diff {out}/checkpoints/step-00000014 {out}-again/checkpoints/step-00000014"
+            ));
+        }
+    }
+}
+
 #[test]
 fn loaded_state_is_reported_before_first_step() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);

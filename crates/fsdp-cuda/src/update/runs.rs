@@ -97,7 +97,7 @@ mod tests {
             Piece { param, offset, len, param_offset: 0, row_len: 1 }
         };
         let pieces = [piece(0, 0, 5), piece(1, 5, 3), piece(2, 8, 4), piece(3, 14, 2), piece(4, 16, 1)];
-        let other = GroupSettings { lr_scale: 1.0, weight_decay: 0.0 };
+        let other = GroupSettings { lr_scale: 1.0, weight_decay: 0.0, late: 0 };
         let run = |param, offset, len| Run { param: ParamId(param), offset, len };
         let found = runs(&pieces, &Groups::uniform(0.1).with([ParamId(2)], other));
         assert_eq!(found, [run(0, 0, 8), run(2, 8, 4), run(3, 14, 3)]);

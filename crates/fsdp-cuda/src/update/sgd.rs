@@ -24,7 +24,8 @@ impl UpdateRule<CudaMemory> for Sgd {
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
         for run in runs(shard.pieces, &self.groups) {
-            let GroupSettings { lr_scale, weight_decay } = self.groups.of(run.param);
+            let group = self.groups.of(run.param);
+            let GroupSettings { lr_scale, weight_decay, .. } = group;
             let mut args = run.args(memory, shard, scalars.factors)?;
             args.extend([weight_decay, scalars.lr * lr_scale].map(Arg::Real));
             if self.momentum == 0.0 {
@@ -32,7 +33,9 @@ impl UpdateRule<CudaMemory> for Sgd {
                 continue;
             }
             args.extend([self.momentum, 1.0 - self.dampening].map(Arg::Real));
-            args.extend([self.nesterov, scalars.step == 1].map(|flag| Arg::Int(u32::from(flag))));
+            args.extend(
+                [self.nesterov, group.own_step(scalars.step) == 1].map(|flag| Arg::Int(u32::from(flag))),
+            );
             kernels.elements("sgd_momentum", run.len, &args)?;
         }
         refresh(memory, shard)

@@ -27,7 +27,7 @@ const WIDE: Shapes = &[(30, 6), (8, 520), (1, 111), (7, 9)];
 const LONG: Shapes = &[(200, 33), (70, 300), (1, 70_000)];
 
 fn groups(weight_decay: f64) -> Groups {
-    let settings = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
+    let settings = GroupSettings { lr_scale: 0.5, weight_decay: 0.0, late: 0 };
     Groups::uniform(weight_decay).with([ParamId(2), ParamId(3)], settings)
 }
 

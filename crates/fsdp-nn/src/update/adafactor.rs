@@ -138,11 +138,13 @@ impl Adafactor {
         Self { options, params }
     }
 
-    /// Returns the factors of a step for a parameter.
+    /// Returns the factors of a step of the run for a parameter.
     pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdafactorFactors {
-        let (options, step) = (&self.options, step as f64);
+        let options = &self.options;
         let ParamStatistics { len, cols, start } = self.params[param.0];
-        let GroupSettings { lr_scale, weight_decay } = options.groups.of(param);
+        let group = options.groups.of(param);
+        let GroupSettings { lr_scale, weight_decay, .. } = group;
+        let step = group.own_step(step) as f64;
         let rate = if options.relative_step {
             let max_rate = if options.warmup_init { 1e-6 * step } else { 1e-2 };
             max_rate.min(1.0 / step.sqrt())

@@ -80,10 +80,11 @@ vectorized! {
 }
 
 impl AdamW {
-    /// Returns the factors of a step for a parameter.
+    /// Returns the factors of a step of the run for a parameter.
     pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdamWFactors {
-        let GroupSettings { lr_scale, weight_decay } = self.groups.of(param);
-        let ((beta1, beta2), step, lr) = (self.betas, step as f64, lr * lr_scale);
+        let group = self.groups.of(param);
+        let GroupSettings { lr_scale, weight_decay, .. } = group;
+        let ((beta1, beta2), step, lr) = (self.betas, group.own_step(step) as f64, lr * lr_scale);
         let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
         let weight = 1.0 - beta1;
         AdamWFactors {

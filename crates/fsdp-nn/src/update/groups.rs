@@ -11,6 +11,15 @@ pub struct GroupSettings {
     pub lr_scale: f64,
     /// Weight decay.
     pub weight_decay: f64,
+    /// Steps of the run that were done before the first step of these parameters.
+    pub late: u64,
+}
+
+impl GroupSettings {
+    /// Returns the number of a step of the run among the steps of these parameters, both counted from 1.
+    pub fn own_step(&self, step: u64) -> u64 {
+        step.saturating_sub(self.late)
+    }
 }
 
 /// The settings of every parameter; the same on all ranks.
@@ -23,7 +32,7 @@ pub struct Groups {
 impl Groups {
     /// One group with all parameters.
     pub fn uniform(weight_decay: f64) -> Self {
-        Self { default: GroupSettings { lr_scale: 1.0, weight_decay }, by_param: BTreeMap::new() }
+        Self { default: GroupSettings { lr_scale: 1.0, weight_decay, late: 0 }, by_param: BTreeMap::new() }
     }
 
     /// Overrides the settings of some parameters.
@@ -31,6 +40,13 @@ impl Groups {
     pub fn with(mut self, params: impl IntoIterator<Item = ParamId>, settings: GroupSettings) -> Self {
         self.by_param.extend(params.into_iter().map(|param| (param, settings)));
         self
+    }
+
+    /// Lets a parameter begin after `late` steps of the run.
+    #[must_use]
+    pub fn delayed(self, param: ParamId, late: u64) -> Self {
+        let settings = GroupSettings { late, ..self.of(param) };
+        self.with([param], settings)
     }
 
     /// Returns the settings of a parameter.

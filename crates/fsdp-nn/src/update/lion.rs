@@ -70,7 +70,7 @@ vectorized! {
 impl Lion {
     /// Returns the factors of a step for a parameter.
     pub fn factors(&self, param: ParamId, lr: f64) -> LionFactors {
-        let GroupSettings { lr_scale, weight_decay } = self.groups.of(param);
+        let GroupSettings { lr_scale, weight_decay, .. } = self.groups.of(param);
         let ((beta1, beta2), lr) = (self.betas, lr * lr_scale);
         LionFactors {
             keep: 1.0 - lr * weight_decay,

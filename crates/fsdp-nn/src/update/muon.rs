@@ -119,7 +119,7 @@ impl Muon {
             let direction = memory.floats(Slice::new(gathered.directions, from, shape.len()))?;
             let scratch = memory.elements_mut::<A>(SliceMut::whole(gathered.scratch))?;
             let update = orthogonalize(memory.workers(), shape, direction, self.options.eps, scratch);
-            let GroupSettings { lr_scale, weight_decay } = self.options.adamw.groups.of(piece.param);
+            let GroupSettings { lr_scale, weight_decay, .. } = self.options.adamw.groups.of(piece.param);
             let lr = scalars.lr * lr_scale;
             let factors = [1.0 - lr * weight_decay, -(lr * self.options.adjust_lr.ratio(shape))];
             let update = &update[piece.param_offset..][..piece.len];

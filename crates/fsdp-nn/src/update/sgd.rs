@@ -76,14 +76,15 @@ vectorized! {
 
 impl Sgd {
     fn factors<A: Float>(&self, piece: &Piece, scalars: &HostScalars) -> Factors<A> {
-        let GroupSettings { lr_scale, weight_decay } = self.groups.of(piece.param);
+        let group = self.groups.of(piece.param);
+        let GroupSettings { lr_scale, weight_decay, .. } = group;
         Factors {
             scale: Scale::new(scalars),
             decay: A::of(weight_decay),
             momentum: A::of(self.momentum),
             undamped: A::of(1.0 - self.dampening),
             nesterov: self.nesterov,
-            first: scalars.step == 1,
+            first: group.own_step(scalars.step) == 1,
             lr: A::of(scalars.lr * lr_scale),
         }
     }

@@ -36,7 +36,7 @@ fn numbers(key: u64, len: usize) -> Vec<f64> {
 
 /// Groups in which one parameter has its own learning rate scale, and no decay.
 fn groups(weight_decay: f64) -> Groups {
-    let settings = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
+    let settings = GroupSettings { lr_scale: 0.5, weight_decay: 0.0, late: 0 };
     Groups::uniform(weight_decay).with([ParamId(1)], settings)
 }
 
@@ -220,13 +220,51 @@ fn assert_close(got: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
+#[test]
+fn delayed_parameters_count_their_own_steps() {
+    let (late, param, spec) = (5, ParamId(1), spec());
+    let (on_time, delayed) = (groups(0.1), groups(0.1).delayed(param, late));
+    assert_eq!(delayed.of(param), GroupSettings { late, ..on_time.of(param) });
+    assert_eq!(delayed.of(ParamId(0)), on_time.of(ParamId(0)));
+    let adamw = |groups: &Groups| AdamW { groups: groups.clone(), ..AdamW::default() };
+    let adafactor = |groups: &Groups| {
+        let options =
+            AdafactorOptions { groups: groups.clone(), relative_step: true, ..AdafactorOptions::default() };
+        Adafactor::new(options, &spec)
+    };
+    for step in 1..8 {
+        let (ours, theirs) = (adamw(&delayed), adamw(&on_time));
+        assert_eq!(ours.factors(param, step + late, 0.1), theirs.factors(param, step, 0.1));
+        assert_eq!(ours.factors(ParamId(0), step, 0.1), theirs.factors(ParamId(0), step, 0.1));
+        let (ours, theirs) = (adafactor(&delayed), adafactor(&on_time));
+        assert_eq!(ours.factors(param, step + late, 0.1), theirs.factors(param, step, 0.1));
+    }
+}
+
+/// In its first own step, the momentum of a parameter is its gradient, without dampening.
+#[test]
+fn momentum_of_delayed_parameter_begins_with_gradient() {
+    let momentum_after = |late: u64, number: u64| {
+        let groups = Groups::uniform(0.0).delayed(ParamId(0), late);
+        let mut rule = Sgd { momentum: 0.9, dampening: 0.5, groups, ..Sgd::default() };
+        let mut shards = vec![Shard::new(&rule, DType::F32, 0, 1, 1)];
+        step(&mut rule, &mut shards, number);
+        shards[0].contents()[1].clone()
+    };
+    let (fresh, old) = (momentum_after(6, 7), momentum_after(0, 7));
+    for (index, owner) in owners().into_iter().enumerate() {
+        let expected = if owner == 0 { 2.0 * old[index] } else { old[index] };
+        assert!((fresh[index] - expected).abs() <= 1e-6 * (1.0 + expected.abs()), "{index}");
+    }
+}
+
 /// AdamW of `torch.optim`, one element at a time.
 fn adamw_reference(rule: &AdamW) -> Vec<f64> {
     let (mut p, mut m, mut v) = (numbers(1, total()), vec![0.0; total()], vec![0.0; total()]);
     for step in 1..=STEPS {
         let (gradient, lr) = (scaled(step), lr(step));
         for i in 0..total() {
-            let GroupSettings { lr_scale, weight_decay } = rule.groups.of(ParamId(owners()[i]));
+            let GroupSettings { lr_scale, weight_decay, .. } = rule.groups.of(ParamId(owners()[i]));
             let lr = lr * lr_scale;
             p[i] *= 1.0 - lr * weight_decay;
             m[i] = rule.betas.0 * m[i] + (1.0 - rule.betas.0) * gradient[i];
@@ -245,7 +283,7 @@ fn lion_reference(rule: &Lion) -> Vec<f64> {
     for step in 1..=STEPS {
         let gradient = scaled(step);
         for i in 0..total() {
-            let GroupSettings { lr_scale, weight_decay } = rule.groups.of(ParamId(owners()[i]));
+            let GroupSettings { lr_scale, weight_decay, .. } = rule.groups.of(ParamId(owners()[i]));
             let lr = lr(step) * lr_scale;
             p[i] *= 1.0 - lr * weight_decay;
             let direction: f64 = rule.betas.0 * average[i] + (1.0 - rule.betas.0) * gradient[i];
@@ -262,7 +300,7 @@ fn sgd_reference(rule: &Sgd) -> Vec<f64> {
     for step in 1..=STEPS {
         let gradient = scaled(step);
         for i in 0..total() {
-            let GroupSettings { lr_scale, weight_decay } = rule.groups.of(ParamId(owners()[i]));
+            let GroupSettings { lr_scale, weight_decay, .. } = rule.groups.of(ParamId(owners()[i]));
             let mut g = gradient[i] + weight_decay * p[i];
             if rule.momentum != 0.0 {
                 let first = step == 1;

@@ -2,8 +2,10 @@
 //! transformers Trainer, DeepSpeed, PyTorch/XLA. `fsdp-ckpt` maps tensors to parameters; this module decides whether a
 //! run can start from them, and reports what was taken, derived and missing.
 //!
-//! A run has a single step count, from which bias corrections, learning rates and the position in the data follow. That
-//! count is the optimizer's own; what a trainer saved of its schedule and its data is ignored.
+//! A run has a single step count, from which learning rates and the position in the data follow. That count is the
+//! optimizer's own: the highest, if it counts the steps of each parameter. Parameters that have missed steps, or have no
+//! state at all because they were frozen or never had a gradient, continue with their own counts, as in `torch.optim`.
+//! What a trainer saved of its schedule and its data is ignored.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -23,7 +25,7 @@ use super::table::{STEPS, StateTable, rows_of, state_rows};
 use crate::error::TrainError;
 use crate::init;
 use crate::job::Job;
-use crate::rule;
+use crate::rule::{self, LateParams};
 
 /// A checkpoint of another trainer, with tensors that fit the run.
 #[derive(Debug)]
@@ -73,28 +75,54 @@ impl Foreign {
         &self.path
     }
 
-    /// Returns the number of steps done: the optimizer's count, else the user's (`at_step`), else the trainer's.
+    /// Returns the number of steps done, and the parameters that have missed some. The number is the highest count of
+    /// the optimizer, else the user's (`at_step`), else the trainer's.
     ///
     /// # Errors
-    /// [`TrainError::OtherStep`], [`TrainError::AtStep`], [`TrainError::NoStep`], [`TrainError::TiedDiffer`];
+    /// [`TrainError::AtStep`], [`TrainError::NoStep`], [`TrainError::TiedDiffer`];
     /// [`TrainError::Checkpoint`] for counts that cannot be read.
-    pub(super) fn step(
+    pub(super) fn steps<A>(
         &self,
+        job: &Job<A>,
         at_step: Option<u64>,
         stop: &AtomicBool,
         summary: &mut ImportSummary,
-    ) -> Result<u64, TrainError> {
+    ) -> Result<(u64, LateParams), TrainError> {
         let options = Options::new(&NoProgress, stop);
         if let Some([first, second]) = self.found.tied_difference(&options)? {
             return Err(TrainError::TiedDiffer { path: self.path.clone(), first, second });
         }
         let mut rows = StateRows::new(&self.found, options)?;
-        let counted = self.optimizer_step(&mut rows)?;
-        let trainer = match self.found.run_count() {
-            Some(count) => Some((whole_steps(&count, &self.path, &mut rows)?, count)),
-            None => None,
+        let mut read = |count: &Option<Count>| count.as_ref().map(|one| one.read(&mut rows)).transpose();
+        let counts = self.found.counts.iter().map(&mut read);
+        let counts = counts.collect::<Result<Vec<Option<u64>>, _>>()?;
+        let trainer = self.found.run_count();
+        let trainer = read(&trainer)?.zip(trainer);
+        let step = self.step(&counts, at_step, trainer, summary)?;
+        let late = |(index, states): (usize, &Vec<String>)| {
+            let counted = match self.is_fresh(index) {
+                true => 0,
+                false => counts[index].unwrap_or(step),
+            };
+            let name = || job.plan.spec.params[index].fqn.clone();
+            (!states.is_empty() && counted < step).then(|| (name(), step - counted))
         };
-        let (step, from) = match (counted, at_step, &trainer) {
+        Ok((step, self.states.iter().enumerate().filter_map(late).collect()))
+    }
+
+    /// The steps of the run, from the counts of all parameters, the user and the trainer.
+    fn step(
+        &self,
+        counts: &[Option<u64>],
+        at_step: Option<u64>,
+        trainer: Option<(u64, Count)>,
+        summary: &mut ImportSummary,
+    ) -> Result<u64, TrainError> {
+        let counted = counts.iter().zip(&self.found.counts);
+        let counted = counted.filter_map(|(steps, count)| Some(((*steps)?, count.as_ref()?.name.clone())));
+        // The first of several equal counts.
+        let highest = counted.reduce(|highest, other| if other.0 > highest.0 { other } else { highest });
+        let (step, from) = match (highest, at_step, &trainer) {
             (Some((counted, tensor)), Some(given), _) if counted != given => {
                 return Err(TrainError::AtStep { path: self.path.clone(), counted, given, tensor });
             }
@@ -113,21 +141,10 @@ impl Foreign {
         Ok(step)
     }
 
-    /// The step on which all counts of the optimizer agree, with the name of one of these tensors; `None` if it counts
-    /// none.
-    fn optimizer_step(&self, rows: &mut StateRows<'_>) -> Result<Option<(u64, String)>, TrainError> {
-        let mut agreed: Option<(u64, String)> = None;
-        for count in &self.found.counts {
-            let got = whole_steps(count, &self.path, rows)?;
-            match &agreed {
-                Some((expected, _)) if *expected != got => {
-                    let (path, tensor) = (self.path.clone(), count.name.clone());
-                    return Err(TrainError::OtherStep { path, tensor, expected: *expected, got: got as f64 });
-                }
-                _ => drop(agreed.get_or_insert_with(|| (got, count.name.clone()))),
-            }
-        }
-        Ok(agreed)
+    /// Whether the optimizer has no state of a parameter that this run trains.
+    fn is_fresh(&self, param: usize) -> bool {
+        let held = self.found.states.as_ref().map(|states| &states[param]);
+        held.is_some_and(Vec::is_empty) && !self.states[param].is_empty()
     }
 
     /// Describes the checkpoint, except for its step.
@@ -136,9 +153,10 @@ impl Foreign {
         let mut summary =
             ImportSummary { format: self.found.checkpoint.format.clone(), ..ImportSummary::default() };
         summary.taken.push(format!("{} parameters", spec.params.len()));
-        let trained = self.states.iter().filter(|states| !states.is_empty()).count();
+        let is_held = |index: &usize| !self.states[*index].is_empty() && !self.is_fresh(*index);
+        let held = (0..self.states.len()).filter(is_held).count();
         if let Some(states) = self.states.iter().find(|states| !states.is_empty()) {
-            summary.taken.push(format!("{} of {trained}", states.join(", ")));
+            summary.taken.push(format!("{} of {held}", states.join(", ")));
         }
         if !self.found.wrappers.is_empty() {
             let all: Vec<String> = self.found.wrappers.iter().map(|step| format!("{step}.")).collect();
@@ -188,6 +206,10 @@ impl Foreign {
             read(&self.found.weights[piece.param.0], rows_of(param, piece.param_offset, piece.len), values)
         })?;
         engine.load_state(Origin::Read, |tensor: &StateTensor, piece, values| {
+            if self.is_fresh(piece.param.0) {
+                values.fill(0.0);
+                return Ok(());
+            }
             let name = self.state_of(piece.param.0, tensor.name);
             read(name, state_rows(spec.param(piece.param), piece), values)
         })?;
@@ -200,18 +222,6 @@ impl Foreign {
         let tensors = self.found.states.as_ref().expect("state is read where there is some");
         &tensors[param][index.expect("every state of the rule was looked for")]
     }
-}
-
-/// Reads a count as a whole number of steps.
-fn whole_steps(count: &Count, path: &Path, rows: &mut StateRows<'_>) -> Result<u64, TrainError> {
-    let steps = count.read(rows)?;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is compared")]
-    let rounded = steps as u64;
-    if rounded as f64 == steps {
-        return Ok(rounded);
-    }
-    let (path, tensor) = (path.to_owned(), count.name.clone());
-    Err(TrainError::OtherStep { path, tensor, expected: rounded, got: steps })
 }
 
 /// The names, shape and states to look for, for each parameter.
@@ -236,6 +246,8 @@ fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError
             shape: param.shape.clone(),
             states: states(&param.fqn),
             decays: decays(ParamId(index)),
+            // An average that begins with zeros would be wrong.
+            may_lack_states: job.config.train.ema_decay.is_none(),
         })
         .collect())
 }

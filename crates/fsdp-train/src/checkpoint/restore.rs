@@ -42,12 +42,13 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
     })
 }
 
-/// Compares the step count of every trained parameter with the number of updates that the run has applied.
+/// Compares the step count of every trained parameter with the number of updates that the run has applied to it.
 fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> {
-    let done = RunState::read(rows.reader)?.updates();
+    let run = RunState::read(rows.reader)?;
     for param in spec.params.iter().filter(|param| param.trainable) {
         let (name, mut step) = (state_name(param, STEPS), [0.0]);
         rows.read(&name, 0..1, DType::F32, &mut step)?;
+        let done = run.updates().saturating_sub(run.late.get(&param.fqn).copied().unwrap_or(0));
         if step[0] != f64::from(done as f32) {
             let path = rows.reader.dir().to_owned();
             return Err(TrainError::OtherStep { path, tensor: name, expected: done, got: step[0] });

@@ -20,6 +20,7 @@ use crate::data::SourcePosition;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::loss_scale::LossScale;
+use crate::rule::LateParams;
 
 /// Keys, and tables of keys, that do not change the computation.
 const FREE: [&str; 25] = [
@@ -97,6 +98,9 @@ pub struct RunState {
     /// The loss scale; `None` if the run does not use one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
+    /// The parameters that began later than the run.
+    #[serde(default, skip_serializing_if = "LateParams::is_empty")]
+    pub late: LateParams,
     /// The version of `fsdp` that saved it; empty if saved before versions were recorded.
     #[serde(default)]
     pub version: String,
@@ -172,6 +176,7 @@ impl RunState {
             changes: changes.to_vec(),
             watched: watched.to_vec(),
             loss_scale: None,
+            late: LateParams::new(),
             version: crate::VERSION.to_owned(),
             param_groups: settings::param_groups(job, step),
         }

@@ -290,7 +290,7 @@ impl Saver {
         if shard == 0 {
             events::checkpoint_begins(run.step);
         }
-        self.snapshot.take(engine, &options.table.held[shard], run.updates())?;
+        self.snapshot.take(engine, &options.table.held[shard], run.updates(), &run.late)?;
         let snapshot = std::mem::take(&mut self.snapshot);
         let shards = options.plan.world_size();
         let coordination = SaveCoordination::begin(&options.assembly, self.count, shard, shards)?;

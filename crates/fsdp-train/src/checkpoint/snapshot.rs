@@ -10,6 +10,7 @@ use fsdp_core::{DType, Memory, Queue};
 
 use super::table::{Held, ValueLocation};
 use crate::error::TrainError;
+use crate::rule::LateParams;
 
 /// The values that a rank saves, in the order of its part of the table.
 #[derive(Debug, Default)]
@@ -25,7 +26,7 @@ enum Values {
 }
 
 impl Snapshot {
-    /// Copies the state of an engine that has applied `step` steps.
+    /// Copies the state of an engine that has applied `step` steps, of which some parameters missed the first ones.
     ///
     /// # Errors
     /// Errors of the memory.
@@ -34,12 +35,13 @@ impl Snapshot {
         engine: &Engine<M, P>,
         held: &[Held],
         step: u64,
+        late: &LateParams,
     ) -> Result<(), TrainError> {
         if self.values.is_empty() {
             self.values = held.iter().map(|held| Values::zeroed(engine, held.place)).collect();
         }
         for (held, values) in held.iter().zip(&mut self.values) {
-            values.copy(engine, held.place, step)?;
+            values.copy(engine, held.place, (step, late))?;
         }
         Ok(())
     }
@@ -57,7 +59,7 @@ impl Snapshot {
 impl Values {
     fn zeroed<M: Memory, P: Program<M>>(engine: &Engine<M, P>, place: ValueLocation) -> Self {
         let (dtype, len) = match place {
-            ValueLocation::Steps => (DType::F32, 1),
+            ValueLocation::Steps { .. } => (DType::F32, 1),
             ValueLocation::Params { len, .. } => (engine.plan().policy.param_dtype.master(), len),
             ValueLocation::State { unit, segment, tensor, len, .. } => {
                 (engine.shards(UnitId(unit)).state_tensors[segment][tensor].dtype, len)
@@ -74,7 +76,7 @@ impl Values {
         &mut self,
         engine: &Engine<M, P>,
         place: ValueLocation,
-        step: u64,
+        (step, late): (u64, &LateParams),
     ) -> Result<(), TrainError> {
         let shards: UnitShards<'_, M::Buffer>;
         let slice = match place {
@@ -86,8 +88,9 @@ impl Values {
                 shards = engine.shards(UnitId(unit));
                 Slice::new(shards.state[segment][tensor], offset, len)
             }
-            ValueLocation::Steps => {
-                *self = Values::F32(vec![step as f32]);
+            ValueLocation::Steps { param } => {
+                let late = late.get(&engine.plan().spec.param(param).fqn).copied().unwrap_or(0);
+                *self = Values::F32(vec![step.saturating_sub(late) as f32]);
                 return Ok(());
             }
         };

@@ -11,9 +11,11 @@ use super::foreign::Foreign;
 use super::run_state::{Change, DataPosition, RunState};
 use super::start::{Resume, Resumed};
 use super::table::{StateTable, is_saved};
+use super::warning::RunWarning;
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::rule::LateParams;
 use crate::train::RunOptions;
 
 /// The checkpoint that a run resumes from.
@@ -31,7 +33,18 @@ pub(super) struct Chosen {
     pub(super) earlier: Vec<Change>,
     /// The watched losses so far.
     pub(super) watched: Vec<WatchedLoss>,
+    /// The parameters that began later than the run.
+    pub(super) late: LateParams,
     pub(super) resumed: Resumed,
+}
+
+impl Chosen {
+    /// The warning that another trainer's optimizer had not counted all steps for some parameters.
+    pub(super) fn warning(&self) -> Option<RunWarning> {
+        let is_first = matches!(self.source, Source::Foreign(_)) && !self.late.is_empty();
+        let (path, step) = (self.resumed.path.clone(), self.resumed.step);
+        is_first.then(|| RunWarning::LateParams { path, step, late: self.late.clone() })
+    }
 }
 
 impl Source {
@@ -45,8 +58,8 @@ impl Source {
         }
         if !is_saved(&job.plan, false) {
             let reason = format!(
-                "{} has no run state of fsdp, which resuming adapters requires; to start from an adapter in \
-                 PEFT's format, set adapter.path",
+                "{} was not saved by fsdp, and the optimizer state of adapters of other trainers is not read; \
+                 to start from an adapter in PEFT's format, set adapter.path",
                 path.display()
             );
             return Err(TrainError::Misfit { key: "adapter", reason });
@@ -96,8 +109,8 @@ fn choose_native<A>(
         .map_err(|differences| TrainError::OtherRun { path: path.clone(), differences })?;
     reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
     let resumed = Resumed { step: saved.step, path, changes, taken: None };
-    let (earlier, watched) = (saved.changes, saved.watched);
-    Ok(Chosen { source: Source::Native(reader), earlier, watched, resumed })
+    let (earlier, watched, late) = (saved.changes, saved.watched, saved.late);
+    Ok(Chosen { source: Source::Native(reader), earlier, watched, late, resumed })
 }
 
 fn choose_foreign<A>(
@@ -110,14 +123,14 @@ fn choose_foreign<A>(
         _ => None,
     };
     let mut summary = foreign.summary(job);
-    let step = foreign.step(at_step, options.stop, &mut summary)?;
+    let (step, late) = foreign.steps(job, at_step, options.stop, &mut summary)?;
     let DataPosition { epoch, step_in_epoch, .. } = job.data.position(step);
     summary.derived.push(format!("position in data.train: epoch {epoch}, step {step_in_epoch} of it"));
     summary.derived.push(format!("learning rate of the next step: {}", job.schedule.lr(step)));
     let changes = foreign.changes(job, step)?;
     let resumed = Resumed { step, path: foreign.path().to_owned(), changes, taken: Some(summary) };
     let (earlier, watched) = (Vec::new(), Vec::new());
-    Ok(Chosen { source: Source::Foreign(foreign), earlier, watched, resumed })
+    Ok(Chosen { source: Source::Foreign(foreign), earlier, watched, late, resumed })
 }
 
 /// Resolves the path of a checkpoint.

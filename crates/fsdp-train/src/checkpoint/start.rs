@@ -29,6 +29,7 @@ use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
 use crate::metrics::Recorder;
+use crate::rule::LateParams;
 use crate::train::RunOptions;
 use crate::wire_result;
 
@@ -73,6 +74,8 @@ pub(crate) struct Start {
     pub(crate) changes: Vec<Change>,
     /// The watched losses so far.
     pub(crate) watched: Vec<WatchedLoss>,
+    /// The parameters that began later than the run.
+    pub(crate) late: LateParams,
     /// Identifies this start of the run, in the names of incomplete files.
     pub(crate) attempt: Attempt,
     /// The output folder; `Some` only in the process of the first rank.
@@ -93,6 +96,7 @@ struct Announcement {
     from: AnnouncedSource,
     changes: Vec<Change>,
     watched: Vec<WatchedLoss>,
+    late: LateParams,
     attempt: Attempt,
 }
 
@@ -153,8 +157,8 @@ impl Start {
             Some(Source::Native(source)) if source.dir() == checkpoint => AnnouncedSource::Own,
             Some(_) => AnnouncedSource::Named,
         };
-        let (changes, watched) = (self.changes.clone(), self.watched.clone());
-        Announcement { step: self.step, from, changes, watched, attempt: self.attempt }
+        let (changes, watched, late) = (self.changes.clone(), self.watched.clone(), self.late.clone());
+        Announcement { step: self.step, from, changes, watched, late, attempt: self.attempt }
     }
 
     fn from_announcement<A>(
@@ -163,7 +167,7 @@ impl Start {
         options: &RunOptions<'_>,
         announcement: Announcement,
     ) -> Result<Self, TrainError> {
-        let Announcement { step, from, changes, watched, attempt } = announcement;
+        let Announcement { step, from, changes, watched, late, attempt } = announcement;
         let source = match (from, &options.resume) {
             (AnnouncedSource::Nothing, _) => None,
             (AnnouncedSource::Named, Resume::From { path, .. }) => {
@@ -174,7 +178,7 @@ impl Start {
                 Some(Source::open(job, table, &path)?)
             }
         };
-        Ok(Self { step, source, changes, watched, attempt, folder: None })
+        Ok(Self { step, source, changes, watched, late, attempt, folder: None })
     }
 
     /// Determines whether and where a run can begin. Files of an earlier run are kept until [`Start::settle`].
@@ -231,19 +235,22 @@ impl Start {
         options: &RunOptions<'_>,
     ) -> Self {
         chosen.iter().for_each(|chosen| events::resumed(&chosen.resumed));
+        if let Some(warning) = chosen.as_ref().and_then(Chosen::warning) {
+            options.reporter.warn(&warning);
+        }
         if chosen.is_some() || matches!(options.resume, Resume::Newest | Resume::NewestSound) {
             options.reporter.resumed(chosen.as_ref().map(|chosen| &chosen.resumed));
         }
-        let (step, source, changes, watched) = match chosen {
-            Some(Chosen { source, earlier, watched, resumed }) => {
+        let (step, source, changes, watched, late) = match chosen {
+            Some(Chosen { source, earlier, watched, late, resumed }) => {
                 let changes = earlier.into_iter().chain(resumed.changes).collect();
-                (resumed.step, Some(source), changes, watched)
+                (resumed.step, Some(source), changes, watched, late)
             }
-            None => (0, None, Vec::new(), Vec::new()),
+            None => (0, None, Vec::new(), Vec::new(), LateParams::new()),
         };
         let attempt = lock.attempt();
         let folder = Folder { lock: Arc::new(lock), earlier, is_settled: AtomicBool::new(false) };
-        Self { step, source, changes, watched, attempt, folder: Some(folder) }
+        Self { step, source, changes, watched, late, attempt, folder: Some(folder) }
     }
 
     /// The lock of the output folder; `Some` only in the process of the first rank.

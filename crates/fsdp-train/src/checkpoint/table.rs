@@ -44,8 +44,8 @@ pub(crate) enum ValueLocation {
     Params { unit: usize, segment: usize, offset: usize, len: usize },
     /// A state tensor of a unit; `segment` counts only trainable segments.
     State { unit: usize, segment: usize, tensor: usize, offset: usize, len: usize },
-    /// The number of steps done.
-    Steps,
+    /// The number of steps of a parameter.
+    Steps { param: ParamId },
 }
 
 impl StateTable {
@@ -156,7 +156,7 @@ impl Builder<'_> {
                 // The rank with the first row of a parameter saves its step count.
                 for piece in pieces.iter().filter(|piece| piece.param_offset == 0) {
                     let tensor = self.state_tensor(piece.param, STEPS, DType::F32, Vec::new());
-                    self.hold(shard, tensor, 0..1, ValueLocation::Steps);
+                    self.hold(shard, tensor, 0..1, ValueLocation::Steps { param: piece.param });
                 }
                 trainable += 1;
             }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::data::DataWarning;
+use crate::rule::LateParams;
 
 /// A condition that the user should know, and despite which the run continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,15 @@ pub enum RunWarning {
         path: PathBuf,
         /// What is wrong with it.
         fault: String,
+    },
+    /// The optimizer of another trainer had counted fewer steps for some parameters than for the others, or none.
+    LateParams {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Steps of the run.
+        step: u64,
+        /// The parameters, and the steps that they missed.
+        late: LateParams,
     },
     /// A warning about the data.
     Data(DataWarning),
@@ -49,6 +59,13 @@ impl fmt::Display for RunWarning {
             RunWarning::PassedOver { path, fault } => {
                 write!(f, "{} is damaged and was skipped: {fault}", path.display())
             }
+            RunWarning::LateParams { path, step, late } => write!(
+                f,
+                "the optimizer in {} has {}; after {step} steps of the run, they continue with their own step counts, as \
+                 in torch.optim",
+                path.display(),
+                missed_steps(*step, late)
+            ),
             RunWarning::Data(warning) => warning.fmt(f),
             RunWarning::NotListening { address, fault } => {
                 write!(f, "metrics are not served at run.metrics_listen = \"{address}\": {fault}")
@@ -57,5 +74,52 @@ impl fmt::Display for RunWarning {
                 write!(f, "no disk space is reserved for the next checkpoint: {fault}")
             }
         }
+    }
+}
+
+/// What an optimizer lacks of the steps of a run: `no state of 2 parameters (a, b), which begin with zeros`.
+fn missed_steps(step: u64, late: &LateParams) -> String {
+    let (fresh, fewer): (Vec<_>, Vec<_>) = late.iter().partition(|(_, missed)| **missed == step);
+    let fresh: Vec<String> = fresh.into_iter().map(|(name, _)| name.clone()).collect();
+    let counted = |(name, missed): (&String, &u64)| format!("{name} ({})", step - missed);
+    let fewer: Vec<String> = fewer.into_iter().map(counted).collect();
+    let parameters = |names: &[String]| match names.len() {
+        1 => "1 parameter".to_owned(),
+        count => format!("{count} parameters"),
+    };
+    let mut all = Vec::new();
+    if !fresh.is_empty() {
+        all.push(format!("no state of {} ({}), which begin with zeros", parameters(&fresh), listed(&fresh)));
+    }
+    if !fewer.is_empty() {
+        all.push(format!("fewer steps of {}: {}", parameters(&fewer), listed(&fewer)));
+    }
+    all.join(", and ")
+}
+
+/// Names for a message: all of a few, or the first of many.
+fn listed(names: &[String]) -> String {
+    const LISTED: usize = 4;
+    let shown = names.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > LISTED { shown + ", .." } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_parameters_are_named_with_their_counts() {
+        let late =
+            |all: &[(&str, u64)]| all.iter().map(|(name, missed)| ((*name).to_owned(), *missed)).collect();
+        assert_eq!(
+            missed_steps(5, &late(&[("a", 5)])),
+            "no state of 1 parameter (a), which begin with zeros"
+        );
+        let both = late(&[("a", 5), ("b", 1), ("c", 4)]);
+        let expected = "no state of 1 parameter (a), which begin with zeros, and fewer steps of 2 parameters: b (4), c (1)";
+        assert_eq!(missed_steps(5, &both), expected);
+        let many = late(&[("a", 5), ("b", 5), ("c", 5), ("d", 5), ("e", 5)]);
+        assert!(missed_steps(5, &many).contains("5 parameters (a, b, c, d, ..)"));
     }
 }

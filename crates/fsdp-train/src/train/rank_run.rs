@@ -162,6 +162,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let model = self.run.options.config_json.as_deref();
         let mut state = RunState::of(self.run.job, step, model, (&self.run.start.changes, &self.watched));
         state.loss_scale = self.trainer.loss_scale();
+        state.late.clone_from(&self.run.start.late);
         saver.save(self.trainer.engine(), state, place)
     }
 

@@ -117,6 +117,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let mut trainer = match &self.start.source {
             Some(Source::Native(checkpoint)) => RankTrainer::resume(self.job, seat, checkpoint)?,
             Some(Source::Foreign(checkpoint)) => {
+                let checkpoint = (&**checkpoint, &self.start.late);
                 RankTrainer::resume_foreign(self.job, seat, checkpoint, self.options.stop)?
             }
             None => RankTrainer::new(self.job, seat)?,

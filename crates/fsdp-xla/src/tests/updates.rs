@@ -232,7 +232,7 @@ fn shards(shards: usize) -> Case {
 }
 
 fn groups() -> Groups {
-    let own = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
+    let own = GroupSettings { lr_scale: 0.5, weight_decay: 0.0, late: 0 };
     Groups::uniform(0.1).with([ParamId(1), ParamId(4)], own)
 }
 

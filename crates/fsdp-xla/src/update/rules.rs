@@ -73,10 +73,11 @@ impl Traced for Sgd {
         shard: &mut SegmentShard<'_, XlaBuffer>,
         scalars: &StepScalars<'_, XlaBuffer>,
     ) -> Result<(), Error> {
-        // In the first step the momentum is the gradient.
-        let [old, new] = if scalars.step == 1 { [0.0, 1.0] } else { [self.momentum, 1.0 - self.dampening] };
         let of = |param| {
             let group = self.groups.of(param);
+            // In the first step the momentum is the gradient.
+            let is_first = group.own_step(scalars.step) == 1;
+            let [old, new] = if is_first { [0.0, 1.0] } else { [self.momentum, 1.0 - self.dampening] };
             [-scalars.lr * group.lr_scale, group.weight_decay, old, new]
         };
         let factors = Factors { of: &of, is_uniform: self.groups.is_uniform() };

@@ -26,7 +26,8 @@ where
         memory.in_torch(Queue::Compute, "sgd", || {
             each_block(memory, shard, scalars.factors, &self.groups, |param, block| {
                 let group = self.groups.of(param);
-                step(self, group, scalars.lr * group.lr_scale, scalars.step == 1, block)
+                let is_first = group.own_step(scalars.step) == 1;
+                step(self, group, scalars.lr * group.lr_scale, is_first, block)
             })
         })?;
         shard.refresh(memory)

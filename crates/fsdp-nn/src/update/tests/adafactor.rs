@@ -13,7 +13,7 @@ fn adafactor_reference(options: &AdafactorOptions, param: usize, p: &mut [f64], 
     let (rows, cols) = (shape[0], row_len(shape));
     let (mut row, mut col, mut full) = (vec![0.0; rows], vec![0.0; cols], vec![0.0; len]);
     let mut average = vec![0.0; len];
-    let GroupSettings { lr_scale, weight_decay: decay } = options.groups.of(ParamId(param));
+    let GroupSettings { lr_scale, weight_decay: decay, .. } = options.groups.of(ParamId(param));
     for (step, g) in (1..).zip(gradients) {
         let beta = 1.0 - f64::from(step).powf(options.decay_rate);
         let scale = mean(p.iter().map(|p| p * p)).sqrt();

@@ -39,7 +39,7 @@ fn adamw8bit_matches_adamw_with_moments_rounded_to_codes() {
         step(&mut rule, &mut shards, number);
         let (gradient, lr) = (scaled(number), lr(number));
         for i in 0..total() {
-            let GroupSettings { lr_scale, weight_decay } = adamw.groups.of(ParamId(owners()[i]));
+            let GroupSettings { lr_scale, weight_decay, .. } = adamw.groups.of(ParamId(owners()[i]));
             let lr = lr * lr_scale;
             p[i] *= 1.0 - lr * weight_decay;
             m[i] = adamw.betas.0 * m[i] + (1.0 - adamw.betas.0) * gradient[i];

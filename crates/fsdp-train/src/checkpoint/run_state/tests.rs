@@ -37,6 +37,7 @@ fn state(config: &str) -> RunState {
         changes: Vec::new(),
         watched: Vec::new(),
         loss_scale: None,
+        late: LateParams::new(),
         version: "0.0.1".into(),
         param_groups: serde_json::Value::Null,
     }
