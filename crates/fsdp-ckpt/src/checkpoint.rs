@@ -8,6 +8,7 @@
 //! source.
 
 mod coverage;
+mod experts;
 mod flatten;
 mod join;
 mod opaque;
@@ -20,6 +21,7 @@ mod wrappers;
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
+pub use experts::{ExpertNames, Experts};
 pub(crate) use flatten::key_text;
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};
 pub use optimizer_name::OptimizerName;

@@ -19,11 +19,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use config::{expert_names, expert_names_beside};
 pub use layout::Layout;
 pub use names::Rename;
 
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, Experts},
     error::Error,
     file_io::{Files, directory_of},
     files::url::is_url,
@@ -95,6 +96,8 @@ pub struct Conversion {
     pub layout: Option<Layout>,
     /// How many times tied weights are written. `None` keeps them as in the source, as far as the target can.
     pub tied: Option<Tied>,
+    /// The form of the weights of experts. `None` keeps that of the source.
+    pub experts: Option<Experts>,
     /// Whether to remove the parts of names that module wrappers have added.
     pub strip_wrappers: bool,
     /// Prefix to remove from names.
@@ -120,6 +123,7 @@ impl Conversion {
             part: target.default_part(),
             layout: None,
             tied: None,
+            experts: None,
             strip_wrappers: false,
             strip_prefix: None,
             renames: Vec::new(),
@@ -182,6 +186,12 @@ pub fn convert(
         false => Staged::new(destination, kind)?,
     };
     let mut report = ConversionReport::default();
+    let viewed = conversion.experts.map(|form| checkpoint.clone().with_experts(form)).transpose()?;
+    if viewed.as_ref().is_some_and(|viewed| viewed.tensors == checkpoint.tensors) {
+        let reason = "it has no experts in the other form; omit --experts";
+        return Err(Error::bad_request(&checkpoint.path, reason));
+    }
+    let checkpoint = viewed.as_ref().unwrap_or(checkpoint);
     let mut selection = select::select(checkpoint, conversion, &mut report)?;
     for tensor in &selection.tensors {
         checkpoint.tensors[&tensor.source].check_coverage(&checkpoint.sources)?;

@@ -16,10 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use rows::StateRows;
 pub use steps::Count;
-pub use weights::{ModelWeights, TorchModel};
+pub use weights::{ModelWeights, ViewedModel};
 
 use crate::{
-    checkpoint::{Checkpoint, OptimizerName, Role, Tensor, Value, Wrappers},
+    checkpoint::{Checkpoint, ExpertNames, Experts, OptimizerName, Role, Tensor, Value, Wrappers},
     diff,
     error::{Error, NameDifferences},
     transfer::Options,
@@ -87,6 +87,11 @@ impl Found {
     /// dtype; [`Error::BadRequest`] if states are keyed by number and their parameters cannot be identified;
     /// [`Error::NotWhole`] if a tensor is incomplete.
     pub fn new(mut checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<Found, Error> {
+        let names = wanted.iter().flat_map(|one| &one.names).map(String::as_str);
+        if let Some(names) = ExpertNames::of_parameters(names).filter(|_| checkpoint.has_fused_experts()) {
+            checkpoint = checkpoint.with_experts(Experts::Separate(names))?;
+            checkpoint.notes.push("the stacked weights of experts are read one by one".to_owned());
+        }
         let (weights, wrappers) = weights(&checkpoint);
         let prefix = names::common_prefix(&weights, wanted);
         let mut differences = NameDifferences::default();

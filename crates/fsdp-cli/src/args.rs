@@ -41,7 +41,8 @@ pub(crate) use report::ReportArgs;
 pub(crate) use shell::{CompletionsArgs, ManArgs, SchemaArgs};
 
 pub(crate) use ckpt::{
-    CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, ReadArgs, TargetArg, VerifyCkptArgs,
+    CkptCommand, ConvertArgs, DiffArgs, ExpertsArg, InspectArgs, MemoryArgs, ReadArgs, TargetArg,
+    VerifyCkptArgs,
 };
 
 const EXAMPLES: &str = "Examples:

@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use crate::{
-    checkpoint::{Checkpoint, Key, Role, join},
+    checkpoint::{Checkpoint, ExpertNames, Key, Role, join},
     diff::{self, Outcome},
     error::Error,
-    file_io::Files,
+    file_io::{Files, directory_of},
     targets::{OutputTensor, Selection},
     transfer::{Options, PlannedFile},
 };
@@ -42,6 +42,40 @@ impl Config {
 
 /// Reads a configuration.
 pub(super) fn read(path: &Path) -> Result<Config, Error> {
+    let (text, json) = parsed(path)?;
+    let ties = |part: &serde_json::Value| part["tie_word_embeddings"].as_bool();
+    let ties_embeddings = ties(&json).or_else(|| ties(&json["text_config"])).unwrap_or(false);
+    Ok(Config { text, ties_embeddings })
+}
+
+/// The names of single experts in the family of models that a configuration belongs to.
+///
+/// # Errors
+/// [`Error::BadRequest`] if experts of this family are not known to be stacked; [`Error::Malformed`], [`Error::Io`].
+pub fn expert_names(path: &Path) -> Result<ExpertNames, Error> {
+    let (_, json) = parsed(path)?;
+    let model_type = json["model_type"].as_str().unwrap_or_default();
+    ExpertNames::of_model_type(model_type).ok_or_else(|| {
+        let reason = format!(
+            "its model_type is `{model_type}`, whose experts are not known to be stacked; known are {}",
+            ExpertNames::MODEL_TYPES.map(|(known, _)| known).join(", ")
+        );
+        Error::bad_request(path, reason)
+    })
+}
+
+/// Like [`expert_names`], of the configuration in a directory or beside a file; `None` if there is none.
+///
+/// # Errors
+/// Those of [`expert_names`].
+pub fn expert_names_beside(weights: &Path) -> Result<Option<ExpertNames>, Error> {
+    let files = Files::anywhere();
+    let dir = if files.is_directory(weights) { weights.to_owned() } else { directory_of(weights) };
+    let config = dir.join(CONFIG_FILE);
+    files.exists(&config).then(|| expert_names(&config)).transpose()
+}
+
+fn parsed(path: &Path) -> Result<(Vec<u8>, serde_json::Value), Error> {
     let bad = |detail: String| Error::malformed(path, format!("it is not a model configuration: {detail}"));
     let text = Files::anywhere().read_small(path, CONFIG_BYTES_MAX)?;
     let text = text.ok_or_else(|| bad(format!("it has more than {CONFIG_BYTES_MAX} bytes")))?;
@@ -49,9 +83,7 @@ pub(super) fn read(path: &Path) -> Result<Config, Error> {
     if !json.is_object() {
         return Err(bad("it is not a JSON object".to_owned()));
     }
-    let ties = |part: &serde_json::Value| part["tie_word_embeddings"].as_bool();
-    let ties_embeddings = ties(&json).or_else(|| ties(&json["text_config"])).unwrap_or(false);
-    Ok(Config { text, ties_embeddings })
+    Ok((text, json))
 }
 
 /// Adds output weights that share the input weights, unless the selection already has output weights.

@@ -46,6 +46,14 @@ pub fn open_index(path: &Path) -> Result<Checkpoint, Error> {
     from_files(path, "safetensors with an index", model.files())
 }
 
+/// The checkpoint in the files of an open model.
+///
+/// # Errors
+/// [`Error::Malformed`] for a tensor that two files hold.
+pub(crate) fn from_model(model: &ModelReader) -> Result<Checkpoint, Error> {
+    from_files(model.path(), "safetensors", model.files())
+}
+
 /// Reads the files of a directory that belong together: shards of ranks, or a model whose index is missing.
 ///
 /// # Errors

@@ -8,10 +8,11 @@ use std::{
 
 use super::StateRows;
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, Experts},
+    conversion::expert_names_beside,
     error::Error,
     file_io::Files,
-    formats::{TORCH_INDEX, TORCH_MODEL, torch_file, torch_index},
+    formats::{TORCH_INDEX, TORCH_MODEL, safetensors_files, torch_file, torch_index},
     model_files::{INDEX_FILE, ModelReader, SINGLE_FILE, check_names, two_models},
     safetensors::TensorType,
     transfer::{NoProgress, OpenSources, Options, SourceFiles},
@@ -26,13 +27,14 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 pub enum ModelWeights {
     /// Weights in safetensors, which have no checksums.
     Safetensors(ModelReader),
-    /// Weights in `torch.save` files.
-    Torch(TorchModel),
+    /// Weights that are read through the view of a checkpoint: in `torch.save` files, or with stacked experts.
+    Viewed(ViewedModel),
 }
 
-/// A model in `pytorch_model.bin`, or in several such files with an index.
+/// A model in `pytorch_model.bin` or in several such files with an index, or one in safetensors whose experts are
+/// stacked.
 #[derive(Debug)]
-pub struct TorchModel {
+pub struct ViewedModel {
     checkpoint: Checkpoint,
     opened: Arc<OpenSources>,
 }
@@ -45,10 +47,14 @@ impl ModelWeights {
     /// Those of [`ModelReader::open`], and the same for `torch.save` files.
     pub fn open(path: impl AsRef<Path>) -> Result<ModelWeights, Error> {
         let path = path.as_ref();
-        match torch_model_in(path)? {
-            Some(file) => TorchModel::open(&file).map(ModelWeights::Torch),
-            None => ModelReader::open(path).map(ModelWeights::Safetensors),
+        if let Some(file) = torch_model_in(path)? {
+            return ViewedModel::open(&file).map(ModelWeights::Viewed);
         }
+        let model = ModelReader::open(path)?;
+        if model.names().any(|name| name.contains(".experts.gate_up_proj")) {
+            return ViewedModel::of(safetensors_files::from_model(&model)?).map(ModelWeights::Viewed);
+        }
+        Ok(ModelWeights::Safetensors(model))
     }
 
     /// Whether a model directory contains weights, valid or not.
@@ -61,7 +67,7 @@ impl ModelWeights {
     pub fn path(&self) -> &Path {
         match self {
             ModelWeights::Safetensors(model) => model.path(),
-            ModelWeights::Torch(model) => &model.checkpoint.path,
+            ModelWeights::Viewed(model) => &model.checkpoint.path,
         }
     }
 
@@ -71,7 +77,7 @@ impl ModelWeights {
             ModelWeights::Safetensors(model) => {
                 model.names().filter_map(|name| Some(model.entry(name).ok()?.dtype())).collect()
             }
-            ModelWeights::Torch(model) => {
+            ModelWeights::Viewed(model) => {
                 model.checkpoint.tensors.values().map(|tensor| tensor.dtype).collect()
             }
         }
@@ -81,7 +87,7 @@ impl ModelWeights {
     pub fn has(&self, name: &str) -> bool {
         match self {
             ModelWeights::Safetensors(model) => model.entry(name).is_ok(),
-            ModelWeights::Torch(model) => model.checkpoint.tensors.contains_key(name),
+            ModelWeights::Viewed(model) => model.checkpoint.tensors.contains_key(name),
         }
     }
 
@@ -92,7 +98,7 @@ impl ModelWeights {
     pub fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
         match self {
             ModelWeights::Safetensors(model) => model.read_rows_f64(name, rows, out),
-            ModelWeights::Torch(TorchModel { checkpoint, opened }) => {
+            ModelWeights::Viewed(ViewedModel { checkpoint, opened }) => {
                 let sources = SourceFiles::checked_before(checkpoint, opened);
                 StateRows::of(sources, Options::new(&NoProgress, &NEVER)).read_rows_f64(name, rows, out)
             }
@@ -115,7 +121,7 @@ impl ModelWeights {
     {
         match self {
             ModelWeights::Safetensors(model) => model.check_tensors(expected, ignored, accepts),
-            ModelWeights::Torch(TorchModel { checkpoint: Checkpoint { tensors, path, .. }, .. }) => {
+            ModelWeights::Viewed(ViewedModel { checkpoint: Checkpoint { tensors, path, .. }, .. }) => {
                 let names = tensors.keys().map(String::as_str);
                 let find = |name: &str| {
                     let tensor = tensors.get(name)?;
@@ -133,17 +139,28 @@ impl ModelWeights {
     /// # Errors
     /// [`Error::Malformed`] for bytes that do not match, [`Error::NotWhole`], [`Error::Io`].
     pub fn check_sums(&self) -> Result<(), Error> {
-        let ModelWeights::Torch(TorchModel { checkpoint, .. }) = self else { return Ok(()) };
+        let ModelWeights::Viewed(ViewedModel { checkpoint, .. }) = self else { return Ok(()) };
         Error::all_of(verify(checkpoint, &Options::new(&NoProgress, &NEVER))?.problems)
     }
 }
 
-impl TorchModel {
-    fn open(file: &Path) -> Result<TorchModel, Error> {
+impl ViewedModel {
+    fn open(file: &Path) -> Result<ViewedModel, Error> {
         let is_index = file.ends_with(TORCH_INDEX);
         let checkpoint = if is_index { torch_index::open(file)? } else { torch_file::open(file)? };
+        ViewedModel::of(checkpoint)
+    }
+
+    /// Opens the files of a checkpoint. Stacked experts are read one by one, under the names that the family of the
+    /// model publishes.
+    fn of(mut checkpoint: Checkpoint) -> Result<ViewedModel, Error> {
+        if checkpoint.has_fused_experts()
+            && let Some(names) = expert_names_beside(&checkpoint.path)?
+        {
+            checkpoint = checkpoint.with_experts(Experts::Separate(names))?;
+        }
         let opened = Arc::new(OpenSources::new(&Files::anywhere(), &checkpoint));
-        Ok(TorchModel { checkpoint, opened })
+        Ok(ViewedModel { checkpoint, opened })
     }
 }
 

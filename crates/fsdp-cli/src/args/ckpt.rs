@@ -123,6 +123,9 @@ pub(crate) struct ConvertArgs {
     /// How many times tied weights are written [default: as in SRC]
     #[arg(long, value_name = "COUNT", value_enum)]
     pub(crate) tied: Option<TiedArg>,
+    /// Form of the weights of experts of Mixtral and Qwen3-MoE [default: as in SRC]
+    #[arg(long, value_name = "FORM", value_enum)]
+    pub(crate) experts: Option<ExpertsArg>,
     /// Remove what module wrappers add to names (_orig_mod., module., _fsdp_wrapped_module.,
     /// _checkpoint_wrapped_module.)
     #[arg(long)]
@@ -305,6 +308,15 @@ pub(crate) enum TiedArg {
     Once,
     /// Under both names
     Twice,
+}
+
+/// The form of the weights of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExpertsArg {
+    /// All experts of a layer in two tensors, as transformers 5 holds them in memory
+    Fused,
+    /// One by one, as published; the names follow from --config, or from a config.json beside SRC
+    Separate,
 }
 
 impl From<LayoutArg> for Layout {

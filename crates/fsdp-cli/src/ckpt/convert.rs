@@ -4,14 +4,14 @@ use std::fmt::Write;
 use std::io;
 use std::num::NonZero;
 
-use fsdp_ckpt::checkpoint::{Checkpoint, Role};
-use fsdp_ckpt::conversion::{Conversion, ConversionReport, convert};
+use fsdp_ckpt::checkpoint::{Checkpoint, Experts, Role};
+use fsdp_ckpt::conversion::{Conversion, ConversionReport, convert, expert_names, expert_names_beside};
 use fsdp_ckpt::formats::beside;
 use fsdp_ckpt::transfer::Options;
 use serde_json::{Value as Json, json};
 
 use super::{Work, counted, is_in, json_path, line, listed, notes_of, opaque_json, open, print};
-use crate::args::{ConvertArgs, TargetArg};
+use crate::args::{ConvertArgs, ExpertsArg, TargetArg};
 use crate::error::CliError;
 use crate::output::{Paint, one_line};
 use crate::units::bytes;
@@ -65,11 +65,27 @@ fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     conversion.part = args.only.map_or(conversion.part, Into::into);
     conversion.layout = args.layout.map(Into::into);
     conversion.tied = args.tied.map(Into::into);
+    conversion.experts = args.experts.map(|form| experts(form, args)).transpose()?;
     conversion.strip_wrappers = args.strip_wrappers;
     conversion.strip_prefix.clone_from(&args.strip_prefix);
     conversion.renames.clone_from(&args.rename);
     conversion.config.clone_from(&args.config);
     Ok(conversion)
+}
+
+/// The form of experts to write.
+fn experts(form: ExpertsArg, args: &ConvertArgs) -> Result<Experts, CliError> {
+    if form == ExpertsArg::Fused {
+        return Ok(Experts::Fused);
+    }
+    let names = match &args.config {
+        Some(config) => Some(expert_names(config)?),
+        None => expert_names_beside(&args.source)?,
+    };
+    let what = "separate names depend on the family of the model: name its config.json with --config (safetensors), or \
+                put it beside SRC";
+    let unknown = || CliError::Option { option: "--experts", what: what.to_owned() };
+    Ok(Experts::Separate(names.ok_or_else(unknown)?))
 }
 
 /// Number of tensors of each role that are not included.

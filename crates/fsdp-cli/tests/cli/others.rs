@@ -124,7 +124,9 @@ fn parameters_with_fewer_steps_resume_like_pytorch() {
         sandbox.succeed(&format!("{convert} --strip-prefix model. --no-sync"));
         for (layout, ranks) in [("dcp", 2), ("numbered.pt", 1)] {
             let out = format!("{optimizer}-{layout}");
-            let run = format!("{RUN} --set train.steps=15 --set checkpoint.every=2 --set run.ranks={ranks}");
+            let run = format!(
+                "{RUN} --set train.steps=15 --set checkpoint.every=2 --set checkpoint.keep_last=0 --set run.ranks={ranks}"
+            );
             let from = format!("--set run.out_dir={out}{settings} --resume-from {folder}/{layout}");
             let ran = sandbox.succeed(&format!("{run} {from}"));
             let warned = folded(&ran.stderr).replace('\n', " ");
@@ -140,9 +142,64 @@ fn parameters_with_fewer_steps_resume_like_pytorch() {
             sandbox.succeed(&format!("{run} {again}"));
             sandbox.succeed(&format!("ckpt diff {out}/model {out}-again/model"));
             sandbox.succeed(&format!(
-                "ckpt diff {out}/checkpoints/step-00000014 {out}-again/checkpoints/step-00000014"
+                "ckpt diff {out}/checkpoints/step-00000014 {out}-again/checkpoints/step-00000014 --only optimizer"
             ));
         }
+    }
+}
+
+/// Models whose experts transformers stacks in memory: read as initial weights, continued from a state of FSDP2's
+/// layout, and converted both ways.
+#[test]
+fn stacked_experts_train_and_convert_like_transformers() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "fused_experts"]);
+    for (kind, class) in [("mixtral", "Mixtral"), ("qwen3_moe", "Qwen3Moe")] {
+        let folder = format!("fused_experts/{kind}");
+        let run = format!(r#"{RUN} --set model.path={folder}/model --set fsdp.wrap=["{class}DecoderLayer"]"#);
+        // Both forms of the weights begin the same run.
+        for form in ["model", "fused"] {
+            sandbox.succeed(&format!(
+                "{run} --set model.path={folder}/{form} --set train.steps=2 --set run.out_dir={kind}-{form}"
+            ));
+        }
+        sandbox.succeed(&format!("ckpt diff {kind}-model/model {kind}-fused/model"));
+        let end = format!("{kind}-end.safetensors");
+        sandbox.succeed(&format!(
+            "ckpt convert {folder}/expected_end.safetensors {end} --to safetensors --strip-prefix model. --no-sync"
+        ));
+        for ranks in [1, 2] {
+            let out = format!("{kind}-{ranks}");
+            let more = format!("--set train.steps=6 --set run.ranks={ranks} --set checkpoint.every=6");
+            sandbox.succeed(&format!("{run} {more} --set run.out_dir={out} --resume-from {folder}/dcp"));
+            let fused = format!("{out}-fused.safetensors");
+            sandbox.succeed(&format!(
+                "ckpt convert {out}/model {fused} --to safetensors --experts fused --no-sync"
+            ));
+            sandbox.succeed(&format!("ckpt diff {fused} {end} --atol 1e-5"));
+        }
+        // A whole state, with moments and groups, there and back.
+        let (stacked, single) = (format!("{kind}-stacked"), format!("{kind}-single"));
+        let state = format!("{kind}-2/checkpoints/step-00000006");
+        sandbox.succeed(&format!("ckpt convert {state} {stacked} --to dcp --experts fused --no-sync"));
+        std::fs::create_dir(sandbox.path("beside")).ok();
+        let inside = format!("beside/{kind}");
+        sandbox.succeed(&format!("ckpt convert {stacked} {inside} --to dcp --world-size 2 --no-sync"));
+        std::fs::copy(
+            sandbox.path(&format!("{folder}/model/config.json")),
+            sandbox.path(&format!("{inside}/config.json")),
+        )
+        .unwrap();
+        sandbox.succeed(&format!("ckpt convert {inside} {single} --to dcp --experts separate --no-sync"));
+        sandbox.succeed(&format!("ckpt diff {single} {state} --only model"));
+        // The list of a group is in another order, but the same when stacked again.
+        let twice = format!("{kind}-twice");
+        sandbox.succeed(&format!("ckpt convert {single} {twice} --to dcp --experts fused --no-sync"));
+        sandbox.succeed(&format!("ckpt diff {twice} {stacked}"));
+        let again = sandbox.fsdp(&format!("ckpt convert {state} again --to dcp --experts separate"));
+        assert_eq!(again.code, Some(2), "{}", again.stderr);
+        assert!(again.stderr.contains("put it beside SRC"), "{}", again.stderr);
+        let again = sandbox.fsdp(&format!("ckpt convert {stacked} again --to dcp --experts fused"));
+        assert!(again.stderr.contains("it has no experts in the other form"), "{}", again.stderr);
     }
 }
 
@@ -194,14 +251,12 @@ fn resume_errors_explain_rejected_checkpoints() {
     "#);
     let other = "--set model.path=other --set model.init=random --resume-from fsdp2/dcp";
     insta::assert_snapshot!(input_error(other), @r#"
-    error: the tensors in fsdp2/dcp do not match the requested model: 27 missing:
+    error: the tensors in fsdp2/dcp do not match the requested model: 9 missing:
     `model.model.layers.1.self_attn.q_proj.weight`, `model.model.layers.1.self_attn.k_proj.weight`,
     `model.model.layers.1.self_attn.v_proj.weight`, `model.model.layers.1.self_attn.o_proj.weight`,
     `model.model.layers.1.mlp.gate_proj.weight`, `model.model.layers.1.mlp.up_proj.weight`,
     `model.model.layers.1.mlp.down_proj.weight`, `model.model.layers.1.input_layernorm.weight`,
-    `model.model.layers.1.post_attention_layernorm.weight`, `exp_avg of
-    model.layers.1.self_attn.q_proj.weight`, `exp_avg_sq of model.layers.1.self_attn.q_proj.weight`,
-    `exp_avg of model.layers.1.self_attn.k_proj.weight` and 15 more; 9 of the wrong shape:
+    `model.model.layers.1.post_attention_layernorm.weight`; 9 of the wrong shape:
     `model.model.layers.0.mlp.gate_proj.weight` (expected [8, 9], got [12, 9]),
     `model.model.layers.0.mlp.up_proj.weight` (expected [8, 9], got [12, 9]),
     `model.model.layers.0.mlp.down_proj.weight` (expected [9, 8], got [9, 12]),

@@ -1,0 +1,184 @@
+//! Both forms place every element where the other one does, and names and settings follow.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    checkpoint::{Chunk, Region},
+    safetensors::TensorType,
+};
+
+/// Where an element is stored: the only chunk that has it, and the offset there.
+fn place(tensor: &Tensor, index: &[u64]) -> (usize, u64) {
+    let flat = index.iter().zip(&tensor.shape).fold(0, |flat, (i, size)| flat * size + i);
+    let size = tensor.dtype.size_bytes() as u64;
+    let found: Vec<(usize, u64)> = tensor
+        .chunks
+        .iter()
+        .filter_map(|chunk| match &chunk.region {
+            Region::Flat(range) => {
+                let at = range.contains(&flat).then(|| flat - range.start)?;
+                Some((chunk.source, chunk.offset + at * size))
+            }
+            Region::Box { offsets, sizes, strides } => {
+                let inner = index.iter().zip(offsets).map(|(i, offset)| i.checked_sub(*offset));
+                let inner: Vec<u64> = inner.collect::<Option<_>>()?;
+                let is_inside = inner.iter().zip(sizes).all(|(i, size)| i < size);
+                let at: u64 = inner.iter().zip(strides).map(|(i, stride)| i * stride).sum();
+                is_inside.then_some((chunk.source, chunk.offset + at * size))
+            }
+        })
+        .collect();
+    assert_eq!(found.len(), 1, "{index:?} of {tensor:?}");
+    found[0]
+}
+
+/// Cuts a stack into chunks: flat ranges, or boxes between cuts of each dimension, in their own strides.
+fn stack([experts, rows, columns]: [u64; 3], cuts: &[u64; 3], is_flat: bool, name: &str) -> Tensor {
+    let shape = vec![experts, rows, columns];
+    let mut chunks = Vec::new();
+    let len = experts * rows * columns;
+    if is_flat {
+        let ends = [0, cuts[0] % (len + 1), len];
+        let ranges = ends.windows(2).enumerate();
+        chunks.extend(ranges.map(|(source, pair)| Chunk {
+            region: Region::Flat(pair[0]..pair[1]),
+            source,
+            offset: 7 + source as u64,
+        }));
+    } else {
+        let parts = |size: u64, cut: u64| {
+            let cut = cut % (size + 1);
+            [0..cut, cut..size].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>()
+        };
+        let each = |dim: usize| parts(shape[dim], cuts[dim]);
+        let pairs = each(0).into_iter().flat_map(|a| each(1).into_iter().map(move |b| (a.clone(), b)));
+        let pairs: Vec<_> = pairs.collect();
+        for (pair, c) in pairs.iter().flat_map(|pair| each(2).into_iter().map(move |c| (pair, c))) {
+            let (a, b) = pair;
+            let region = Region::Box {
+                offsets: vec![a.start, b.start, c.start],
+                sizes: vec![a.end - a.start, b.end - b.start, c.end - c.start],
+                // Transposed in the source.
+                strides: vec![1000, 3, 100],
+            };
+            let source = chunks.len();
+            chunks.push(Chunk { region: region.simplified(&shape), source, offset: 50 + source as u64 });
+        }
+    }
+    let path = vec![Key::Name("model".into()), Key::Name(name.into())];
+    Tensor { path, role: Role::Model, dtype: TensorType::F32, shape, chunks }
+}
+
+fn checkpoint(tensors: impl IntoIterator<Item = Tensor>) -> Checkpoint {
+    let tensors = tensors.into_iter().map(|tensor| (join(&tensor.path), tensor)).collect();
+    Checkpoint { tensors, ..Checkpoint::default() }
+}
+
+proptest! {
+    #[test]
+    fn every_element_of_stack_keeps_its_place(
+        (experts, inner, hidden) in (1_u64..4, 1_u64..4, 1_u64..4),
+        cuts in prop::array::uniform3(0_u64..60),
+        is_flat in any::<bool>(),
+        is_mixtral in any::<bool>(),
+    ) {
+        let names = if is_mixtral { ExpertNames::Mixtral } else { ExpertNames::Qwen };
+        let (mlp, [gate, up, down]) = names.words();
+        let gate_up = stack([experts, 2 * inner, hidden], &cuts, is_flat, "l.0.mlp.experts.gate_up_proj");
+        let downs = stack([experts, hidden, inner], &cuts, is_flat, "l.0.mlp.experts.down_proj");
+        let fused = checkpoint([gate_up.clone(), downs.clone()]);
+        let separate = fused.clone().with_experts(Experts::Separate(names)).unwrap();
+        prop_assert_eq!(separate.tensors.len() as u64, 3 * experts);
+        for expert in 0..experts {
+            for (word, of, first) in [(gate, &gate_up, 0), (up, &gate_up, inner), (down, &downs, 0)] {
+                let part = &separate.tensors[&format!("model.l.0.{mlp}.experts.{expert}.{word}.weight")];
+                let [rows, columns] = part.shape[..] else { panic!("a matrix") };
+                for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+                    prop_assert_eq!(place(part, &[row, column]), place(of, &[expert, first + row, column]));
+                }
+            }
+        }
+        // The way back: the same elements in the same places, though perhaps in more chunks.
+        let again = separate.with_experts(Experts::Fused).unwrap();
+        prop_assert_eq!(again.tensors.keys().collect::<Vec<_>>(), fused.tensors.keys().collect::<Vec<_>>());
+        for (name, tensor) in &fused.tensors {
+            prop_assert_eq!(&again.tensors[name].shape, &tensor.shape);
+            let [experts, rows, columns] = tensor.shape[..] else { panic!("a stack") };
+            for at in 0..experts * rows * columns {
+                let index = [at / (rows * columns), at / columns % rows, at % columns];
+                prop_assert_eq!(place(&again.tensors[name], &index), place(tensor, &index));
+            }
+        }
+    }
+}
+
+/// A checkpoint of a layer with a router, moments and step counts, and the settings of a group.
+fn of_layer(names: &[(&str, &[u64])]) -> Checkpoint {
+    let tensor = |path: Vec<Key>, role: Role, shape: &[u64]| {
+        let chunks = vec![Chunk { region: Region::Flat(0..shape.iter().product()), source: 0, offset: 0 }];
+        Tensor { path, role, dtype: TensorType::F32, shape: shape.to_vec(), chunks }
+    };
+    let mut tensors = Vec::new();
+    for (name, shape) in names {
+        let steps = |steps: &[&str]| steps.iter().map(|step| Key::Name((*step).to_owned())).collect();
+        tensors.push(tensor(steps(&["model", name]), Role::Model, shape));
+        tensors.push(tensor(steps(&["optim", "state", name, "exp_avg"]), Role::Optimizer, shape));
+        tensors.push(tensor(steps(&["optim", &format!("state.{name}.step")]), Role::Optimizer, &[]));
+    }
+    let mut made = checkpoint(tensors);
+    let path = ["optim", "param_groups", "0", "params"].map(|step| Key::Name(step.to_owned())).to_vec();
+    let params = names.iter().map(|(name, _)| Value::Str((*name).to_owned())).collect();
+    let object = Object { path: path.clone(), role: Role::Optimizer, value: Value::List(params) };
+    made.values.insert(join(&path), object);
+    made
+}
+
+#[test]
+fn names_states_and_groups_follow_the_form() {
+    let fused: [(&str, &[u64]); 4] = [
+        ("l.0.mlp.gate.weight", &[2, 4]),
+        ("l.0.mlp.experts.gate_up_proj", &[2, 6, 4]),
+        ("l.0.mlp.experts.down_proj", &[2, 4, 3]),
+        ("l.0.mlp.other.weight", &[2]),
+    ];
+    for names in [ExpertNames::Mixtral, ExpertNames::Qwen] {
+        let (mlp, [gate, up, down]) = names.words();
+        let weight = |expert: u64, word: &str| format!("l.0.{mlp}.experts.{expert}.{word}.weight");
+        let mut separate = vec![format!("l.0.{mlp}.gate.weight")];
+        separate.extend((0..2).flat_map(|expert| [weight(expert, gate), weight(expert, up)]));
+        separate.extend((0..2).map(|expert| weight(expert, down)));
+        separate.push("l.0.mlp.other.weight".to_owned());
+        let shape = |name: &str| -> &[u64] {
+            match name {
+                name if name.contains(down) => &[4, 3],
+                name if name.contains(".experts.") => &[3, 4],
+                name if name.contains(".gate.") => &[2, 4],
+                _ => &[2],
+            }
+        };
+        let expected: Vec<(&str, &[u64])> = separate.iter().map(|name| (&name[..], shape(name))).collect();
+        let shapes = |checkpoint: &Checkpoint| -> Vec<(String, Vec<u64>)> {
+            checkpoint.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect()
+        };
+        let (fused, expected) = (of_layer(&fused), of_layer(&expected));
+        let got = fused.clone().with_experts(Experts::Separate(names)).unwrap();
+        assert_eq!((shapes(&got), &got.values), (shapes(&expected), &expected.values), "{names:?}");
+        let again = expected.with_experts(Experts::Fused).unwrap();
+        assert_eq!((shapes(&again), &again.values), (shapes(&fused), &fused.values), "{names:?}");
+    }
+}
+
+#[test]
+fn incomplete_and_doubled_experts_are_refused() {
+    let text = |names: &[(&str, &[u64])], form| of_layer(names).with_experts(form).unwrap_err().to_string();
+    let (one, two) = ("mlp.experts.0.down_proj.weight", "mlp.experts.2.down_proj.weight");
+    let lacking = text(&[(one, &[2, 3]), (two, &[2, 3])], Experts::Fused);
+    assert!(lacking.contains("expert 1 lacks a weight of `model.mlp.experts.down_proj`"), "{lacking}");
+    let two = "mlp.experts.1.down_proj.weight";
+    let differing = text(&[(one, &[2, 3]), (two, &[3, 2])], Experts::Fused);
+    assert!(differing.contains("differ in shape or dtype"), "{differing}");
+    let both =
+        text(&[(one, &[2, 3]), ("mlp.experts.down_proj", &[1, 2, 3])], Experts::Separate(ExpertNames::Qwen));
+    assert!(both.contains("in both forms"), "{both}");
+}
