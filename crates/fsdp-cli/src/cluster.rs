@@ -100,7 +100,7 @@ pub(crate) fn is_alone_on_node(place: Option<ProcessPlace>) -> bool {
 /// # Errors
 /// [`CliError::Place`].
 pub(crate) fn is_launched() -> Result<bool, CliError> {
-    Ok(variable("FSDP_PROCESS").is_some() || recognize(&variable)?.is_some())
+    Ok(recognize(&variable)?.is_some() || variable("FSDP_PROCESS").is_some())
 }
 
 /// The processes of a run and their connection.
@@ -136,9 +136,9 @@ impl Team<'_> {
     }
 }
 
-/// Reads an environment variable.
+/// Reads an environment variable. Bytes that are not UTF-8 are replaced: the value is wrong, but not absent.
 pub(crate) fn variable(name: &str) -> Option<String> {
-    env::var(name).ok()
+    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// Joins the other processes, does the work and ends with them; a single process only does the work. All processes end

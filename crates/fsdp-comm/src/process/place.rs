@@ -1,7 +1,10 @@
 //! Determines this process's place among those that a launcher has started, from the variables that the launcher sets.
 //!
-//! A pure function of the environment, so it can be tested without one. It recognizes only worlds of more than one
-//! process.
+//! A pure function of the environment, so it can be tested without one.
+//!
+//! The innermost launcher decides, even if it has started only one process: the variables of the launchers around it
+//! count that launcher, not this process. Variables that no launcher would leave like this (some of a set, a value
+//! that is not a number) are errors. If they were ignored, every process would run alone, all into the same folder.
 //!
 //! Slurm is recognized by `SLURM_STEP_NUM_TASKS`, which only `srun` sets, for the tasks of a step. In a script of
 //! `sbatch`, `SLURM_NTASKS` is the requested number and `SLURM_PROCID` is 0; a command started there without `srun`
@@ -9,8 +12,9 @@
 //!
 //! An `mpirun` inside a Slurm job often starts its own helpers with `srun`, one per node, and its processes inherit the
 //! variables of that step. The variables of `mpirun` therefore take precedence. `PMI_RANK` alone is ambiguous, because
-//! `srun --mpi=pmi2` sets it too, so Hydra (MPICH, Intel MPI) is recognized by `MPI_LOCALRANKID`. A launcher that sets
-//! only `PMIX_RANK` does not provide the number of processes and is not recognized.
+//! `srun --mpi=pmi2` sets it too, so Hydra (MPICH, Intel MPI) is recognized by `MPI_LOCALRANKID`, and by `PMI_RANK` only
+//! if there is no other launcher. A launcher that sets only `PMIX_RANK` does not provide the number of processes and is
+//! not recognized.
 
 use std::fmt;
 
@@ -108,20 +112,36 @@ const LAUNCHERS: [(LaunchedBy, [&str; 4]); 6] = [
     ),
 ];
 
+/// The node of a task of srun, from 0: its entry in the tasks of each node.
+const SRUN_NODE: &str = "SLURM_NODEID";
+
 /// The variables of a launcher are inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// A variable is missing or not a number.
-    #[error("{launched_by} has set {present}, but {variable} is {}", value.as_deref().unwrap_or("not set"))]
+    /// A variable is missing.
+    #[error(
+        "of the variables of {launched_by}, {present} is set, but {missing} is not: set {}, or none of them",
+        launched_by.variables().join(", ")
+    )]
+    Missing {
+        /// The launcher.
+        launched_by: LaunchedBy,
+        /// A variable that is set.
+        present: &'static str,
+        /// A variable that must then be set too.
+        missing: &'static str,
+    },
+    /// A value is not a number.
+    #[error("{variable} of {launched_by} is {value:?}; expected {expected}")]
     NoNumber {
         /// The launcher.
         launched_by: LaunchedBy,
-        /// A variable that it has set.
-        present: &'static str,
-        /// A variable that it should have set too.
+        /// The variable.
         variable: &'static str,
-        /// Its value; `None` if it is not set.
-        value: Option<String>,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
     },
     /// An index is out of range.
     #[error(
@@ -159,53 +179,96 @@ pub enum PlaceError {
 /// # Errors
 /// [`PlaceError`].
 pub fn recognize(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<ProcessPlace>, PlaceError> {
-    let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
-    let is_several = |(launcher, [process, processes, local_process, _]): &(LaunchedBy, [&str; 4])| {
-        number(process).is_some()
-            && number(processes).is_some_and(|processes| processes > 1)
-            // srun sets PMI_RANK too.
-            && (*launcher != LaunchedBy::Hydra || variable(local_process).is_some())
-    };
-    let found = LAUNCHERS.into_iter().find(is_several);
-    found.map(|(launched_by, names)| place(launched_by, names, variable)).transpose()
+    let Some(launched_by) = innermost(variable) else { return Ok(None) };
+    let place = Variables { launched_by, variable }.place()?;
+    Ok(Some(place).filter(|place| place.processes > 1))
 }
 
 /// Whether a launcher has started this process as the only one; `variable` looks up an environment variable.
 pub fn is_only_one(variable: &dyn Fn(&str) -> Option<String>) -> bool {
-    let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
-    LAUNCHERS
-        .iter()
-        .any(|(_, [process, processes, ..])| number(process) == Some(0) && number(processes) == Some(1))
+    let place = innermost(variable).map(|launched_by| Variables { launched_by, variable }.place());
+    matches!(place, Some(Ok(ProcessPlace { processes: 1, .. })))
 }
 
-fn place(
+/// The innermost launcher that has left any of its variables.
+fn innermost(variable: &dyn Fn(&str) -> Option<String>) -> Option<LaunchedBy> {
+    let is_set = |name: &&str| variable(name).is_some();
+    let has_started = |(launcher, names): &(LaunchedBy, [&str; 4])| match launcher {
+        LaunchedBy::Hydra => names[2..].iter().any(is_set),
+        // In a script of sbatch, the number of this process is 0.
+        LaunchedBy::Srun => {
+            [names[1], names[3]].iter().any(is_set)
+                || variable(names[0]).is_some_and(|number| number.trim() != "0")
+        }
+        _ => names.iter().any(is_set),
+    };
+    let found = LAUNCHERS.iter().find(|entry| has_started(entry)).map(|(launcher, _)| *launcher);
+    let is_pmi = || LaunchedBy::Hydra.variables()[..2].iter().any(is_set);
+    found.or_else(|| is_pmi().then_some(LaunchedBy::Hydra))
+}
+
+/// The variables of the launcher that decides.
+struct Variables<'a> {
     launched_by: LaunchedBy,
-    names: [&'static str; 4],
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<ProcessPlace, PlaceError> {
-    let number = |name: &'static str| {
-        let value = variable(name);
-        let parsed = match launched_by {
-            LaunchedBy::Srun if name == names[3] => {
-                let node = variable("SLURM_NODEID").and_then(|node| node.trim().parse().ok());
-                value.as_deref().and_then(|counts| tasks_of_node(counts, node?))
-            }
-            _ => value.as_deref().and_then(|value| value.trim().parse().ok()),
+    variable: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Variables<'_> {
+    fn place(&self) -> Result<ProcessPlace, PlaceError> {
+        let launched_by = self.launched_by;
+        let names @ [process, processes, local_process, local_processes] = launched_by.variables();
+        let check_range = |name: &'static str, process: usize, processes: usize| {
+            let error = PlaceError::Range { launched_by, variable: name, process, processes };
+            if process < processes { Ok(()) } else { Err(error) }
         };
-        parsed.ok_or(PlaceError::NoNumber { launched_by, present: names[0], variable: name, value })
-    };
-    let check_range = |name: &'static str, process: usize, processes: usize| {
-        let error = PlaceError::Range { launched_by, variable: name, process, processes };
-        if process < processes { Ok(()) } else { Err(error) }
-    };
-    let (process, processes) = (number(names[0])?, number(names[1])?);
-    let (local_process, local_processes) = (number(names[2])?, number(names[3])?);
-    check_range(names[0], process, processes)?;
-    check_range(names[2], local_process, local_processes)?;
-    if local_processes > processes {
-        return Err(PlaceError::TooManyLocal { launched_by, variable: names[3], local_processes, processes });
+        let [process, processes] = [self.number(process)?, self.number(processes)?];
+        check_range(names[0], process, processes)?;
+        // Some operators for Kubernetes number their pods, but not the processes of a pod.
+        let is_implied = |name| processes == 1 && (self.variable)(name).is_none();
+        let local_process = if is_implied(local_process) { 0 } else { self.number(local_process)? };
+        let local_processes = match local_processes {
+            name if is_implied(name) => 1,
+            name if launched_by == LaunchedBy::Srun => self.tasks_here(name)?,
+            name => self.number(name)?,
+        };
+        check_range(names[2], local_process, local_processes)?;
+        if local_processes > processes {
+            return Err(PlaceError::TooManyLocal {
+                launched_by,
+                variable: names[3],
+                local_processes,
+                processes,
+            });
+        }
+        Ok(ProcessPlace { launched_by, process, processes, local_process, local_processes })
     }
-    Ok(ProcessPlace { launched_by, process, processes, local_process, local_processes })
+
+    fn text(&self, name: &'static str) -> Result<String, PlaceError> {
+        let launched_by = self.launched_by;
+        (self.variable)(name).ok_or_else(|| {
+            let is_set = |name: &&str| (self.variable)(name).is_some();
+            let present = launched_by.variables().into_iter().find(is_set);
+            let present = present.expect("a launcher is recognized by its variables");
+            PlaceError::Missing { launched_by, present, missing: name }
+        })
+    }
+
+    fn number(&self, name: &'static str) -> Result<usize, PlaceError> {
+        let value = self.text(name)?;
+        value.trim().parse().map_err(|_| self.no_number(name, value, "a number"))
+    }
+
+    /// The number of tasks of srun on this node.
+    fn tasks_here(&self, name: &'static str) -> Result<usize, PlaceError> {
+        let (counts, node) = (self.text(name)?, self.number(SRUN_NODE)?);
+        let expected =
+            "the number of tasks on each node, such as 4(x2),3, that of node SLURM_NODEID included";
+        tasks_of_node(&counts, node).ok_or_else(|| self.no_number(name, counts, expected))
+    }
+
+    fn no_number(&self, variable: &'static str, value: String, expected: &'static str) -> PlaceError {
+        PlaceError::NoNumber { launched_by: self.launched_by, variable, value, expected }
+    }
 }
 
 /// Number of tasks on a node, from Slurm's counts per node: `4(x2),3`.
@@ -216,7 +279,7 @@ fn tasks_of_node(counts: &str, node: usize) -> Option<usize> {
             Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
             None => (group, 1),
         };
-        first += times;
+        first = usize::saturating_add(first, times);
         if node < first {
             return count.parse().ok();
         }

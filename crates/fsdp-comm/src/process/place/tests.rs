@@ -1,5 +1,7 @@
 use super::*;
 
+mod oracle;
+
 fn recognized(variables: &[(&str, &str)]) -> Result<Option<ProcessPlace>, PlaceError> {
     recognize(&|name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
@@ -82,27 +84,40 @@ fn innermost_launcher_wins() {
     assert_eq!(place(&[&STEP[..], &OPEN_MPI].concat()).unwrap().0, LaunchedBy::OpenMpi);
     assert_eq!(place(&[&STEP[..], &HYDRA].concat()).unwrap().0, LaunchedBy::Hydra);
     assert_eq!(place(&[&STEP[..], &OPEN_MPI, &TORCHRUN].concat()).unwrap().0, LaunchedBy::Torchrun);
+    // torchrun of one process in each task of a step: every task is a run of its own.
     let alone = [&STEP[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();
-    assert_eq!(
-        place(&alone).unwrap().0,
-        LaunchedBy::Srun,
-        "a world of one says nothing about the one around it"
-    );
+    assert_eq!(place(&alone), None);
+    let alone = [&TORCHRUN[..], &[("FSDP_PROCESS", "0"), ("FSDP_PROCESSES", "1")]].concat();
+    assert_eq!(place(&alone), None);
 }
 
 #[test]
-fn single_process_or_incomplete_variables_give_no_place() {
+fn single_process_has_no_place() {
     assert_eq!(place(&[]), None);
     assert_eq!(place(&[("RANK", "0"), ("WORLD_SIZE", "1")]), None);
-    assert_eq!(place(&[("WORLD_SIZE", "4")]), None, "without a rank, nobody numbered this process");
-    assert_eq!(place(&[("RANK", "0"), ("WORLD_SIZE", "many")]), None);
-    assert_eq!(place(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_UNIVERSE_SIZE", "64")]), None);
+    assert_eq!(place(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]), None);
+    assert_eq!(place(&[("OMPI_UNIVERSE_SIZE", "64"), ("PMIX_RANK", "3")]), None);
 }
 
 #[test]
 fn contradictory_launcher_variables_are_rejected() {
     let error = recognized(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap_err();
-    assert_eq!(error.to_string(), "torchrun has set RANK, but LOCAL_RANK is not set");
+    assert_eq!(
+        error.to_string(),
+        "of the variables of torchrun, RANK is set, but LOCAL_RANK is not: set RANK, WORLD_SIZE, LOCAL_RANK, \
+         LOCAL_WORLD_SIZE, or none of them"
+    );
+    let mut torchrun = TORCHRUN;
+    torchrun[0].1 = "x";
+    assert_eq!(
+        recognized(&torchrun).unwrap_err().to_string(),
+        "RANK of torchrun is \"x\"; expected a number"
+    );
+    let mut step = STEP;
+    step[5].1 = "8";
+    let expected = "SLURM_STEP_TASKS_PER_NODE of srun is \"8\"; expected the number of tasks on each node, such as \
+                    4(x2),3, that of node SLURM_NODEID included";
+    assert_eq!(recognized(&step).unwrap_err().to_string(), expected);
     let mut torchrun = TORCHRUN;
     torchrun[0].1 = "8";
     let error = recognized(&torchrun).unwrap_err();
