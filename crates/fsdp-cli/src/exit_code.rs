@@ -65,7 +65,7 @@ impl Exit {
             Exit::Temporary => {
                 "SIGTERM or SIGUSR1 stopped the run and its state is saved; or something outside failed: a full disk or \
                  quota, I/O, a lock that another run holds, a rank or save that is late, a process that is lost, a \
-                 thread, a device"
+                 thread, memory, a device"
             }
             Exit::Interrupted => {
                 "interrupted (a training run: before its first step, or for the second time)"

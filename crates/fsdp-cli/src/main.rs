@@ -4,8 +4,9 @@
 //! `fsdp-train`. There is one module per subcommand, followed by modules that several of them share.
 //!
 //! Exit codes are defined in [`exit_code`].
-// Tests call stand-in libraries.
-#![cfg_attr(not(test), forbid(unsafe_code))]
+
+#[expect(unsafe_code, reason = "the one module of this crate that may")]
+mod allocator;
 
 mod args;
 mod bench;
@@ -47,6 +48,7 @@ mod out_of_memory_report;
 mod output;
 mod progress;
 mod stop_signal;
+mod threads;
 #[cfg(feature = "torch")]
 mod torch;
 mod units;
@@ -62,6 +64,9 @@ use fsdp_core::FailureKind;
 use args::{Args, BenchCommand, Command};
 use error::CliError;
 use exit_code::Exit;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 fn main() -> ExitCode {
     match Args::try_parse() {
@@ -98,6 +103,7 @@ fn exit_of(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 }
 
 fn run(command: Command) -> Result<Exit, CliError> {
+    allocator::exit_when_memory_runs_out()?;
     // Commands that need a single process run only in the first of several.
     let is_alone = matches!(
         command,
@@ -112,16 +118,35 @@ fn run(command: Command) -> Result<Exit, CliError> {
             | Command::Man(_)
             | Command::Schema(_)
     );
-    if is_alone && cluster::is_not_first(cluster::place()?) {
-        return Ok(Exit::Done);
+    // These take no place among other processes, so the variables of a launcher may be anything: a pod has some of
+    // torchrun's where `fsdp launch` starts the processes.
+    let is_apart = matches!(
+        command,
+        Command::Launch(_)
+            | Command::Ckpt(_)
+            | Command::Completions(_)
+            | Command::Man(_)
+            | Command::Schema(_)
+    );
+    if !(is_apart && cluster::is_launched().is_err()) {
+        if is_alone && cluster::is_not_first(cluster::place()?) {
+            return Ok(Exit::Done);
+        }
+        if cluster::is_launched()? {
+            cluster::watch_launcher()?;
+        }
+        // From here on only one of several processes prints, except that every agent of a launch does.
+        if !matches!(command, Command::Launch(_)) {
+            cluster::place()?;
+        }
     }
-    if cluster::is_launched()? {
-        cluster::watch_launcher()?;
+    if !is_apart || matches!(command, Command::Ckpt(_)) {
+        threads::start()?;
     }
-    // From here on only one of several processes prints, except that every agent of a launch does.
-    if !matches!(command, Command::Launch(_)) {
-        cluster::place()?;
-    }
+    execute(command)
+}
+
+fn execute(command: Command) -> Result<Exit, CliError> {
     match command {
         Command::Init(args) => init::run(&args),
         Command::Train(args) => train::run(&args),

@@ -53,7 +53,7 @@ pub use crate::loss_scale::LossScale;
 pub(crate) use cleanup::{Cleanup, CleanupResult};
 pub(crate) use restore::restore;
 pub(crate) use save_coordination::{Outcome, assembly_error};
-pub(crate) use saver::{Destination, SaveOptions, Saver};
+pub(crate) use saver::{Destination, SaveOptions, Saver, Writer};
 pub(crate) use source::Source;
 pub(crate) use start::Start;
 pub(crate) use table::{StateTable, state_name, state_shape};

@@ -419,7 +419,7 @@ pub enum TrainError {
         message: String,
     },
     /// A rank could not be started.
-    #[error("{rank} could not be started: {source}")]
+    #[error("the thread of {rank} could not be started: {source}")]
     Spawn {
         /// The rank.
         rank: Rank,

@@ -61,7 +61,10 @@ pub(crate) fn in_threads<S: Default>(
     };
     std::thread::scope(|scope| {
         for _ in 1..options.threads.get() {
-            scope.spawn(one_thread);
+            // Where the system has no more threads, those that there are do all of the work.
+            if std::thread::Builder::new().spawn_scoped(scope, one_thread).is_err() {
+                break;
+            }
         }
         one_thread();
     });

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fsdp_comm::process::auth::gate::Gate;
 use fsdp_comm::process::auth::{Side, Token, authenticate_within};
 use fsdp_comm::process::rendezvous::election::Lead;
 
@@ -24,9 +25,6 @@ pub(super) const PURPOSE: &[u8] = b"fsdp launch";
 
 /// Time limit for a proof.
 pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
-
-/// Maximum connections that may be authenticating at the same time.
-const AUTHENTICATING_MAX: usize = 64;
 
 /// How long nodes may take to learn that the launch is over.
 const DISCONNECT_WITHIN: Duration = Duration::from_secs(3);
@@ -53,6 +51,8 @@ pub(super) struct Host {
     pub(super) lead: Option<Lead>,
     /// This node's address for other nodes, if known before any has connected.
     pub(super) address: Option<IpAddr>,
+    /// The port for other nodes, if there may be any.
+    pub(super) admission: Option<Admission>,
 }
 
 /// The nodes that can receive orders.
@@ -164,39 +164,32 @@ impl Nodes {
     }
 }
 
+/// The open port of a coordinator; it closes when this is dropped.
+pub(super) struct Admission {
+    _needed: Arc<()>,
+}
+
 /// Accepts nodes that know the token, and forwards their messages.
-pub(super) fn admit(listener: TcpListener, token: Token, incoming: Sender<Incoming>) -> std::io::Result<()> {
-    let (authenticating, next) =
-        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(NodeId::LOCAL.0 + 1)));
-    let admit = move || {
-        for stream in listener.incoming() {
-            let Ok(stream) = stream else {
-                // File descriptors may have run out: retry later.
-                thread::sleep(PULSE);
-                continue;
-            };
-            if authenticating.fetch_add(1, Ordering::Relaxed) >= AUTHENTICATING_MAX {
-                authenticating.fetch_sub(1, Ordering::Relaxed);
-                continue;
-            }
-            let (token, incoming) = (token.clone(), incoming.clone());
-            let (counter, next) = (Arc::clone(&authenticating), Arc::clone(&next));
-            let serve = move || {
-                let proof = authenticate_within(&stream, PROOF_MAX, &token, Side::Answerer, PURPOSE);
-                counter.fetch_sub(1, Ordering::Relaxed);
-                match proof {
-                    Ok(()) => {
-                        forward_messages(stream, NodeId(next.fetch_add(1, Ordering::Relaxed)), &incoming)
-                    }
-                    Err(error) => tracing::info!("an unknown client at the launch port: {error}"),
-                }
-            };
-            if thread::Builder::new().name("node".to_owned()).spawn(serve).is_err() {
-                authenticating.fetch_sub(1, Ordering::Relaxed);
-            }
+pub(super) fn admit(
+    listener: TcpListener,
+    token: Token,
+    incoming: Sender<Incoming>,
+) -> std::io::Result<Admission> {
+    let next = AtomicU64::new(NodeId::LOCAL.0 + 1);
+    let needed = Arc::new(());
+    let of_port = Arc::downgrade(&needed);
+    let authenticate = move |stream: TcpStream, limit| {
+        if let Err(error) = authenticate_within(&stream, limit, &token, Side::Answerer, PURPOSE) {
+            tracing::info!("an unknown client at the launch port: {error}");
+            return;
         }
+        let (id, incoming) = (NodeId(next.fetch_add(1, Ordering::Relaxed)), incoming.clone());
+        // If no thread starts, the connection is closed, and the other end retries.
+        let forward = move || forward_messages(stream, id, &incoming);
+        let _ = thread::Builder::new().name("node".to_owned()).spawn(forward);
     };
-    thread::Builder::new().name("nodes".to_owned()).spawn(admit).map(drop)
+    Gate::new(listener, PROOF_MAX)?.open("nodes", move || of_port.strong_count() > 0, authenticate)?;
+    Ok(Admission { _needed: needed })
 }
 
 /// Forwards a node's messages until it is gone. The receiver is gone if the launch is over.

@@ -197,11 +197,15 @@ impl<'a> Meeting<'a> {
     ) -> Result<Link, CliError> {
         let failed = |source| CliError::Start { what: "a thread".to_owned(), source };
         let (sender, incoming) = mpsc::channel();
-        if let (Some(listener), Some(token)) = (listener, &self.token) {
-            admit(listener, token.clone(), sender.clone()).map_err(failed)?;
-        }
+        let admission = match (listener, &self.token) {
+            (Some(listener), Some(token)) => {
+                Some(admit(listener, token.clone(), sender.clone()).map_err(failed)?)
+            }
+            _ => None,
+        };
         let (rules, plan, session) = (self.rules, self.plan.clone(), self.sessions);
-        let host = Host { rules, plan, local: events.clone(), session, lead, address: self.address };
+        let host =
+            Host { rules, plan, local: events.clone(), session, lead, address: self.address, admission };
         let thread = thread::Builder::new().name("coordinator".to_owned()).spawn(move || host.run(&incoming));
         Ok(Link::Local { sender, thread: thread.map_err(failed)? })
     }

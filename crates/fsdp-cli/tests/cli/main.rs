@@ -48,6 +48,9 @@ mod others;
 // SIGINT and SIGTERM.
 mod signals;
 
+// What a system can run out of.
+mod exhaustion;
+
 // The log, all forms of metrics, and reports on them.
 mod watching;
 
@@ -56,6 +59,7 @@ mod kills;
 mod launchers;
 mod launching;
 mod namespaces;
+mod places;
 mod processes;
 mod random_runs;
 mod shell;

@@ -2,14 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fsdp_comm::process::auth::{Side, Token, authenticate_within};
 
 use crate::kills::ends_as_if_nothing_had_been;
-use crate::support::Sandbox;
-use crate::world::{FSDP, World, wait_until};
+use crate::support::{Ran, Sandbox};
+use crate::world::{FSDP, World, free_port, wait_until};
 
 /// Returns the addresses on which a process listens, from `/proc`.
 fn ports(process: u32) -> Vec<SocketAddr> {
@@ -87,4 +88,47 @@ fn unauthenticated_clients_do_not_affect_run() {
     });
     assert_eq!([ran[0].code, ran[1].code], [Some(75); 2], "{} {}", ran[0].stderr, ran[1].stderr);
     ends_as_if_nothing_had_been(&sandbox, "train run.toml");
+}
+
+#[test]
+fn node_joins_launch_whose_port_is_full_of_strangers() {
+    const STRANGERS: usize = 400;
+    let sandbox = Sandbox::new();
+    let port = free_port();
+    let agent = |rank: usize| {
+        let mut command = sandbox.command();
+        let args = format!(
+            "launch --nnodes 2 --nproc 1 --node-rank {rank} --endpoint 127.0.0.1:{port} -- train run.toml"
+        );
+        command
+            .args(args.split_whitespace())
+            .env("FSDP_TOKEN", "ab".repeat(32))
+            .env("TMPDIR", sandbox.path(""));
+        command.env("FSDP_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let first = agent(0);
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        wait_until("the port", || TcpStream::connect(address).is_ok());
+        for _ in 0..STRANGERS {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let stream = TcpStream::connect_timeout(&address, Duration::from_millis(500));
+                    let Ok(mut stream) = stream else {
+                        std::thread::sleep(Duration::from_millis(5));
+                        continue;
+                    };
+                    stream.set_read_timeout(Some(Duration::from_secs(6))).unwrap();
+                    while stream.read(&mut [0; 100]).is_ok_and(|len| len > 0) {}
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        let second = agent(1);
+        let ran = [second, first].map(|agent| Ran::of(agent.wait_with_output().unwrap()));
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{} {}", ran[0].stderr, ran[1].stderr);
+    });
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use fsdp_comm::process::place::LaunchedBy;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -98,9 +99,15 @@ impl Sandbox {
             command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
         }
         // The tests themselves may run under a process launcher.
-        for variable in
-            ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "FSDP_PROCESSES"]
-        {
+        let launchers = [
+            LaunchedBy::Fsdp,
+            LaunchedBy::Torchrun,
+            LaunchedBy::OpenMpi,
+            LaunchedBy::Hydra,
+            LaunchedBy::Mvapich,
+            LaunchedBy::Srun,
+        ];
+        for variable in launchers.into_iter().flat_map(LaunchedBy::variables) {
             command.env_remove(variable);
         }
         command

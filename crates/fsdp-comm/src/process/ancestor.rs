@@ -4,6 +4,7 @@
 //! has the launcher's variables in its environment; the launcher itself does not.
 
 use std::fs;
+use std::io;
 use std::os::unix::process::parent_id;
 
 use super::place::ProcessPlace;
@@ -38,7 +39,10 @@ impl Ancestor {
     /// Whether it is still alive.
     pub fn is_alive(&self) -> bool {
         match self.started {
-            Some(started) => stat(self.pid).is_some_and(|stat| stat.started == started && !stat.is_dead),
+            Some(started) => match read_stat(self.pid) {
+                Ok(stat) => stat.is_some_and(|stat| stat.started == started && !stat.is_dead),
+                Err(error) => !is_absence(&error),
+            },
             None => parent_id() == self.pid,
         }
     }
@@ -60,8 +64,21 @@ struct Stat {
     is_dead: bool,
 }
 
+/// Whether an error says that there is no such process, and not, for example, that file descriptors have run out.
+fn is_absence(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
 fn stat(pid: u32) -> Option<Stat> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    read_stat(pid).ok().flatten()
+}
+
+fn read_stat(pid: u32) -> io::Result<Option<Stat>> {
+    fs::read_to_string(format!("/proc/{pid}/stat")).map(|text| parse_stat(&text))
+}
+
+fn parse_stat(text: &str) -> Option<Stat> {
     // The program name, in parentheses, may contain any character.
     let (_, fields) = text.rsplit_once(") ")?;
     let fields: Vec<&str> = fields.split(' ').collect();

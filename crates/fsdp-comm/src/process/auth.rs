@@ -13,6 +13,7 @@
 //! protect against an attacker who can modify packets.
 
 mod deadline;
+pub mod gate;
 mod token;
 
 use std::io::{self, Read, Write};

@@ -238,8 +238,8 @@ impl Rendezvous {
         match &self.method {
             Method::Port { .. } => Ok(Published { file: None, is_private: false }),
             Method::Store { host, port } => {
-                let set = || TcpStore::connect(host, *port)?.set(STORE_KEY, text.as_bytes());
-                set().map_err(store_failed(host, *port))?;
+                let set = |store: &mut TcpStore| store.set(STORE_KEY, text.as_bytes());
+                TcpStore::query((host, *port), set).map_err(store_failed(host, *port))?;
                 Ok(Published { file: None, is_private: false })
             }
             Method::File => {
@@ -267,9 +267,9 @@ impl Rendezvous {
                 return Ok((host.as_str(), *port).to_socket_addrs().map_err(failed)?.collect());
             }
             Method::Store { host, port } => {
-                let get = || TcpStore::connect(host, *port)?.get(STORE_KEY);
-                String::from_utf8(get().map_err(store_failed(host, *port))?.unwrap_or_default())
-                    .unwrap_or_default()
+                let get = |store: &mut TcpStore| store.get(STORE_KEY);
+                let found = TcpStore::query((host, *port), get).map_err(store_failed(host, *port))?;
+                String::from_utf8(found.unwrap_or_default()).unwrap_or_default()
             }
             Method::File => {
                 let path = self.folder.join(LEADER_FILE);
@@ -456,7 +456,12 @@ fn io_failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ren
 
 fn store_failed(host: &str, port: u16) -> impl FnOnce(io::Error) -> RendezvousError {
     let host = host.to_owned();
-    move |source| RendezvousError::Network { what: "torchrun's store", host, port, source }
+    move |source| RendezvousError::Network {
+        what: "torchrun's store (MASTER_ADDR, MASTER_PORT)",
+        host,
+        port,
+        source,
+    }
 }
 
 #[cfg(test)]

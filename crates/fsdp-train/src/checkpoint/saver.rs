@@ -1,6 +1,6 @@
 //! The saves of one rank: a copy of its part of the state is written, blocking the step or in the background.
 //!
-//! A thread writes the copy. At most one save is in progress; its result is polled after every step and awaited at the
+//! A thread writes the copy, or the rank itself where nothing else can save the state. At most one save is in progress; its result is polled after every step and awaited at the
 //! end. A failed save does not end the run at once: all ranks stop after the same step and try again.
 
 use std::ffi::OsString;
@@ -250,13 +250,33 @@ pub(crate) struct Saver {
     writing: Option<Writing>,
 }
 
+/// What writes a copy of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// A thread, in the background.
+    Thread,
+    /// The rank itself, which needs no thread, in [`Saver::finish`].
+    Rank,
+}
+
 /// A save in progress.
 struct Writing {
     coordination: SaveCoordination,
-    /// Returns the snapshot, whose buffers the next save reuses, and on the first rank the result of the save. If the
-    /// thread could not be started, only that result.
-    thread: Result<JoinHandle<(Snapshot, Option<Outcome>)>, Option<Outcome>>,
+    part: Part,
 }
+
+/// This rank's part of a save.
+enum Part {
+    /// A thread writes it.
+    Thread(JoinHandle<Written>),
+    /// It is yet to be written, by the rank itself.
+    Here(Box<dyn FnOnce() -> Written + Send>),
+    /// The thread could not be started: the result of the save, on the first rank.
+    Failed(Option<Outcome>),
+}
+
+/// The snapshot, whose buffers the next save reuses, and on the first rank the result of the save.
+type Written = (Snapshot, Option<Outcome>);
 
 impl Saver {
     /// Creates the saver of a rank; `None` on ranks of later replicas, which hold copies and save nothing.
@@ -283,6 +303,7 @@ impl Saver {
         engine: &Engine<M, P>,
         run: RunState,
         place: Destination,
+        writer: Writer,
     ) -> Result<(), TrainError> {
         assert!(self.writing.is_none(), "a rank has one save at a time");
         let begin = Instant::now();
@@ -296,7 +317,7 @@ impl Saver {
         let coordination = SaveCoordination::begin(&options.assembly, self.count, shard, shards)?;
         self.count += 1;
         let (step, writes) = (run.step, coordination.clone());
-        let write = move || {
+        let write = move || -> Written {
             writes.report(options.write(shard, &snapshot, run.step, place));
             let commit = || {
                 let committed = options.commit(&writes, &run, place);
@@ -306,6 +327,10 @@ impl Saver {
             };
             (snapshot, (shard == 0).then(commit))
         };
+        if writer == Writer::Rank {
+            self.writing = Some(Writing { coordination, part: Part::Here(Box::new(write)) });
+            return Ok(());
+        }
         let thread = std::thread::Builder::new().name(format!("save {shard}")).spawn(write);
         let failed = |source| {
             if shard > 0 {
@@ -314,8 +339,8 @@ impl Saver {
             }
             Some(Err(Arc::new(SaveFailure { step, error: TrainError::SaveThread { source } })))
         };
-        let thread = thread.map_err(failed);
-        self.writing = Some(Writing { coordination, thread });
+        let part = thread.map_or_else(|source| Part::Failed(failed(source)), Part::Thread);
+        self.writing = Some(Writing { coordination, part });
         Ok(())
     }
 
@@ -327,32 +352,39 @@ impl Saver {
     /// Returns the result of a save that has ended since the last call, on the first rank only. Does not wait for other
     /// ranks.
     pub(crate) fn poll(&mut self) -> Option<Outcome> {
-        let has_ended = |writing: &Writing| writing.thread.as_ref().map_or(true, JoinHandle::is_finished);
+        let has_ended = |writing: &Writing| match &writing.part {
+            Part::Thread(thread) => thread.is_finished(),
+            Part::Here(_) => false,
+            Part::Failed(_) => true,
+        };
         if self.writing.as_ref().is_some_and(has_ended) { self.finish() } else { None }
     }
 
     /// Waits for the save in progress, if any: on the first rank for the whole save, whose result it returns; on others
     /// for their own part. All ranks must have begun the save, or waiting may keep them from it: see [`Engine::meet`].
     pub(crate) fn finish(&mut self) -> Option<Outcome> {
-        match self.writing.take()?.thread {
-            Ok(thread) => {
-                let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                self.snapshot = ended.0;
-                ended.1
-            }
-            Err(outcome) => outcome,
-        }
+        let written = match self.writing.take()?.part {
+            Part::Thread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Part::Here(write) => write(),
+            Part::Failed(outcome) => return outcome,
+        };
+        self.snapshot = written.0;
+        written.1
     }
 }
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        if let Some(Writing { coordination, thread }) = self.writing.take() {
+        if let Some(Writing { coordination, part }) = self.writing.take() {
             // The run has failed elsewhere; that error is the one to report. The state being saved is valid.
             if self.shard == 0 {
                 coordination.abandon_unless_all_begun();
             }
-            let _ = thread.map(JoinHandle::join);
+            match part {
+                Part::Thread(thread) => drop(thread.join()),
+                Part::Here(_) => coordination.report(Err(TrainError::SaveAbandoned)),
+                Part::Failed(_) => {}
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use fsdp_nn::model::Architecture;
 use super::run::{RankResult, Run};
 use super::step_clock::StepClock;
 use crate::adapter::merges;
-use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, RunWarning, Saver};
+use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, RunWarning, Saver, Writer};
 use crate::config::{Device, WatchedLoss};
 use crate::error::TrainError;
 use crate::events;
@@ -153,17 +153,17 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         // A rank that answers has begun the previous save.
         self.trainer.check_state(step)?;
         self.note_save();
-        self.begin_save(step, Destination::OutDir)?;
+        self.begin_save(step, Destination::OutDir, Writer::Thread)?;
         if self.run.job.config.checkpoint.is_async { Ok(()) } else { self.end_save() }
     }
 
-    fn begin_save(&mut self, step: u64, place: Destination) -> Result<(), TrainError> {
+    fn begin_save(&mut self, step: u64, place: Destination, writer: Writer) -> Result<(), TrainError> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let model = self.run.options.config_json.as_deref();
         let mut state = RunState::of(self.run.job, step, model, (&self.run.start.changes, &self.watched));
         state.loss_scale = self.trainer.loss_scale();
         state.late.clone_from(&self.run.start.late);
-        saver.save(self.trainer.engine(), state, place)
+        saver.save(self.trainer.engine(), state, place, writer)
     }
 
     /// Waits for the save in progress, if any.
@@ -214,7 +214,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         }
     }
 
-    /// Ensures that there is a checkpoint of the last step, wherever there is room for it.
+    /// Ensures that there is a checkpoint of the last step, wherever there is room for it. Starts no thread: the system
+    /// may have no more of them, and a rank without one could not tell the others where it saves.
     fn ensure_saved(&mut self, step: u64) -> Result<(), TrainError> {
         for place in [Destination::OutDir, Destination::Elsewhere] {
             let is_saved = self.run.log().saved.as_ref().is_some_and(|saved| saved.step == step);
@@ -226,7 +227,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
                 let _ = self.run.saves.discard(step);
             }
             self.trainer.check_state(step)?;
-            self.begin_save(step, place)?;
+            self.begin_save(step, place, Writer::Rank)?;
             self.end_save()?;
         }
         Ok(())
@@ -256,7 +257,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     fn export_object(&mut self, done: u64) -> Result<bool, TrainError> {
         let is_saved = self.is_first() && self.run.checkpoint_of(done).is_some();
         if !self.trainer.any(is_saved)? {
-            self.begin_save(done, Destination::OutDir)?;
+            self.begin_save(done, Destination::OutDir, Writer::Rank)?;
             self.end_save()?;
         }
         let is_exported = self.is_first() && self.run.export_object(done);

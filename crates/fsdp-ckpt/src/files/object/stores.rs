@@ -6,6 +6,7 @@ use std::{
     io,
     path::Path,
     sync::{Arc, Mutex, OnceLock, PoisonError},
+    thread,
 };
 
 use object_store::{
@@ -35,6 +36,7 @@ pub(crate) fn at(path: &Path) -> io::Result<Arc<ObjectFiles>> {
     if let Some(files) = stores.get(&root) {
         return Ok(Arc::new(files.clone()));
     }
+    start_runtime()?;
     let files = ObjectFiles::new(open(scheme, &root)?, Limits::USUAL);
     stores.insert(root, files.clone());
     Ok(Arc::new(files))
@@ -71,8 +73,33 @@ fn open(scheme: &str, root: &str) -> io::Result<Arc<dyn ObjectStore>> {
 }
 
 /// The runtime that all stores of this process share.
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// Starts the runtime, once.
+///
+/// # Errors
+/// The system has no more threads. The runtime would panic, so as many threads are tried first.
+fn start_runtime() -> io::Result<()> {
+    if RUNTIME.get().is_some() {
+        return Ok(());
+    }
+    let mut threads = Vec::new();
+    let tried = (0..THREADS).try_for_each(|_| {
+        let thread = thread::Builder::new().spawn(thread::park)?;
+        threads.push(thread);
+        io::Result::Ok(())
+    });
+    for thread in threads {
+        thread.thread().unpark();
+        thread.join().expect("a parked thread does not panic");
+    }
+    tried.map_err(|error| io::Error::new(error.kind(), format!("cannot start a thread: {error}")))?;
+    runtime();
+    Ok(())
+}
+
+/// The runtime, started if it is not yet running.
 pub(super) fn runtime() -> &'static Runtime {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         let built = Builder::new_multi_thread()
             .worker_threads(THREADS)

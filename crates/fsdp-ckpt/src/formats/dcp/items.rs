@@ -94,11 +94,18 @@ pub(super) fn find_all(dir: &Path, files: &[String], jobs: &[Job<'_>]) -> Result
     let threads = cores.clamp(THREADS.start, THREADS.end).min(jobs.len().div_ceil(ITEMS_PER_THREAD)).max(1);
     let per_thread = jobs.len().div_ceil(threads).max(1);
     thread::scope(|scope| {
-        let spawn = |jobs| scope.spawn(move || find_run(dir, files, jobs));
+        // Where the system has no more threads, this one looks.
+        let spawn = |jobs| {
+            let thread = thread::Builder::new().spawn_scoped(scope, move || find_run(dir, files, jobs));
+            thread.map_err(|_| jobs)
+        };
         let handles: Vec<_> = jobs.chunks(per_thread).map(spawn).collect();
         let mut found = Vec::with_capacity(jobs.len());
         for handle in handles {
-            found.extend(handle.join().expect("looking at items does not panic")?);
+            let run = |jobs| find_run(dir, files, jobs);
+            let join =
+                |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("looking does not panic");
+            found.extend(handle.map_or_else(run, join)?);
         }
         Ok(found)
     })

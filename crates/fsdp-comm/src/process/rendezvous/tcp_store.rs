@@ -19,7 +19,7 @@ const GET: u8 = 0x03;
 const VALUE_BYTES_MAX: u64 = 8 << 10;
 
 /// Time limit for each operation on the store.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// A connection to a store.
 pub(super) struct TcpStore {
@@ -27,8 +27,25 @@ pub(super) struct TcpStore {
 }
 
 impl TcpStore {
-    /// Connects to the store.
-    pub(super) fn connect(host: &str, port: u16) -> io::Result<Self> {
+    /// Connects to the store, makes one query, and disconnects.
+    pub(super) fn query<T>(
+        (host, port): (&str, u16),
+        query: impl FnOnce(&mut Self) -> io::Result<T>,
+    ) -> io::Result<T> {
+        Self::connect(host, port).and_then(|mut store| query(&mut store)).map_err(|error| {
+            match error.kind() {
+                // What a socket with a time limit reports.
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    let text = format!("it has not answered within {} s", LIMIT.as_secs());
+                    io::Error::new(io::ErrorKind::TimedOut, text)
+                }
+                io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "it has closed the connection"),
+                _ => error,
+            }
+        })
+    }
+
+    fn connect(host: &str, port: u16) -> io::Result<Self> {
         let mut last_error = io::Error::other(format!("{host} has no address"));
         for address in (host, port).to_socket_addrs()? {
             match TcpStream::connect_timeout(&address, LIMIT) {

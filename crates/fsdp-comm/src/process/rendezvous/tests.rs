@@ -150,3 +150,34 @@ fn torchrun_store_returns_latest_published_leader() {
         assert_eq!(meet.find().unwrap(), [address]);
     }
 }
+
+/// The error of a store that accepts a connection, and then does this with it.
+fn store_error(accepts: impl FnOnce(TcpListener) + Send + 'static) -> (String, FailureKind) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let thread = std::thread::spawn(move || accepts(listener));
+    let method = Method::Store { host: "127.0.0.1".to_owned(), port };
+    let meet = Rendezvous { method, folder: PathBuf::new(), is_private: false };
+    let error = meet.find().unwrap_err();
+    thread.join().unwrap();
+    let text = error.to_string();
+    let expected = format!(
+        "cannot reach torchrun's store (MASTER_ADDR, MASTER_PORT) at 127.0.0.1:{port}, through which processes find \
+         each other: "
+    );
+    (text.strip_prefix(&expected).unwrap_or_else(|| panic!("{text}")).to_owned(), error.kind())
+}
+
+#[test]
+fn unresponsive_store_error_names_time_limit() {
+    let (send, silent) = std::sync::mpsc::channel();
+    let (text, kind) = store_error(move |listener| send.send(listener).unwrap());
+    assert_eq!((&*text, kind), ("it has not answered within 1 s", FailureKind::Temporary));
+    drop(silent);
+    let (text, kind) = store_error(|listener| drop(listener.accept().unwrap()));
+    assert!(
+        ["it has closed the connection", "Connection reset by peer (os error 104)"].contains(&&*text),
+        "{text}"
+    );
+    assert_eq!(kind, FailureKind::Temporary);
+}

@@ -1,0 +1,73 @@
+//! What happens when memory runs out where no error can report it.
+//!
+//! What is large is predicted, or allocated so that a failure is an error. Elsewhere (in libraries, for a few bytes)
+//! Rust prints the size of the allocation and aborts the process. Here the abort of such a process becomes a sentence
+//! and an exit code that asks a scheduler to try again. Nothing else may happen then: what it would need may be gone.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::SIGABRT;
+use signal_hook::low_level;
+
+use crate::error::CliError;
+use crate::exit_code::Exit;
+
+/// What a user reads; the line above it has the size of the allocation.
+const SENTENCE: &[u8] =
+    b"error: there is no more memory: free some, or raise the limit of this process (ulimit -v, a \
+                          cgroup), and start again; --resume continues from the newest checkpoint\n";
+
+/// Whether an allocation has failed. A failure that was reported as an error leaves it set, which matters only if the
+/// process then aborts for another reason.
+static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// The allocator of the system, whose failures are noted.
+pub(crate) struct Allocator;
+
+fn noted(memory: *mut u8) -> *mut u8 {
+    if memory.is_null() {
+        HAS_FAILED.store(true, Ordering::Relaxed);
+    }
+    memory
+}
+
+// SAFETY: every function passes its arguments to the same function of the system's allocator, and returns its result.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps to the contract of this function, which is the same.
+        noted(unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        noted(unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        // SAFETY: as above.
+        noted(unsafe { System.realloc(memory, layout, len) })
+    }
+}
+
+/// From this call on, a process that aborts because an allocation has failed exits with [`Exit::Temporary`].
+///
+/// # Errors
+/// [`CliError::Signal`].
+pub(crate) fn exit_when_memory_runs_out() -> Result<(), CliError> {
+    let end = || {
+        if HAS_FAILED.load(Ordering::Relaxed) {
+            // If nobody can read it, the exit code still says it.
+            let _ = rustix::io::write(std::io::stderr(), SENTENCE);
+            low_level::exit(Exit::Temporary.code().into());
+        }
+    };
+    // SAFETY: the handler loads an atomic, writes a constant and exits, all of which a signal handler may do.
+    let registered = unsafe { low_level::register(SIGABRT, end) };
+    registered.map(drop).map_err(|source| CliError::Signal { source })
+}

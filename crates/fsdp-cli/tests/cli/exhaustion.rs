@@ -1,0 +1,137 @@
+//! What the system runs out of: threads, file descriptors, memory, and space for a file.
+//!
+//! At every limit, a run ends with its result, or soon with an error that names what is missing and a code that says
+//! whether another try can help: it neither panics, nor aborts, nor waits for what will not come.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::support::{Ran, Sandbox};
+
+/// Far less than `run.timeout_s`, and far more than the run takes.
+const HANGS_AFTER: &str = "60";
+
+const SAVES: &str = "train run.toml --overwrite --set checkpoint.every=1 --set train.steps=4";
+
+/// A folder in which every user may write, and the program where every user may start it.
+struct Limited {
+    sandbox: Sandbox,
+    program: PathBuf,
+}
+
+impl Limited {
+    fn new() -> Self {
+        let sandbox = Sandbox::new();
+        let program = sandbox.path("fsdp");
+        std::fs::copy(env!("CARGO_BIN_EXE_fsdp"), &program).unwrap();
+        std::fs::set_permissions(sandbox.path(""), PermissionsExt::from_mode(0o777)).unwrap();
+        Self { sandbox, program }
+    }
+
+    /// Runs `fsdp` under a limit of `prlimit`; as a user with no other process, if `user` is one.
+    fn run(&self, limit: &str, user: Option<u32>, args: &str) -> Ran {
+        let of_sandbox = self.sandbox.command();
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", HANGS_AFTER, "prlimit", limit]);
+        if let Some(user) = user {
+            command.args(["setpriv", "--clear-groups"]);
+            command.args([format!("--reuid={user}"), format!("--regid={user}")]);
+        }
+        command.arg(&self.program).args(args.split_whitespace());
+        command.current_dir(self.sandbox.path("")).stdin(Stdio::null()).env("TMPDIR", self.sandbox.path(""));
+        for (name, value) in of_sandbox.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        Ran::of(command.output().unwrap())
+    }
+
+    /// Runs under each of the limits; `names` are parts of errors, one of which must be there if a run fails.
+    fn sweep(&self, kind: &str, limits: &[u64], user: Option<u32>, args: &str, names: &[&str]) {
+        let codes = limits.iter().map(|limit| {
+            let out = format!("out-{kind}-{limit}");
+            let ran =
+                self.run(&format!("--{kind}={limit}"), user, &format!("{args} --set run.out_dir={out}"));
+            let case = format!("{args}: {kind} {limit}: {:?}: {}", ran.code, ran.stderr);
+            assert!(matches!(ran.code, Some(0 | 2 | 75)), "{case}");
+            assert!(!ran.stderr.contains("panicked"), "{case}");
+            assert!(ran.code == Some(0) || names.iter().any(|name| ran.stderr.contains(name)), "{case}");
+            ran.code
+        });
+        let codes: Vec<Option<i32>> = codes.collect();
+        assert!(
+            codes.first() != Some(&Some(0)) && codes.last() == Some(&Some(0)),
+            "{args}: {kind}: {codes:?}"
+        );
+    }
+}
+
+/// A user without processes, if this one may become another.
+fn another_user() -> Option<u32> {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can start processes as a user that has no others");
+    }
+    is_root.then(|| 61_000 + std::process::id() % 1_000)
+}
+
+#[test]
+fn thread_limit_ends_run_with_error_naming_thread() {
+    let Some(user) = another_user() else { return };
+    let limited = Limited::new();
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let limits: Vec<u64> = (1..cores + 10).collect();
+    let names = ["thread", "cannot start"];
+    // Which rank finds no thread differs from run to run.
+    for _ in 0..2 {
+        limited.sweep("nproc", &limits, Some(user), SAVES, &names);
+    }
+    let limits = [3, cores + 6, 2 * cores + 12, 4 * cores + 80];
+    let args = "launch --nproc 2 --max-restarts 0 -- train run.toml --overwrite --set checkpoint.every=1";
+    limited.sweep("nproc", &limits, Some(user), args, &names);
+}
+
+#[test]
+fn state_is_saved_where_no_thread_is_left_to_save_it() {
+    let Some(user) = another_user() else { return };
+    let limited = Limited::new();
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    // The main thread, those of the pool, and two ranks.
+    let ran = limited.run(&format!("--nproc={}", cores + 3), Some(user), SAVES);
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("cannot start the thread that writes a checkpoint"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("out/checkpoints/step-0000000"), "{}", ran.stderr);
+    let resumed = limited.sandbox.succeed("train run.toml --set train.steps=4 --resume");
+    assert!(resumed.stdout.contains("model in out/model"), "{}", resumed.stdout);
+}
+
+#[test]
+fn descriptor_limit_ends_run_with_error_naming_files() {
+    let limited = Limited::new();
+    let names = ["Too many open files"];
+    limited.sweep("nofile", &[5, 6, 7, 8, 9, 10, 12, 14, 16, 64], None, SAVES, &names);
+    let args = "launch --nproc 2 --max-restarts 0 -- train run.toml --overwrite --set checkpoint.every=1";
+    limited.sweep("nofile", &[5, 6, 7, 8, 9, 10, 12, 16, 64], None, args, &names);
+}
+
+#[test]
+fn memory_limit_ends_run_with_error_naming_memory() {
+    let limited = Limited::new();
+    let limits = [40, 50, 60, 80, 100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
+    limited.sweep("as", &limits, None, SAVES, &["memory", "thread"]);
+}
+
+#[test]
+fn file_size_limit_ends_run_with_error_naming_file() {
+    let limited = Limited::new();
+    limited.sweep(
+        "fsize",
+        &[1, 100, 1_000, 5_000, 20_000, 1 << 30],
+        None,
+        SAVES,
+        &["File too large", "out-fsize"],
+    );
+}
