@@ -50,7 +50,7 @@ struct Finding {
 pub(crate) fn run(args: &CheckArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let place = cluster::place().unwrap_or_default();
-    let read = RunSetup::read(&args.run, &|run| device::ranks(place, device::has_gpus(run)));
+    let read = RunSetup::read(&args.run, &|run| device::world(place, device::has_gpus(run)));
     let findings = Findings::of(&args.run.file, read);
     output::print(&if args.json { findings.json() } else { findings.text() })?;
     Ok(if findings.has_errors() { Exit::Input } else { Exit::Done })

@@ -10,7 +10,7 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::plan::Plan;
 use fsdp_nn::model::Architecture as _;
 use fsdp_nn::op::Cost;
-use fsdp_train::config::Resolved;
+use fsdp_train::config::{Resolved, World};
 use fsdp_train::{TrainError, expect_positions, listed, plan, trace_step};
 use fsdp_xla::{Program, ProgramEvent, Setting, Target, Tracer, XlaError, XlaMemory};
 
@@ -87,7 +87,8 @@ fn target(args: &CompileArgs) -> Result<Target, CliError> {
     };
     let plugin = match &args.plugin {
         Some(plugin) => fsdp_xla::plugin_named(plugin).map_err(refused)?,
-        None => xla::plugin(&RunSetup::read(&args.run, &|_| 1)?.0.config.run.xla).map_err(refused)?,
+        None => xla::plugin(&RunSetup::read(&args.run, &|_| World::on_one_node(1))?.0.config.run.xla)
+            .map_err(refused)?,
     };
     let options = args.topology_options.iter().map(|option| setting(option)).collect::<Result<_, _>>()?;
     Target::open(&plugin, &args.topology, options).map_err(refused)

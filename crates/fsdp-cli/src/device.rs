@@ -11,7 +11,7 @@ use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{Device, Resolved, RunConfig, Transport};
+use fsdp_train::config::{Device, Resolved, RunConfig, Transport, World};
 use fsdp_train::{TrainBackend, TrainError, predict};
 
 use crate::clock::Clock;
@@ -114,8 +114,13 @@ pub(crate) fn has_gpus(run: &RunConfig) -> bool {
     }
 }
 
-/// The default number of ranks: one per process, or, if they compute on GPUs and a launcher has started one process per
+/// The world by default: a rank per process, or, if they compute on GPUs and a launcher has started one process per
 /// node, one per visible GPU.
+pub(crate) fn world(place: Option<ProcessPlace>, has_gpus: bool) -> World {
+    World { ranks: ranks(place, has_gpus), nodes: place.map_or(1, ProcessPlace::nodes) }
+}
+
+/// As [`world`], only the number of ranks.
 pub(crate) fn ranks(place: Option<ProcessPlace>, has_gpus: bool) -> usize {
     let processes = place.map_or(1, |place| place.processes);
     if !has_gpus || !cluster::is_alone_on_node(place) {

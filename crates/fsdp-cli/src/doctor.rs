@@ -14,7 +14,9 @@ use std::{fmt, io};
 
 use comfy_table::Table;
 use fsdp_cuda::doctor::{Finding, Status, examine};
-use fsdp_train::config::{Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport, XlaConfig};
+use fsdp_train::config::{
+    Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport, World, XlaConfig,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::args::DoctorArgs;
@@ -83,7 +85,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
 /// The settings of the run file, or defaults; each process has one rank.
 fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
     let run = match &args.file {
-        Some(file) => Resolved::load_for(file, &args.overrides, &|_| processes)?.config.run,
+        Some(file) => {
+            Resolved::load_for(file, &args.overrides, &|_| World::on_one_node(processes))?.config.run
+        }
         None => RunConfig {
             device: Device::Cpu,
             ranks: processes,

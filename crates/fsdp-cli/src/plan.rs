@@ -15,6 +15,7 @@ use std::path::Path;
 
 use fsdp_plan::Constants;
 use fsdp_plan::cluster::Cluster;
+use fsdp_train::config::World;
 use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
 use crate::args::{PlanArgs, PlanCommand};
@@ -60,7 +61,8 @@ pub(crate) fn render(args: &PlanArgs) -> Result<String, CliError> {
         return Ok(cluster.to_toml());
     }
     let nodes = args.nodes.or(cluster.nodes).unwrap_or(1);
-    let (mut setup, warnings) = RunSetup::read(&args.run(), &|_| nodes * cluster.devices_per_node())?;
+    let (mut setup, warnings) =
+        RunSetup::read(&args.run(), &|_| World { ranks: nodes * cluster.devices_per_node(), nodes })?;
     warnings.iter().for_each(|warning| output::warning(warning));
     settings::place(&mut setup.config, &cluster, args.nodes)?;
     let constants = Constants::fitted();

@@ -11,7 +11,7 @@ use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_train::adapter::peft;
-use fsdp_train::config::{Init, Loaded, PaddingRow, Resolved, RunConfig};
+use fsdp_train::config::{Init, Loaded, PaddingRow, Resolved, RunConfig, World};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError, adapter};
@@ -41,20 +41,20 @@ impl RunSetup {
     /// [`CliError`]: one of the files is missing or wrong.
     pub(crate) fn load(args: &RunFileArgs) -> Result<Self, CliError> {
         let place = cluster::place()?;
-        let (setup, warnings) = Self::read(args, &|run| device::ranks(place, device::has_gpus(run)))?;
+        let (setup, warnings) = Self::read(args, &|run| device::world(place, device::has_gpus(run)))?;
         warnings.iter().for_each(|warning| output::warning(warning));
         Ok(setup)
     }
 
-    /// Reads the files and returns the warnings; `ranks` supplies the default number of ranks.
+    /// Reads the files and returns the warnings; `world` supplies what the run file leaves open.
     ///
     /// # Errors
     /// Those of [`RunSetup::load`].
     pub(crate) fn read(
         args: &RunFileArgs,
-        ranks: &dyn Fn(&RunConfig) -> usize,
+        world: &dyn Fn(&RunConfig) -> World,
     ) -> Result<(Self, Vec<String>), CliError> {
-        Self::of(Resolved::load_for(&args.file, &args.overrides, ranks)?)
+        Self::of(Resolved::load_for(&args.file, &args.overrides, world)?)
     }
 
     /// Adds the model to a loaded run file; also returns the warnings.

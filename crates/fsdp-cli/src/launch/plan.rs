@@ -7,6 +7,8 @@ use clap::Parser;
 use fsdp_ckpt::native::RunDir;
 
 use super::message::Beginning;
+use fsdp_train::config::World;
+
 use crate::args::{Args, BenchCommand, Command, LaunchArgs, TrainArgs};
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
@@ -98,8 +100,8 @@ fn restart_arguments(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsStri
 
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
     // Warnings are left to the processes.
-    let processes = args.nproc * args.nnodes.max;
-    let (setup, _) = RunSetup::read(&train.run, &|_| processes)?;
+    let nodes = args.nnodes.max;
+    let (setup, _) = RunSetup::read(&train.run, &|_| World { ranks: args.nproc * nodes, nodes })?;
     Ok(RunDir::new(setup.config.run.out_dir))
 }
 

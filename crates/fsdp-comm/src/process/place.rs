@@ -77,6 +77,14 @@ pub struct ProcessPlace {
 }
 
 impl ProcessPlace {
+    /// Number of nodes; 1 if they have different numbers of processes, which this process cannot count.
+    pub fn nodes(self) -> usize {
+        match self.processes.is_multiple_of(self.local_processes) {
+            true => self.processes / self.local_processes,
+            false => 1,
+        }
+    }
+
     /// Whether all processes are on this node.
     pub fn is_one_node(&self) -> bool {
         self.local_processes == self.processes

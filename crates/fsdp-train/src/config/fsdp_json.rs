@@ -1,8 +1,11 @@
 //! Hugging Face's `fsdp_config.json`, as `Trainer` reads it (reference: transformers 4.31 and 5.23).
 //!
 //! A leading `fsdp_` is dropped from every top-level key. Keys that Hugging Face silently ignores are reported as a
-//! [`Warning`]. What it rejects is an error, and so is a size together with classes, where its newer versions silently
-//! use the size. Settings of the XLA constructor that only steer XLA's compiler have no meaning here.
+//! [`Warning`], and so is what was made of a sharding [`strategy`]. What it rejects is an error, and so is a size together
+//! with classes, where its newer versions silently use the size. Settings of the XLA constructor that only steer XLA's
+//! compiler have no meaning here.
+
+mod strategy;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,6 +13,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use toml::Table;
 
+pub(super) use self::strategy::Replicas;
+use self::strategy::{ReshardAfterForward, Strategy};
 use super::error::ConfigError;
 use super::kind::TEXT;
 use super::reader::{Origin, Reader, unknown_key};
@@ -20,6 +25,10 @@ use crate::input_file::{self, CONFIG_BYTES_MAX};
 const WRAP: [&str; 2] = ["wrap", "min_num_params"];
 const CLASSES: &str = "transformer_layer_cls_to_wrap";
 const SIZE: &str = "min_num_params";
+const STRATEGY: &str = "sharding_strategy";
+const RESHARD: &str = "reshard_after_forward";
+/// The key of `[fsdp]` that holds the mesh.
+const MESH: &str = "mesh";
 /// XLA settings that have a counterpart here.
 const XLA_SETTINGS: [&str; 4] =
     ["reshard_after_forward", "disable_reshard_on_root", "compute_dtype", "fp32_reduce_scatter"];
@@ -48,22 +57,30 @@ const XLA_SETTINGS_WITHOUT_MEANING: &[&str] = &[
 pub(super) struct FsdpJson {
     /// The settings, as keys of `[fsdp]`.
     keys: Table,
+    /// The mesh that a strategy asks for.
+    replicas: Option<Replicas>,
     /// Keys that have no effect.
     warnings: Vec<Warning>,
 }
 
 /// If `[fsdp]` names such a file, copies its settings into the table. A key of the run file overrides them, with a
-/// warning, but only one of the two files may set a wrap policy.
+/// warning, but only one of the two files may set a wrap policy. Also returns the mesh that is still to be set, whose size
+/// is not known before the number of ranks is.
 ///
 /// # Errors
 /// If the file cannot be read, is not a JSON object, or breaks a rule; [`ConfigError::Conflict`] if both files set a
 /// wrap policy.
-pub(super) fn fill_in(file: &mut Table, origin: &Origin) -> Result<Vec<Warning>, ConfigError> {
+pub(super) fn fill_in(
+    file: &mut Table,
+    origin: &Origin,
+) -> Result<(Option<Replicas>, Vec<Warning>), ConfigError> {
     let path = |fsdp: &Reader<'_>| fsdp.optional("config", TEXT);
-    let Some(path) = Reader::new(origin, file.clone()).table("fsdp", path)? else { return Ok(Vec::new()) };
+    let Some(path) = Reader::new(origin, file.clone()).table("fsdp", path)? else {
+        return Ok((None, Vec::new()));
+    };
     let text = input_file::read_text(Path::new(&path), CONFIG_BYTES_MAX)
         .map_err(|source| ConfigError::Read { file: path.clone().into(), source })?;
-    let FsdpJson { keys, mut warnings } = parse(&text, &path)?;
+    let FsdpJson { keys, mut replicas, mut warnings } = parse(&text, &path)?;
     let fsdp = file["fsdp"].as_table_mut().expect("a key of it was read");
     let is_wrap = |key: &&str| WRAP.contains(key);
     let written = fsdp.keys().map(String::as_str).find(is_wrap);
@@ -79,7 +96,11 @@ pub(super) fn fill_in(file: &mut Table, origin: &Origin) -> Result<Vec<Warning>,
             fsdp.insert(key, value);
         }
     }
-    Ok(warnings)
+    if replicas.is_some() && fsdp.contains_key(MESH) {
+        replicas = None;
+        warnings.push(Warning::Overridden { key: format!("fsdp.{MESH}") });
+    }
+    Ok((replicas, warnings))
 }
 
 /// Parses the text of a file; `origin` names it in errors and warnings.
@@ -125,7 +146,7 @@ struct File<'a> {
 impl File<'_> {
     fn wrap(&mut self) -> Result<(), ConfigError> {
         let classes =
-            self.take(CLASSES, "a class name or a list of class names", classes)?.unwrap_or_default();
+            self.take(CLASSES, "class names, as a list or separated by commas", classes)?.unwrap_or_default();
         let size = self.take(SIZE, "an integer of at least 0", non_negative_integer)?.unwrap_or(0);
         let [by_class, by_size] = WRAP;
         match (classes.is_empty(), size) {
@@ -148,15 +169,50 @@ impl File<'_> {
         self.result.keys.insert(key.to_owned(), value.into());
     }
 
-    /// Reads the keys of `fsdp_version` 2 that have a counterpart.
+    /// Reads the keys outside of XLA's that have a counterpart.
     fn top_level(&mut self) -> Result<(), ConfigError> {
-        self.set_from_bool("reshard_after_forward", "reshard_after_forward", [false.into(), "auto".into()])?;
+        self.resharding()?;
         self.set_from_bool(
             "activation_checkpointing",
             "activation_checkpointing",
             ["none".into(), "full".into()],
         )?;
         self.set_from_bool("offload_params", "offload", ["none".into(), "cpu".into()])
+    }
+
+    /// Reads the strategy, from either of its keys. If both are there, they must agree: which one counts depends on the
+    /// version of FSDP, whose default is not the same in accelerate and in transformers.
+    fn resharding(&mut self) -> Result<(), ConfigError> {
+        let strategy = self.take(STRATEGY, strategy::ALLOWED, Strategy::read)?;
+        let allowed = format!("true, false, {}", strategy::ALLOWED);
+        let reshard = self.take(RESHARD, &allowed, ReshardAfterForward::read)?;
+        let agree = |strategy: Strategy| match reshard {
+            None => true,
+            Some(ReshardAfterForward::Is(reshards)) => reshards == strategy.reshards(),
+            Some(ReshardAfterForward::Of(other)) => other == strategy,
+        };
+        if strategy.is_some_and(|strategy| !agree(strategy)) {
+            return Err(ConfigError::Conflict {
+                origin: self.origin.to_owned(),
+                first: STRATEGY.to_owned(),
+                second: RESHARD.to_owned(),
+                remedy: "they ask for different strategies; remove one of the two",
+            });
+        }
+        let named = match reshard {
+            Some(ReshardAfterForward::Of(strategy)) => Some((RESHARD, strategy)),
+            _ => strategy.map(|strategy| (STRATEGY, strategy)),
+        };
+        if let Some((key, strategy)) = named {
+            self.result.replicas = strategy.replicas();
+            let (file, settings) = (self.origin.to_owned(), strategy.settings());
+            self.result.warnings.push(Warning::Strategy { file, key, strategy: strategy.name(), settings });
+        }
+        let reshards = named.map(|(_, strategy)| strategy.reshards());
+        if let Some(reshards) = reshards.or(reshard.map(ReshardAfterForward::reshards)) {
+            self.set(RESHARD, if reshards { toml::Value::from("auto") } else { false.into() });
+        }
+        Ok(())
     }
 
     /// Reads a boolean that selects one of two values for a key of `[fsdp]`.
@@ -240,7 +296,7 @@ impl File<'_> {
     }
 
     fn take_bool(&mut self, key: &str) -> Result<Option<bool>, ConfigError> {
-        self.take(key, "true or false", Value::as_bool)
+        self.take(key, "true or false", boolean)
     }
 
     fn take<T>(
@@ -267,11 +323,25 @@ impl File<'_> {
     }
 }
 
+/// Reads class names. accelerate splits a text at its commas, and passes a list through the same text.
 fn classes(value: &Value) -> Option<Vec<String>> {
-    let class = |value: &Value| value.as_str().filter(|class| !class.is_empty()).map(str::to_owned);
+    let split = |value: &Value| -> Option<Vec<String>> {
+        let class = |class: &str| Some(class.trim().to_owned()).filter(|class| !class.is_empty());
+        value.as_str()?.split(',').map(class).collect()
+    };
     match value {
-        Value::Array(list) => list.iter().map(class).collect(),
-        single => Some(vec![class(single)?]),
+        Value::Array(list) => Some(list.iter().map(split).collect::<Option<Vec<_>>>()?.concat()),
+        text => split(text),
+    }
+}
+
+/// Reads a boolean in the forms that accelerate takes: it makes text of the value, and reads that.
+fn boolean(value: &Value) -> Option<bool> {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned).to_ascii_lowercase();
+    match text.as_str() {
+        "true" | "1" | "yes" | "y" | "t" | "on" => Some(true),
+        "false" | "0" | "no" | "n" | "f" | "off" => Some(false),
+        _ => None,
     }
 }
 

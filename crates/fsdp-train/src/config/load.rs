@@ -49,6 +49,22 @@ pub struct Loaded {
     pub warnings: Vec<Warning>,
 }
 
+/// The world that a run starts in, as far as a run file may leave it open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct World {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Number of nodes that they are on.
+    pub nodes: usize,
+}
+
+impl World {
+    /// Ranks on a single node.
+    pub const fn on_one_node(ranks: usize) -> World {
+        World { ranks, nodes: 1 }
+    }
+}
+
 impl Resolved {
     /// Reads a run file, merged over the files that it extends. Each override is `table.key=value` and is applied
     /// before anything is checked.
@@ -56,19 +72,20 @@ impl Resolved {
     /// # Errors
     /// The first error found.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
-        Self::load_for(path, overrides, &|_| 1)
+        Self::load_for(path, overrides, &|_| World::on_one_node(1))
     }
 
-    /// As [`Resolved::load`], but if the number of ranks is not set, `ranks` determines it from the `[run]` table.
+    /// As [`Resolved::load`], but `world` determines from the `[run]` table what the file does not set: the number of
+    /// ranks, and that of nodes.
     ///
     /// # Errors
     /// As [`Resolved::load`].
     pub fn load_for(
         path: &Path,
         overrides: &[String],
-        ranks: &dyn Fn(&RunConfig) -> usize,
+        world: &dyn Fn(&RunConfig) -> World,
     ) -> Result<Loaded, ConfigError> {
-        Self::of_files(extends::read(path)?, overrides, ranks)
+        Self::of_files(extends::read(path)?, overrides, world)
     }
 
     /// Parses the text of a run file; `origin` names it in errors. If the number of ranks is not set, it is 1.
@@ -78,14 +95,14 @@ impl Resolved {
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Loaded, ConfigError> {
         let table = toml::from_str(text)
             .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
-        Self::of_files(vec![(origin.to_owned(), table)], overrides, &|_| 1)
+        Self::of_files(vec![(origin.to_owned(), table)], overrides, &|_| World::on_one_node(1))
     }
 
     /// Resolves files that were already read, the run file first.
     fn of_files(
         files: Vec<(String, Table)>,
         overrides: &[String],
-        ranks: &dyn Fn(&RunConfig) -> usize,
+        world: &dyn Fn(&RunConfig) -> World,
     ) -> Result<Loaded, ConfigError> {
         let mut table = extends::join(&files);
         let mut origin = Origin::new(files);
@@ -94,10 +111,15 @@ impl Resolved {
                 .ok_or_else(|| ConfigError::Override { argument: argument.clone() })?;
             origin.note_override(key);
         }
-        let mut warnings = fsdp_json::fill_in(&mut table, &origin)?;
+        let (replicas, mut warnings) = fsdp_json::fill_in(&mut table, &origin)?;
         let mut config = Resolved::read(&Reader::new(&origin, table))?;
         if config.run.ranks == RANKS_OF_DEVICE {
-            config.run.ranks = ranks(&config.run);
+            config.run.ranks = world(&config.run).ranks;
+        }
+        if let Some(replicas) = replicas {
+            let (replicate, over) = replicas.count(World { ranks: config.run.ranks, ..world(&config.run) });
+            config.fsdp.mesh.replicate = replicate;
+            warnings.push(Warning::Replicas { replicate, over });
         }
         validate(&config, &origin, &mut warnings)?;
         Ok(Loaded { config, warnings })

@@ -42,7 +42,7 @@ pub use eval::EvalSet;
 pub use fsdp::{FsdpConfig, MeshConfig};
 pub use group::GroupConfig;
 pub use input::{DataConfig, EndToken, Format, LossOn, Malformed, Packing, SourceConfig, TokenRef};
-pub use load::{Loaded, Resolved};
+pub use load::{Loaded, Resolved, World};
 pub use loss_scale::LossScaleConfig;
 pub use model::{Init, ModelConfig, PaddingRow};
 pub use optimizer::{AdafactorConfig, AdamwConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};

@@ -12,6 +12,26 @@ pub enum Warning {
         /// The key, without a leading `fsdp_`.
         key: String,
     },
+    /// What was made of a sharding strategy of an `fsdp_config.json`.
+    #[error("{file}: `{key}` = {strategy} is taken as {settings}")]
+    Strategy {
+        /// Name of the file.
+        file: String,
+        /// The key, without a leading `fsdp_`.
+        key: &'static str,
+        /// PyTorch's name of the strategy.
+        strategy: &'static str,
+        /// The settings that are the same.
+        settings: &'static str,
+    },
+    /// The mesh that a sharding strategy led to.
+    #[error("`fsdp.mesh.replicate` = {replicate}, the number of {over}")]
+    Replicas {
+        /// Number of replicas.
+        replicate: usize,
+        /// What holds a replica each: ranks or nodes.
+        over: &'static str,
+    },
     /// A key of an `fsdp_config.json` that has an effect only together with another.
     #[error("{file}: `{key}` has no effect without {needs}")]
     Needs {

@@ -58,6 +58,15 @@ fn every_launcher_is_recognized() {
     assert_eq!(place(&STEP), Some((LaunchedBy::Srun, numbers)));
 }
 
+#[test]
+fn nodes_follow_from_processes_per_node() {
+    let nodes = |processes, local_processes| {
+        let launched_by = LaunchedBy::Torchrun;
+        ProcessPlace { launched_by, process: 0, processes, local_process: 0, local_processes }.nodes()
+    };
+    assert_eq!([nodes(8, 4), nodes(8, 8), nodes(8, 1), nodes(3, 2)], [2, 1, 8, 1]);
+}
+
 /// Slurm's variables in a script of `sbatch --ntasks=8`: the script is the only process of its own step.
 const BATCH: [(&str, &str); 6] = [
     ("SLURM_JOB_ID", "200505"),

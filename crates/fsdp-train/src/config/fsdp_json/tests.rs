@@ -42,6 +42,83 @@ fn prefix_is_optional_and_single_class_needs_no_list() {
 }
 
 #[test]
+fn class_names_are_split_at_commas() {
+    let names = |value: &str| {
+        let read = parse(&format!("{{\"transformer_layer_cls_to_wrap\": {value}}}"), "f")?;
+        Ok::<_, ConfigError>(read.keys["wrap"].to_string())
+    };
+    assert_eq!(names(r#""A,B""#).unwrap(), r#"["A", "B"]"#);
+    assert_eq!(names(r#"" A , B,C ""#).unwrap(), r#"["A", "B", "C"]"#);
+    assert_eq!(names(r#"["A", "B,C"]"#).unwrap(), r#"["A", "B", "C"]"#);
+    for wrong in [r#""A,""#, r#""""#, r#"["A", " "]"#, "[3]", "3"] {
+        let message = names(wrong).unwrap_err().to_string();
+        assert!(message.contains("it must be class names, as a list or separated by commas"), "{message}");
+    }
+}
+
+/// A strategy by all of its spellings: under both keys, with and without the prefix, by name and by number.
+#[test]
+fn strategies_are_read_by_name_and_number() {
+    let expected = [
+        ("FULL_SHARD", "auto", None),
+        ("SHARD_GRAD_OP", "false", None),
+        ("NO_SHARD", "false", Some(Replicas::Ranks)),
+        ("HYBRID_SHARD", "auto", Some(Replicas::Nodes)),
+        ("HYBRID_SHARD_ZERO2", "false", Some(Replicas::Nodes)),
+    ];
+    for (index, (name, reshard, replicas)) in expected.into_iter().enumerate() {
+        let number = index + 1;
+        let spellings = [
+            format!("\"{name}\""),
+            format!("\"{}\"", name.to_lowercase()),
+            format!("\"_{name}\""),
+            format!("\"{number}\""),
+            number.to_string(),
+        ];
+        let keys = ["sharding_strategy", "fsdp_sharding_strategy", "fsdp_reshard_after_forward"];
+        for (key, value) in keys.iter().flat_map(|key| spellings.iter().map(move |value| (key, value))) {
+            let text = format!("{{\"{key}\": {value}}}");
+            let json = read(&text);
+            let found = json.keys["reshard_after_forward"].to_string().replace('"', "");
+            assert_eq!((found.as_str(), json.replicas), (reshard, replicas), "{text}");
+            // As `reshard_after_forward`, 1 is also how accelerate writes true, and 0 false.
+            let is_boolean = key.contains("reshard") && number == 1 && value.contains('1');
+            assert_eq!(json.warnings.len(), usize::from(!is_boolean), "{text}");
+            assert!(is_boolean || json.warnings[0].to_string().contains(&format!("= {name} is taken as")));
+        }
+    }
+    for wrong in ["0", "6", "-1", "1.5", "true", "\"SHARD\"", "[]", "\"\""] {
+        rejects(&format!("{{\"sharding_strategy\": {wrong}}}"), &["`sharding_strategy` is", "HYBRID_SHARD"]);
+    }
+}
+
+#[test]
+fn strategies_that_disagree_are_rejected() {
+    let both = |strategy: &str, reshard: &str| {
+        format!("{{\"sharding_strategy\": \"{strategy}\", \"reshard_after_forward\": {reshard}}}")
+    };
+    let [by_class, no_shard] =
+        [both("FULL_SHARD", "true"), both("NO_SHARD", "\"no_shard\"")].map(|text| read(&text));
+    assert_eq!((by_class.replicas, by_class.warnings.len()), (None, 1));
+    assert_eq!(no_shard.replicas, Some(Replicas::Ranks));
+    for text in [both("FULL_SHARD", "false"), both("HYBRID_SHARD", "\"FULL_SHARD\"")] {
+        rejects(&text, &["`sharding_strategy` and `reshard_after_forward` exclude each other"]);
+    }
+}
+
+#[test]
+fn booleans_are_read_as_accelerate_reads_them() {
+    let reshard = |value: &str| read(&format!("{{\"fsdp_reshard_after_forward\": {value}}}")).keys;
+    for on in ["true", "\"true\"", "\"True\"", "\"yes\"", "\"on\"", "1", "\"1\""] {
+        assert_eq!(reshard(on), keys("reshard_after_forward = 'auto'"), "{on}");
+    }
+    for off in ["false", "\"False\"", "\"n\"", "\"off\"", "0"] {
+        assert_eq!(reshard(off), keys("reshard_after_forward = false"), "{off}");
+    }
+    assert_eq!(read(r#"{"offload_params": "false"}"#).keys, keys("offload = 'none'"));
+}
+
+#[test]
 fn zero_min_num_params_is_no_policy_and_floats_are_accepted() {
     assert_eq!(read(r#"{"fsdp_min_num_params": 0}"#), FsdpJson::default());
     assert_eq!(read(r#"{"min_num_params": 1e8}"#).keys, keys("min_num_params = 100_000_000"));
