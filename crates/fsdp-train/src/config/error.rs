@@ -36,6 +36,22 @@ pub enum ConfigError {
         /// The file that it names, which was already read.
         file: PathBuf,
     },
+    /// A chain of files that extend each other is too long.
+    #[error("`extends` leads through more than {} files: {} ...; join some of them", chain.len(), chain[..3].join(" -> "))]
+    ExtendsTooMany {
+        /// The files, the run file first.
+        chain: Vec<String>,
+    },
+    /// A file named by `extends` is not TOML. Its text is not quoted: it may be any file of the machine.
+    #[error("{file}: `extends` of {origin} names it, but it is not a run file (line {line}: not valid TOML)")]
+    NotRunFile {
+        /// The file that names it.
+        origin: String,
+        /// The file.
+        file: String,
+        /// The line of the fault, from 1.
+        line: usize,
+    },
     /// The text is not JSON.
     #[error("{origin}: not valid JSON: {source}")]
     Json {

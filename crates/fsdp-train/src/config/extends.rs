@@ -11,15 +11,26 @@ use crate::input_file::{self, CONFIG_BYTES_MAX};
 /// The key that names the base file.
 pub(super) const KEY: &str = "extends";
 
+/// Maximum number of files in a chain. People write two or three.
+const FILES_MAX: usize = 16;
+
 /// Reads a run file and all files that it extends, the run file first. The `extends` keys are removed from the tables.
 ///
 /// # Errors
-/// If a file cannot be read or is not TOML, if `extends` is not a path, or if a file extends itself.
+/// If a file cannot be read or is not TOML, if `extends` is not a path, if a file extends itself, or if there are more than
+/// [`FILES_MAX`].
 pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
     let mut files = vec![read_file(path)?];
     let mut paths = vec![path.to_owned()];
     while let Some(base) = take_base(files.last_mut().expect("there is one"), &paths)? {
-        files.push(read_file(&base)?);
+        if files.len() == FILES_MAX {
+            return Err(ConfigError::ExtendsTooMany {
+                chain: files.into_iter().map(|(file, _)| file).collect(),
+            });
+        }
+        let origin = &files.last().expect("there is one").0;
+        let file = read_file(&base).map_err(|error| unquoted(error, origin))?;
+        files.push(file);
         paths.push(base);
     }
     Ok(files)
@@ -49,6 +60,14 @@ fn read_file(path: &Path) -> Result<(String, Table), ConfigError> {
     let table = toml::from_str(&text)
         .map_err(|source| ConfigError::Toml { origin: origin.clone(), source: Box::new(source) })?;
     Ok((origin, table))
+}
+
+/// Replaces the error of a base that is not TOML by one that does not quote it.
+fn unquoted(error: ConfigError, origin: &str) -> ConfigError {
+    let ConfigError::Toml { origin: file, source } = error else { return error };
+    let text = source.to_string();
+    let line = text.split("at line ").nth(1).and_then(|rest| rest.split(',').next()?.trim().parse().ok());
+    ConfigError::NotRunFile { origin: origin.to_owned(), file, line: line.unwrap_or(1) }
 }
 
 /// Takes `extends` out of a table and returns the path that it names, relative to the folder of the file.

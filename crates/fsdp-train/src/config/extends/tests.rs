@@ -82,5 +82,32 @@ fn missing_invalid_or_circular_extends_is_rejected() {
     assert_eq!(circle, "a/b.toml: `extends` leads back to a/../run.toml; remove it from one of the files");
     assert!(refused(&[("run.toml", "extends = \"run.toml\"")]).contains("leads back to run.toml"));
     let inner = refused(&[("run.toml", "extends = \"b.toml\""), ("b.toml", "a = [")]);
-    assert!(inner.starts_with("b.toml: not valid TOML"), "{inner}");
+    let expected =
+        "b.toml: `extends` of run.toml names it, but it is not a run file (line 1: not valid TOML)";
+    assert_eq!(inner, expected);
+}
+
+#[test]
+fn base_that_is_no_run_file_is_not_quoted() {
+    for (text, line) in [("root:x:0:0\nsecret", 1), ("a = 1\nb = \"secret", 2), ("[secret\n", 1)] {
+        let dir = files(&[("run.toml", "extends = \"base\""), ("base", text)]);
+        let error = load(&dir, "run.toml", &[]).unwrap_err().to_string();
+        assert!(!error.contains("secret") && !error.contains("root"), "{error}");
+        assert!(error.contains(&format!("not a run file (line {line}: ")), "{error}");
+    }
+}
+
+#[test]
+fn chain_of_files_is_bounded() {
+    let chain = |count: usize| {
+        let dir = files(&[(format!("{}.toml", count - 1).as_str(), BASE)]);
+        for index in 0..count - 1 {
+            fs::write(dir.path().join(format!("{index}.toml")), format!("extends = \"{}.toml\"", index + 1))
+                .unwrap();
+        }
+        load(&dir, "0.toml", &[])
+    };
+    assert!(chain(FILES_MAX).is_ok());
+    let error = chain(FILES_MAX + 1).unwrap_err().to_string();
+    assert!(error.contains("more than 16 files") && error.contains("1.toml -> "), "{error}");
 }
