@@ -44,7 +44,7 @@ fn spec() -> ModelSpec {
 }
 
 fn rule(momentum: f64, nesterov: bool, adjust_lr: AdjustLr) -> Muon {
-    let vector = GroupSettings { lr_scale: 0.5, weight_decay: 0.05 };
+    let vector = GroupSettings { lr_scale: 0.5, weight_decay: 0.05, late: 0 };
     let groups = Groups::uniform(0.1).with([ParamId(3)], vector);
     let adamw = AdamW { betas: (0.9, 0.99), eps: 1e-8, groups };
     let options = MuonOptions { momentum, nesterov, eps: 1e-7, adjust_lr, adamw };

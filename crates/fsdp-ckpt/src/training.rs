@@ -227,8 +227,10 @@ impl Optimizer {
         let of_parameter = |(parameter, key): (&Wanted, &Option<String>)| {
             let held = key.as_ref().and_then(|key| self.states.get(key));
             let mut found = Vec::new();
-            let has = |(state, _): &(String, Vec<usize>)| held.is_some_and(|held| held.contains_key(state));
-            if may_lack && parameter.may_lack_states && !parameter.states.iter().any(has) {
+            // Other states than the wanted ones are those of another optimizer.
+            let is_state =
+                |(state, name): (&String, &String)| state != STEP && checkpoint.tensors.contains_key(name);
+            if may_lack && parameter.may_lack_states && !held.into_iter().flatten().any(is_state) {
                 return found;
             }
             for (state, shape) in &parameter.states {

@@ -51,8 +51,8 @@ pub(super) struct Host {
     pub(super) lead: Option<Lead>,
     /// This node's address for other nodes, if known before any has connected.
     pub(super) address: Option<IpAddr>,
-    /// The port for other nodes, if there may be any.
-    pub(super) admission: Option<Admission>,
+    /// Keeps the port for other nodes open while this exists, if there may be any.
+    pub(super) _admission: Option<Admission>,
 }
 
 /// The nodes that can receive orders.

@@ -204,8 +204,15 @@ impl<'a> Meeting<'a> {
             _ => None,
         };
         let (rules, plan, session) = (self.rules, self.plan.clone(), self.sessions);
-        let host =
-            Host { rules, plan, local: events.clone(), session, lead, address: self.address, admission };
+        let host = Host {
+            rules,
+            plan,
+            local: events.clone(),
+            session,
+            lead,
+            address: self.address,
+            _admission: admission,
+        };
         let thread = thread::Builder::new().name("coordinator".to_owned()).spawn(move || host.run(&incoming));
         Ok(Link::Local { sender, thread: thread.map_err(failed)? })
     }

@@ -89,9 +89,6 @@ fn thread_limit_ends_run_with_error_naming_thread() {
     for _ in 0..2 {
         limited.sweep("nproc", &limits, Some(user), SAVES, &names);
     }
-    let limits = [3, cores + 6, 2 * cores + 12, 4 * cores + 80];
-    let args = "launch --nproc 2 --max-restarts 0 -- train run.toml --overwrite --set checkpoint.every=1";
-    limited.sweep("nproc", &limits, Some(user), args, &names);
 }
 
 #[test]
@@ -113,14 +110,13 @@ fn descriptor_limit_ends_run_with_error_naming_files() {
     let limited = Limited::new();
     let names = ["Too many open files"];
     limited.sweep("nofile", &[5, 6, 7, 8, 9, 10, 12, 14, 16, 64], None, SAVES, &names);
-    let args = "launch --nproc 2 --max-restarts 0 -- train run.toml --overwrite --set checkpoint.every=1";
-    limited.sweep("nofile", &[5, 6, 7, 8, 9, 10, 12, 16, 64], None, args, &names);
 }
 
 #[test]
 fn memory_limit_ends_run_with_error_naming_memory() {
     let limited = Limited::new();
-    let limits = [40, 50, 60, 80, 100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
+    // Below that, the system cannot load the program.
+    let limits = [80, 100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
     limited.sweep("as", &limits, None, SAVES, &["memory", "thread"]);
 }
 

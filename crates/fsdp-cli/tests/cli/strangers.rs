@@ -108,9 +108,9 @@ fn node_joins_launch_whose_port_is_full_of_strangers() {
         command.spawn().unwrap()
     };
     let is_over = AtomicBool::new(false);
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
     std::thread::scope(|scope| {
         let first = agent(0);
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
         wait_until("the port", || TcpStream::connect(address).is_ok());
         for _ in 0..STRANGERS {
             scope.spawn(|| {
