@@ -1,7 +1,7 @@
 //! Hugging Face's `fsdp_config.json`, as `Trainer` reads it (reference: transformers 4.31 and 5.23).
 //!
 //! A leading `fsdp_` is dropped from every top-level key. Keys that Hugging Face silently ignores are reported as a
-//! [`Warning`], and so is what was made of a sharding [`strategy`]. What it rejects is an error, and so is a size together
+//! [`Warning`], and so is what was made of a sharding strategy. What it rejects is an error, and so is a size together
 //! with classes, where its newer versions silently use the size. Settings of the XLA constructor that only steer XLA's
 //! compiler have no meaning here.
 
