@@ -12,7 +12,7 @@ const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Every crate with the workspace crates it may depend on.
-const LAYERS: [(&str, &[&str]); 11] = [
+const LAYERS: [(&str, &[&str]); 12] = [
     ("fsdp-core", &[]),
     ("fsdp-comm", &["fsdp-core"]),
     ("fsdp-sim", &["fsdp-core", "fsdp-comm"]),
@@ -23,6 +23,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("fsdp-xla", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
     ("fsdp-ckpt", &["fsdp-core"]),
     ("fsdp-train", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt"]),
+    ("fsdp", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt", "fsdp-train"]),
     (
         "fsdp-cli",
         &[
