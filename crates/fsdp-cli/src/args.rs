@@ -25,6 +25,7 @@ use fsdp_core::DType;
 use fsdp_train::config::Device;
 
 use crate::exit_code;
+use crate::version::VERSION;
 
 pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use check::CheckArgs;
@@ -62,7 +63,7 @@ evaluation, slow ranks. With --log-format json, fsdp=info is the default.";
 #[derive(Debug, Parser)]
 #[command(
     name = "fsdp",
-    version,
+    version = VERSION.as_str(),
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,

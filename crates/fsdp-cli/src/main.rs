@@ -52,6 +52,7 @@ mod threads;
 #[cfg(feature = "torch")]
 mod torch;
 mod units;
+mod version;
 #[cfg(feature = "xla")]
 mod xla;
 

@@ -1,0 +1,99 @@
+"""The wheel, as it is installed: ``python -m unittest discover python/tests`` with a Python that has it.
+
+Fixtures are those of the checkpoint tests. What needs torch is skipped without it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from contextlib import redirect_stderr
+from importlib import metadata, util
+from io import StringIO
+
+import fsdp
+
+ROOT = pathlib.Path(__file__).parents[2]
+FIXTURES = ROOT / "crates/fsdp-ckpt/tests/fixtures"
+
+
+class Command(unittest.TestCase):
+    def test_module_and_command_have_the_version_of_the_package(self):
+        for command in ([fsdp.command()], [sys.executable, "-m", "fsdp"]):
+            printed = subprocess.run([*command, "--version"], check=True, capture_output=True, text=True).stdout
+            self.assertTrue(printed.startswith(f"fsdp {metadata.version('fsdp')} ("), printed)
+
+    def test_exit_code_of_the_command_is_that_of_the_module(self):
+        code = subprocess.run([sys.executable, "-m", "fsdp", "ckpt", "inspect", "absent"], capture_output=True).returncode
+        self.assertEqual(code, 2)
+
+
+class Checkpoints(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_dcp_becomes_safetensors(self):
+        with redirect_stderr(StringIO()):
+            report = fsdp.convert(FIXTURES / "dcp_2rank", self.folder / "model.safetensors", dtype="bf16")
+        content = fsdp.inspect(self.folder / "model.safetensors", tensors=True)
+        self.assertEqual(report["tensors"], content["tensor_count"])
+        self.assertEqual({tensor["dtype"] for tensor in content["tensors"]} - {"I64", "BF16"}, set())
+
+    def test_sound_checkpoint_is_sound_and_a_damaged_one_is_not(self):
+        self.assertTrue(fsdp.verify_checkpoint(FIXTURES / "full.pth")["sound"])
+        damaged = bytearray((FIXTURES / "full.pth").read_bytes())
+        del damaged[len(damaged) // 2]
+        (self.folder / "damaged.pth").write_bytes(damaged)
+        report = fsdp.verify_checkpoint(self.folder / "damaged.pth")
+        self.assertFalse(report["sound"])
+        self.assertTrue(report["problems"])
+
+    def test_error_has_the_text_and_code_of_the_command(self):
+        with self.assertRaises(fsdp.FsdpError) as caught:
+            fsdp.convert("absent", self.folder / "model")
+        self.assertEqual(caught.exception.code, 2)
+        self.assertIn("failed to open absent: No such file", str(caught.exception))
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_missing_command_is_named(self):
+        before = os.environ["PATH"], fsdp.sysconfig.get_path
+        self.addCleanup(setattr, fsdp.sysconfig, "get_path", before[1])
+        self.addCleanup(os.environ.__setitem__, "PATH", before[0])
+        fsdp.sysconfig.get_path = lambda _: str(self.folder)
+        os.environ["PATH"] = str(self.folder)
+        with self.assertRaisesRegex(FileNotFoundError, "pip install fsdp"):
+            fsdp.command()
+
+    @unittest.skipUnless(util.find_spec("torch") and util.find_spec("safetensors"), "torch or safetensors is missing")
+    def test_load_returns_tensors_equal_to_those_of_torch(self):
+        import torch
+
+        expected = torch.load(FIXTURES / "model_only.pth", map_location="cpu", weights_only=True)
+        with redirect_stderr(StringIO()):
+            loaded = fsdp.load(FIXTURES / "model_only.pth")
+        self.assertEqual(loaded.keys(), expected.keys())
+        for name, tensor in expected.items():
+            self.assertTrue(torch.equal(loaded[name], tensor), name)
+
+
+class RunFiles(unittest.TestCase):
+    def test_findings_name_the_fault(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run_file = pathlib.Path(folder, "run.toml")
+            run_file.write_text("modle = 1\n")
+            findings = fsdp.check(run_file)["findings"]
+        self.assertIn("modle", json.dumps(findings))
+        self.assertIn("error", {finding["verdict"] for finding in findings})
+
+    def test_set_changes_keys(self):
+        run_file = ROOT / "examples/quickstart.toml"
+        findings = fsdp.check(run_file, set={"run.device": "nonsense"})["findings"]
+        self.assertIn("nonsense", json.dumps(findings))
+
+
+if __name__ == "__main__":
+    unittest.main()
