@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the pictures of the README: parts of the pages that `fsdp report` and `fsdp plan --report` write.
+"""Makes pictures of the documentation: parts of the pages that `fsdp report` and `fsdp plan --report` write.
 
 usage: python scripts/pictures.py FSDP [--chromium chromium] [--steps 120]      (torch 2.11, transformers 5.17)
 

@@ -62,8 +62,3 @@ pub use run_data::RunData;
 
 /// The version of `fsdp`, shared by all its packages.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// The examples of the repository's README, compiled with the tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;

@@ -16,7 +16,7 @@ const EOS_COMMENT: &str = "ends each text, since the tokenizer adds nothing ther
 pub(super) fn of(choices: &Choices) -> String {
     let mut text = Text(
         "# A run file: `fsdp check` looks at it, `fsdp train` runs it. Paths are relative to the current directory.\n\
-         # Keys not listed here have defaults; README.md of fsdp has all of them, under \"Run files\".\n"
+         # Keys not listed here have defaults; docs/run-file.md of fsdp has all of them.\n"
             .to_owned(),
     );
     model(&mut text, choices);

@@ -38,19 +38,28 @@ fn schedules_match_snapshots() {
     }
 }
 
-#[test]
-fn readme_schedule_matches_output() {
+/// Asserts that a command, run in the repository, prints the lines of the block of a page that contains `mark`, in order.
+fn assert_documented(page: &str, mark: &str, command: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    let shown = readme.split("```text\n").find(|block| block.contains("\nchecker: ")).unwrap();
+    let text = fs::read_to_string(root.join(page)).unwrap();
+    let shown = text.split("```text\n").find(|block| block.contains(mark)).unwrap();
     let shown = shown.split("```").next().unwrap();
-    let mut command = Sandbox::new().command();
-    let ran =
-        Ran::of(command.args(["schedule", "examples/quickstart.toml"]).current_dir(&root).output().unwrap());
-    let mut printed = ran.stdout.lines();
+    let ran = Ran::of(Sandbox::new().command().args(command.split(' ')).current_dir(&root).output().unwrap());
+    let output = format!("{}{}", ran.stderr, ran.stdout);
+    let mut printed = output.lines();
     for line in shown.lines().filter(|&line| line != "...") {
-        assert!(printed.any(|printed| printed == line), "{line:?} is not printed there:\n{}", ran.stdout);
+        assert!(printed.any(|printed| printed == line), "{page}: {line:?} is not printed there:\n{output}");
     }
+}
+
+#[test]
+fn documented_outputs_are_printed() {
+    assert_documented("docs/schedule.md", "\nchecker: ", "schedule examples/quickstart.toml");
+    assert_documented("docs/verifying.md", "world 2: ", "verify examples/quickstart.toml --world-sizes 2");
+    let verify = "verify examples/llama-8b.toml --shrink --world-sizes 1,2,8";
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    assert!(readme.contains(&format!("\nfsdp {verify}\n")));
+    assert_documented("README.md", "world 8: ", verify);
 }
 
 #[test]

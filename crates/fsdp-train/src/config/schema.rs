@@ -127,7 +127,7 @@ pub(super) fn named_or_none<T: Named>(_: PhantomData<Option<T>>) -> Value {
 }
 
 pub(super) fn names<T: Named>(_: PhantomData<Vec<T>>) -> Value {
-    json!({"type": "array", "items": {"enum": names_of::<T>()}, "uniqueItems": true})
+    json!({"type": "array", "items": {"enum": names_of::<T>()}, "uniqueItems": true, "default": []})
 }
 
 pub(super) fn table<T: TableSchema, R>(_: PhantomData<T>, _read: R) -> Value {
@@ -143,11 +143,11 @@ pub(super) fn tables<T: TableSchema, R>(_: PhantomData<Vec<T>>, _allowed: &str, 
 }
 
 pub(super) fn eval_sets(_: PhantomData<Vec<EvalSet>>) -> Value {
-    json!({"anyOf": [ValueSchema::of(&TEXTS), {"type": "array", "items": EvalSet::schema()}]})
+    json!({"anyOf": [ValueSchema::of(&TEXTS), {"type": "array", "items": EvalSet::schema()}], "default": []})
 }
 
 pub(super) fn patterns(_: PhantomData<Vec<String>>) -> Value {
-    ValueSchema::of(&TEXTS)
+    with_default(ValueSchema::of(&TEXTS), &[""; 0])
 }
 
 pub(super) fn wrap(_: PhantomData<WrapPolicy>) -> Value {
