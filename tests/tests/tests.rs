@@ -96,5 +96,8 @@ mod going_on;
 // Starting several replicas from files.
 mod loading;
 
+// Links between documents, and the pages of the site.
+mod documents;
+
 // Code conventions.
 mod tidy;
