@@ -1,6 +1,7 @@
 //! Code conventions that a machine can check: dependencies between crates, what core must not use, lengths of files and
 //! functions, and formatting.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -225,40 +226,42 @@ fn tests_named_in_parity_table_exist() {
     assert!(names.len() > 100, "{} names were found", names.len());
 }
 
-/// Returns the sections of the code map, with the files and folders named in each.
-fn code_map(text: &str) -> Vec<(&str, Vec<&str>)> {
-    let map = text.split("## Code map").nth(1).unwrap().split("### Tests").next().unwrap();
-    let sections = map.split("\n### ").skip(1).map(|section| {
-        let quoted = section.split('`').skip(1).step_by(2);
-        let paths = quoted.filter(|word| word.ends_with(".rs") || word.ends_with('/'));
-        (section.lines().next().unwrap(), paths.collect())
-    });
-    sections.collect()
+/// Returns the names of the modules directly in a crate, of a folder or file each.
+fn modules(crate_folder: &Path) -> BTreeSet<String> {
+    let names = fs::read_dir(crate_folder.join("src")).unwrap().map(|entry| entry.unwrap().path());
+    let rust = names.filter(|path| path.is_dir() || path.extension().is_some_and(|end| end == "rs"));
+    let stems = rust.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned());
+    stems.filter(|name| name != "lib" && name != "tests").collect()
 }
 
 #[test]
-fn files_named_in_code_map_exist() {
+fn code_map_names_every_module_and_no_other() {
     let text = fs::read_to_string(crates().join("../ARCHITECTURE.md")).unwrap();
-    let mut missing = Vec::new();
-    let map = code_map(&text);
-    assert!(map.iter().map(|(_, paths)| paths.len()).sum::<usize>() > 200, "the map is read");
-    for (title, paths) in map {
-        let folders = || title.split(", ").map(|name| crates().join("..").join(name));
-        let mut there: Vec<String> = Vec::new();
-        for source in folders().flat_map(|folder| sources(&folder)) {
-            there.push(source.display().to_string());
+    let map = text.split("## Code map").nth(1).unwrap().split("\n##").next().unwrap();
+    let quoted =
+        |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    let mut named: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for row in map.lines().filter(|line| line.starts_with("| ") && line.contains('`')) {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let name = cells[0].trim_start_matches("| ");
+        for module in quoted(cells[1]) {
+            assert!(named.entry(name).or_default().insert(module.clone()), "{name}: {module} is named twice");
         }
-        let is_there = |path: &str| match path.strip_suffix('/') {
-            Some(folder) => {
-                folders().any(|of| of.join(folder).is_dir())
-                    || there.iter().any(|file| file.contains(&format!("/{folder}/")))
-            }
-            None => there.iter().any(|file| file.ends_with(&format!("/{path}"))),
-        };
-        missing
-            .extend(paths.into_iter().filter(|path| !is_there(path)).map(|path| format!("{title}: {path}")));
+        let folder = crates().join(format!("fsdp-{name}"));
+        for path in quoted(cells[2]).iter().filter(|word| word.contains('/') && !word.contains('*')) {
+            let exists = folder.join("src").join(path).exists() || folder.join(path).exists();
+            assert!(exists, "ARCHITECTURE.md names {path} of fsdp-{name}, which does not exist");
+        }
     }
-    assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there:\n{}", missing.join("\n"));
+    for (layer, _) in LAYERS {
+        let there = modules(&crates().join(layer));
+        let name = layer.trim_start_matches("fsdp-");
+        assert_eq!(
+            named.get(name),
+            Some(&there),
+            "the code map of ARCHITECTURE.md and the modules of {layer}"
+        );
+    }
 }
 
 #[test]
