@@ -1,12 +1,14 @@
-"""Folders `checkpoint-N` of transformers' Trainer: one process, and FSDP2 on two."""
+"""Folders `checkpoint-N` of transformers' Trainer: one process, and FSDP2 on two. Logs of runs with a warm-up: `warm_up/`
+in one piece, `resumed/` resumed between two logs."""
 
 import os
+import shutil
 
 import common
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 
 class Samples(Dataset):
@@ -28,17 +30,15 @@ class InOrder(Trainer):
         return SequentialSampler(self.train_dataset)
 
 
-def train(folder, ranks, **settings):
+def made(folder, ranks, **settings):
     os.chdir(folder.parent)
+    defaults = {"save_steps": common.SAVED_AFTER, "logging_steps": 1, "lr_scheduler_type": "constant"}
     arguments = TrainingArguments(
         output_dir=folder.name,  # relative, since it is saved
         use_cpu=True,
         max_steps=common.SAVED_AFTER,
-        save_steps=common.SAVED_AFTER,
-        logging_steps=1,
         per_device_train_batch_size=common.GLOBAL_BATCH // ranks,
         learning_rate=common.LR,
-        lr_scheduler_type="constant",
         adam_beta1=common.BETAS[0],
         adam_beta2=common.BETAS[1],
         adam_epsilon=common.EPS,
@@ -48,11 +48,47 @@ def train(folder, ranks, **settings):
         report_to=[],
         disable_tqdm=True,
         seed=0,
-        **settings,
+        **{**defaults, **settings},
     )
-    trainer = InOrder(model=common.llama(), args=arguments, train_dataset=Samples())
+    return InOrder(model=common.llama(), args=arguments, train_dataset=Samples())
+
+
+def train(folder, ranks, **settings):
+    trainer = made(folder, ranks, **settings)
     trainer.train()
     return trainer
+
+
+# Decayed to zero after a warm-up from zero, and logged as a mean over three steps; all tokens are counted.
+WARM_UP = {
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 4,
+    "logging_steps": 3,
+    "include_num_input_tokens_seen": "all",
+}
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step == self.step
+
+
+def log(rank, folder, stopped_after):
+    """Keeps nothing of a run but its log."""
+    trainer = made(folder, 1, save_steps=5, **WARM_UP)
+    if stopped_after is not None:
+        trainer.add_callback(StopAfter(stopped_after))
+        trainer.train()
+        trainer = made(folder, 1, save_steps=5, **WARM_UP)
+        trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{stopped_after}")
+    else:
+        trainer.train()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    trainer.save_state()
 
 
 def one_process(rank, folder):
@@ -84,6 +120,8 @@ def main():
     out = common.fresh("trainer")
     for name, function, ranks in [("single", one_process, 1), ("fsdp2", fsdp, common.RANKS)]:
         common.run_ranks(function, out / name, ranks=ranks)
+    for name, stopped_after in [("warm_up", None), ("resumed", 5)]:
+        common.run_ranks(log, out / name, stopped_after, ranks=1)
 
 
 if __name__ == "__main__":

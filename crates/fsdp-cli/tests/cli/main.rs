@@ -51,7 +51,8 @@ mod signals;
 // What a system can run out of.
 mod exhaustion;
 
-// The log, all forms of metrics, and reports on them.
+// The log, all forms of metrics, and reports on them; comparing them with the Trainer's.
+mod comparing;
 mod watching;
 
 // Several processes: any launcher, joint failure, restarts.
