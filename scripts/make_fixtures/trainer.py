@@ -30,13 +30,13 @@ class InOrder(Trainer):
         return SequentialSampler(self.train_dataset)
 
 
-def made(folder, ranks, **settings):
+def made(folder, ranks, model=None, **settings):
     os.chdir(folder.parent)
-    defaults = {"save_steps": common.SAVED_AFTER, "logging_steps": 1, "lr_scheduler_type": "constant"}
+    steps = common.SAVED_AFTER
+    defaults = {"max_steps": steps, "save_steps": steps, "logging_steps": 1, "lr_scheduler_type": "constant"}
     arguments = TrainingArguments(
         output_dir=folder.name,  # relative, since it is saved
         use_cpu=True,
-        max_steps=common.SAVED_AFTER,
         per_device_train_batch_size=common.GLOBAL_BATCH // ranks,
         learning_rate=common.LR,
         adam_beta1=common.BETAS[0],
@@ -50,7 +50,7 @@ def made(folder, ranks, **settings):
         seed=0,
         **{**defaults, **settings},
     )
-    return InOrder(model=common.llama(), args=arguments, train_dataset=Samples())
+    return InOrder(model=model or common.llama(), args=arguments, train_dataset=Samples())
 
 
 def train(folder, ranks, **settings):

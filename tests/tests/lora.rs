@@ -41,7 +41,7 @@ fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
     let model = adapted(model, &config).unwrap_or_else(|error| panic!("{error}"));
     let init = Arc::new(model.description().init.clone());
     let base = InitSource::Random { seed: config.model.seed, init };
-    let init = base.adapted(&config, model.description()).unwrap();
+    let init = base.adapted(&config, model.description(), None).unwrap();
     Job::new(config, model, init).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -51,7 +51,7 @@ fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, 
     let model = adapted(&text, &config)?;
     let base =
         InitSource::Pretrained(Arc::new(ModelWeights::open(folder.join("model.safetensors")).unwrap()));
-    let init = base.adapted(&config, model.description())?;
+    let init = base.adapted(&config, model.description(), None)?;
     Job::new(config, model, init)
 }
 

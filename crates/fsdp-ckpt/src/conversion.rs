@@ -9,6 +9,7 @@
 //! counters would lose precision.
 
 mod config;
+mod experts;
 mod layout;
 mod names;
 mod select;
@@ -186,11 +187,7 @@ pub fn convert(
         false => Staged::new(destination, kind)?,
     };
     let mut report = ConversionReport::default();
-    let viewed = conversion.experts.map(|form| checkpoint.clone().with_experts(form)).transpose()?;
-    if viewed.as_ref().is_some_and(|viewed| viewed.tensors == checkpoint.tensors) {
-        let reason = "it has no experts in the other form; omit --experts";
-        return Err(Error::bad_request(&checkpoint.path, reason));
-    }
+    let viewed = experts::in_form(checkpoint, conversion, options)?;
     let checkpoint = viewed.as_ref().unwrap_or(checkpoint);
     let mut selection = select::select(checkpoint, conversion, &mut report)?;
     for tensor in &selection.tensors {

@@ -6,6 +6,7 @@
 //! the tensors of the checkpoint that belong to each parameter; [`StateRows`] reads rows of them. [`ModelWeights`] are
 //! the initial weights of a run that does not resume.
 
+mod adapters;
 mod names;
 mod numbered;
 mod rows;
@@ -42,6 +43,8 @@ pub struct Wanted {
     pub decays: bool,
     /// Whether the optimizer may have none of these states, because it has never updated the parameter.
     pub may_lack_states: bool,
+    /// Whether it belongs to the base of adapters: its weights are read elsewhere, whether they are here or not.
+    pub is_base: bool,
 }
 
 /// The tensors and values found for a model.
@@ -49,8 +52,8 @@ pub struct Wanted {
 pub struct Found {
     /// The checkpoint that was searched.
     pub checkpoint: Checkpoint,
-    /// For each parameter, the tensor with its values.
-    pub weights: Vec<String>,
+    /// For each parameter, the tensor with its values; `None` for those of a base.
+    pub weights: Vec<Option<String>>,
     /// Pairs of tensors of a tied parameter that the checkpoint contains twice.
     pub tied: Vec<[String; 2]>,
     /// For each parameter, the tensors of its states, in the wanted order; none if the optimizer has never updated it.
@@ -84,9 +87,15 @@ impl Found {
     ///
     /// # Errors
     /// [`Error::NamesDiffer`] with all parameters and states that are missing, unexpected, or of another shape or
-    /// dtype; [`Error::BadRequest`] if states are keyed by number and their parameters cannot be identified;
-    /// [`Error::NotWhole`] if a tensor is incomplete.
+    /// dtype; [`Error::BadRequest`] if states are keyed by number and their parameters cannot be identified, or if only
+    /// one of the checkpoint and the model has adapters; [`Error::NotWhole`] if a tensor is incomplete.
     pub fn new(mut checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<Found, Error> {
+        checkpoint = adapters::without_peft(checkpoint, wanted)?;
+        let optimizer = Optimizer::of(&checkpoint);
+        let is_numbered = optimizer.is_numbered();
+        if is_numbered {
+            numbered::name_stacked_experts(&mut checkpoint, &optimizer, wanted)?;
+        }
         let names = wanted.iter().flat_map(|one| &one.names).map(String::as_str);
         if let Some(names) = ExpertNames::of_parameters(names).filter(|_| checkpoint.has_fused_experts()) {
             checkpoint = checkpoint.with_experts(Experts::Separate(names))?;
@@ -97,8 +106,7 @@ impl Found {
         let mut differences = NameDifferences::default();
         let mut matched = Matched::new(&weights, wanted, &prefix, &mut differences);
         let optimizer = Optimizer::of(&checkpoint);
-        let is_numbered = optimizer.is_numbered();
-        let keys = match is_numbered {
+        let keys = match optimizer.is_numbered() {
             true => numbered::names(&checkpoint, &optimizer, wanted)?,
             false => names::keys(&optimizer.states, wanted),
         };
@@ -111,16 +119,17 @@ impl Found {
         let settings = keys.iter().map(|key| optimizer.settings_of(key.as_deref())).collect();
         let count = |key: &Option<String>| key.as_ref().and_then(|key| optimizer.count(&checkpoint, key));
         let counts = keys.iter().map(count).collect();
-        let weights: Vec<String> = matched.names.into_iter().flatten().collect();
+        let weights = matched.names;
         let used: BTreeSet<&String> = weights
             .iter()
+            .flatten()
             .chain(matched.tied.iter().flatten())
             .chain(states.iter().flatten().flatten())
             .collect();
         for name in &used {
             checkpoint.tensors[*name].check_coverage(&checkpoint.sources)?;
         }
-        let unused = unused(&checkpoint, &used);
+        let unused = unused(&checkpoint, &used.into_iter().chain(&matched.base).collect());
         let tied = matched.tied;
         Ok(Found { weights, tied, states, settings, counts, is_numbered, wrappers, unused, checkpoint })
     }

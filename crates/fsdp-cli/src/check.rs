@@ -107,7 +107,7 @@ impl Findings {
         }) else {
             return;
         };
-        let weights = setup.init(&model).and_then(|init| Ok(init.check(&plan.spec)?));
+        let weights = setup.init(&model, None).and_then(|init| Ok(init.check(&plan.spec)?));
         self.record("weights", weights, |()| match config.model.init {
             Init::Random => "random".to_owned(),
             Init::Pretrained => format!("those in {}", config.model.path),

@@ -93,7 +93,7 @@ fn run_within(
     // A checkpoint has all weights except those of a base model.
     let init = match saved {
         Some(_) if setup.config.adapter.is_none() => run_setup::random(0, &architecture),
-        _ => setup.init(&architecture)?,
+        _ => setup.init(&architecture, saved.and_then(SavedModel::base_from))?,
     };
     let read = || {
         let progress = TokenProgress::new();

@@ -82,11 +82,12 @@ impl RunSetup {
         Ok(adapter::adapt(&self.config, self.model.build()?)?)
     }
 
-    /// The source of the initial weights.
+    /// The source of the initial weights. `taken` is the checkpoint of another trainer that may hold the base of
+    /// adapters.
     ///
     /// # Errors
     /// [`CliError::Train`] if pretrained weights, or an adapter to start from, are requested but missing.
-    pub(crate) fn init(&self, architecture: &Model) -> Result<InitSource, CliError> {
+    pub(crate) fn init(&self, architecture: &Model, taken: Option<&Path>) -> Result<InitSource, CliError> {
         let base = match self.config.model.init {
             Init::Random => random(self.config.model.seed, architecture),
             Init::Pretrained => {
@@ -94,7 +95,7 @@ impl RunSetup {
                 InitSource::Pretrained(Arc::new(weights))
             }
         };
-        Ok(base.adapted(&self.config, architecture.description())?)
+        Ok(base.adapted(&self.config, architecture.description(), taken)?)
     }
 
     /// The inputs of FLOPs per token: expert parameters count in proportion to the tokens they process.

@@ -14,7 +14,7 @@ use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
 use fsdp_nn::model::Architecture as _;
-use fsdp_train::checkpoint::{Resume, is_filled};
+use fsdp_train::checkpoint::{Resume, base_of, is_filled};
 use fsdp_train::config::Resolved;
 use fsdp_train::data::Watch;
 use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
@@ -67,7 +67,9 @@ fn run_within(
         expect_free_out_dir(args, &setup.config)?;
     }
     let architecture = setup.build()?;
-    let init = setup.init(&architecture)?;
+    let taken =
+        setup.config.adapter.is_some().then(|| base_of(&resume(args), Path::new(&setup.config.run.out_dir)));
+    let init = setup.init(&architecture, taken.transpose()?.flatten().as_deref())?;
     let load = || {
         let progress = TokenProgress::new();
         let update = |now| progress.update(now);

@@ -202,7 +202,7 @@ fn other_promises(report: &VerifyReport, original: &Resolved) -> Vec<String> {
 
 fn full_job(setup: &RunSetup) -> Result<Job<Model>, CliError> {
     let architecture = setup.build()?;
-    let init = setup.init(&architecture)?;
+    let init = setup.init(&architecture, None)?;
     Ok(Job::new(setup.config.clone(), architecture, init)?)
 }
 

@@ -19,6 +19,7 @@ use crate::config::{AdapterConfig, Init, Resolved, Targets, nearest};
 use crate::error::TrainError;
 
 pub use init::AdaptedInit;
+pub(crate) use init::TakenBase;
 
 const TARGET_MODULES: &str = "adapter.target_modules";
 const MODULES_TO_SAVE: &str = "adapter.modules_to_save";

@@ -21,6 +21,7 @@
 //! rank writes its rows, and a reader asks for the rows that it needs. `fsdp-ckpt` implements file formats, checksums
 //! and the commit.
 
+mod base;
 mod cleanup;
 mod disk_need;
 mod folder;
@@ -38,6 +39,7 @@ mod start;
 mod table;
 mod warning;
 
+pub use base::base_of;
 pub use disk_need::DiskNeed;
 pub use folder::{is_filled, is_output};
 pub use foreign::{Foreign, ImportSummary};

@@ -11,7 +11,7 @@ use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::{Init, hf};
 
-use crate::adapter::AdaptedInit;
+use crate::adapter::{AdaptedInit, TakenBase};
 use crate::error::TrainError;
 
 /// Elements of two tensors to compare at a time.
@@ -114,6 +114,12 @@ impl InitSource {
     pub(crate) fn base_digest(&self) -> Option<&str> {
         let InitSource::Adapted(adapted) = self else { return None };
         adapted.base_digest()
+    }
+
+    /// The checkpoint of another trainer from which a base is read; `None` without one.
+    pub(crate) fn taken_base(&self) -> Option<&TakenBase> {
+        let InitSource::Adapted(adapted) = self else { return None };
+        adapted.taken_base()
     }
 }
 

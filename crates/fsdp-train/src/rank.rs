@@ -89,7 +89,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         stop: &AtomicBool,
     ) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat, late)?;
-        checkpoint.restore(&mut engine, stop)?;
+        checkpoint.restore(&mut engine, &job.init, stop)?;
         Ok(Self::of(job, engine))
     }
 

@@ -1,19 +1,22 @@
 //! Weights of experts in two forms: one tensor for each weight of each expert, or all experts of a layer stacked.
 //!
-//! transformers 5 publishes the weights of Mixtral and Qwen3-MoE one by one (`experts.0.gate_proj.weight`, ..), and
-//! stacks them in memory: `experts.gate_up_proj` of shape `[experts, 2 * inner, hidden]`, for each expert the rows of
+//! transformers 5 publishes the weights of Mixtral, Qwen3-MoE and others one by one (`experts.0.gate_proj.weight`, ..),
+//! and stacks them in memory: `experts.gate_up_proj` of shape `[experts, 2 * inner, hidden]`, for each expert the rows of
 //! the gate and then those of the up projection, and `experts.down_proj` of shape `[experts, hidden, inner]`. Whatever
 //! saves a model from memory, such as FSDP2, has the stacks, and so have the states of its optimizer. A weight of one
 //! expert is a range of a flattened stack, so both forms are views of the same bytes.
 
 mod cut;
+mod fused;
+mod renamed;
+mod separate;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
-use super::{Checkpoint, Key, Object, Role, Tensor, Value, join, parameter_span, with_parameter};
+use super::{Checkpoint, Key, OptimizerName, Role, Tensor, join, parameter_span};
 use crate::error::Error;
 
 /// The form of the weights of experts.
@@ -35,13 +38,40 @@ pub enum ExpertNames {
 }
 
 impl ExpertNames {
-    /// The families of models whose experts have these forms.
-    pub(crate) const MODEL_TYPES: [(&'static str, ExpertNames); 2] =
-        [("mixtral", ExpertNames::Mixtral), ("qwen3_moe", ExpertNames::Qwen)];
+    /// The families of models whose experts have these forms, and differ in nothing else between memory and files.
+    const MODEL_TYPES: [(ExpertNames, &'static [&'static str]); 2] = [
+        (ExpertNames::Mixtral, &["minimax", "minimax_m2", "mixtral"]),
+        (
+            ExpertNames::Qwen,
+            &[
+                "afmoe",
+                "cohere2_moe",
+                "deepseek_v2",
+                "deepseek_v3",
+                "dots1",
+                "flex_olmo",
+                "glm4_moe",
+                "glm4_moe_lite",
+                "hunyuan_v1_moe",
+                "longcat_flash",
+                "mellum",
+                "olmoe",
+                "qwen2_moe",
+                "qwen3_moe",
+                "qwen3_next",
+                "solar_open",
+            ],
+        ),
+    ];
+
+    /// All these families.
+    pub(crate) fn model_types() -> impl Iterator<Item = &'static str> {
+        Self::MODEL_TYPES.into_iter().flat_map(|(_, types)| types.iter().copied())
+    }
 
     /// The names that models of this `model_type` publish; `None` if their experts are not known to have these forms.
     pub fn of_model_type(model_type: &str) -> Option<ExpertNames> {
-        Self::MODEL_TYPES.into_iter().find(|(known, _)| *known == model_type).map(|(_, names)| names)
+        Self::MODEL_TYPES.into_iter().find(|(_, types)| types.contains(&model_type)).map(|(names, _)| names)
     }
 
     /// The names to which the parameters of a model belong; `None` if it has no experts of these forms.
@@ -66,7 +96,7 @@ const STACKS: [(&str, usize); 2] = [("gate_up_proj", 2), ("down_proj", 1)];
 
 /// The name of one weight of one expert, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Weight<'a> {
+pub(crate) struct Weight<'a> {
     names: ExpertNames,
     /// Everything before the module of router and experts, with its dot.
     prefix: &'a str,
@@ -78,7 +108,7 @@ struct Weight<'a> {
 }
 
 impl Weight<'_> {
-    fn parse(name: &str) -> Option<Weight<'_>> {
+    pub(crate) fn parse(name: &str) -> Option<Weight<'_>> {
         let (module, rest) = name.rsplit_once(".experts.")?;
         let (expert, rest) = rest.split_once('.')?;
         let (expert, word) = (expert.parse().ok()?, rest.strip_suffix(".weight")?);
@@ -91,9 +121,33 @@ impl Weight<'_> {
         })
     }
 
-    fn stack_name(&self) -> String {
+    /// Its place among gate, up and down projection.
+    pub(crate) fn position(&self) -> usize {
+        2 * self.stack + self.slot
+    }
+
+    /// Its place in a module that holds it alone: Mixtral's has `w1`, `w2` and `w3` in this order.
+    pub(crate) fn position_in_module(&self) -> usize {
+        match self.names {
+            ExpertNames::Mixtral => [0, 2, 1][self.position()],
+            ExpertNames::Qwen => self.position(),
+        }
+    }
+
+    /// The number of weights that an expert has in the stack.
+    pub(crate) fn slots(&self) -> usize {
+        STACKS[self.stack].1
+    }
+
+    /// The name of the stack that holds it.
+    pub(crate) fn stack_name(&self) -> String {
         format!("{}{STACKED_MLP}.experts.{}", self.prefix, STACKS[self.stack].0)
     }
+}
+
+/// Whether this is the name of a stack.
+pub(crate) fn is_stack_of_experts(name: &str) -> bool {
+    parse_stack(name).is_some()
 }
 
 /// The prefix and the index in [`STACKS`] of a stack's name.
@@ -118,10 +172,18 @@ fn weights_of(
     })
 }
 
-/// Replaces the end of a router's name.
-fn renamed_router(name: &str, from: &str, to: &str) -> Option<String> {
-    let prefix = name.strip_suffix(&format!("{from}.gate.weight"))?;
-    (prefix.is_empty() || prefix.ends_with('.')).then(|| format!("{prefix}{to}.gate.weight"))
+/// Replaces the module of router and experts in a name: for the router, and whatever else stands beside the experts.
+/// `None` if the name is not inside of the module, or the module is called the same.
+fn renamed_module(name: &str, from: &str, to: &str) -> Option<(String, String)> {
+    let (prefix, rest) = match name.strip_prefix(from).and_then(|rest| rest.strip_prefix('.')) {
+        Some(rest) => (String::new(), rest),
+        None => {
+            let (before, rest) = name.split_once(&format!(".{from}."))?;
+            (format!("{before}."), rest)
+        }
+    };
+    let renamed = format!("{prefix}{to}.{rest}");
+    (from != to).then_some((prefix, renamed))
 }
 
 /// The place of a parameter's name in the path of a tensor or value, and the name.
@@ -148,98 +210,35 @@ impl Checkpoint {
     /// of their optimizer. What has the form already remains.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] if weights of a stack are missing or differ in shape or dtype, or if two tensors would
-    /// have one name.
+    /// [`Error::BadRequest`] if weights of a stack are missing or differ in shape or dtype, if two tensors would have
+    /// one name, or if the optimizer has states or settings that the other form cannot hold.
     pub fn with_experts(self, form: Experts) -> Result<Checkpoint, Error> {
+        if let Some(number) = self.number_of_parameter() {
+            let reason = format!(
+                "its optimizer identifies parameters by number (`{number}`), and experts in another form would change \
+                 all numbers: convert the model alone (`--only model`), or continue with `fsdp train --resume-from`, whose \
+                 checkpoints have names"
+            );
+            return Err(Error::bad_request(&self.path, reason));
+        }
         match form {
             Experts::Separate(names) => self.separated(names),
             Experts::Fused => self.fused(),
         }
     }
 
-    fn separated(mut self, names: ExpertNames) -> Result<Checkpoint, Error> {
-        let experts = self.stacked_experts();
-        let parts = |name: &str| {
-            let stack = parse_stack(name)?;
-            Some(weights_of(stack, *experts.get(name)?, names).collect::<Vec<_>>())
+    /// The first state of a parameter that has a number instead of a name.
+    fn number_of_parameter(&self) -> Option<&str> {
+        let is_number = |tensor: &Tensor| match OptimizerName::of_path(&tensor.path) {
+            Some(OptimizerName::State { parameter, .. }) => parameter.parse::<u64>().is_ok(),
+            _ => false,
         };
-        let router =
-            |name: &str| renamed_router(name, STACKED_MLP, names.words().0).filter(|_| !experts.is_empty());
-        let mut tensors = BTreeMap::new();
-        for (name, tensor) in std::mem::take(&mut self.tensors) {
-            let found = parameter(&tensor.path, tensor.role);
-            let parts = found.as_ref().and_then(|(span, name)| Some((span, parts(name)?)));
-            if let Some((span, parts)) = parts {
-                let slots = parts.iter().filter(|(_, expert, _)| *expert == 0).count();
-                for (new, expert, slot) in parts {
-                    let path = with_parameter(&tensor.path, span.clone(), &new);
-                    let part = cut::part_of(&tensor, path, expert, (slot, slots));
-                    self.put(&mut tensors, part)?;
-                }
-                continue;
-            }
-            let renamed = found.and_then(|(span, name)| Some((span, router(&name)?)));
-            match renamed {
-                Some((span, new)) => {
-                    let path = with_parameter(&tensor.path, span, &new);
-                    self.put(&mut tensors, Tensor { path, ..tensor })?;
-                }
-                None => drop(tensors.insert(name, tensor)),
-            }
-        }
-        self.tensors = tensors;
-        self.rename_values(|name| {
-            let parts = parts(name).map(|parts| parts.into_iter().map(|part| part.0).collect());
-            parts.or_else(|| Some(vec![router(name)?]))
-        });
-        Ok(self)
+        let mut states = self.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
+        states.find(|(_, tensor)| is_number(tensor)).map(|(name, _)| &name[..])
     }
 
-    /// The number of experts in each stack, by its name.
-    fn stacked_experts(&self) -> BTreeMap<String, u64> {
-        let stacks = self.tensors.values().filter_map(|tensor| {
-            let [experts, rows, _] = tensor.shape[..] else { return None };
-            let (_, name) = parameter(&tensor.path, tensor.role)?;
-            let (_, stack) = parse_stack(&name)?;
-            rows.is_multiple_of(STACKS[stack].1 as u64).then_some((name, experts))
-        });
-        stacks.collect()
-    }
-
-    fn fused(mut self) -> Result<Checkpoint, Error> {
-        let mut tensors = BTreeMap::new();
-        let mut stacks: BTreeMap<Vec<Key>, cut::Weights> = BTreeMap::new();
-        for (name, tensor) in std::mem::take(&mut self.tensors) {
-            let found = parameter(&tensor.path, tensor.role);
-            if let Some((span, text)) = &found
-                && let Some(weight) = Weight::parse(text)
-            {
-                let path = with_parameter(&tensor.path, span.clone(), &weight.stack_name());
-                stacks
-                    .entry(path)
-                    .or_default()
-                    .insert((weight.expert, weight.slot), (STACKS[weight.stack].1, tensor));
-                continue;
-            }
-            let (from, to) = (ExpertNames::Mixtral.words().0, STACKED_MLP);
-            match found.and_then(|(span, text)| Some((span, renamed_router(&text, from, to)?))) {
-                Some((span, new)) => {
-                    let path = with_parameter(&tensor.path, span, &new);
-                    self.put(&mut tensors, Tensor { path, ..tensor })?;
-                }
-                None => drop(tensors.insert(name, tensor)),
-            }
-        }
-        for (path, weights) in stacks {
-            let stack = cut::stack_of(path, weights).map_err(|why| Error::bad_request(&self.path, why))?;
-            self.put(&mut tensors, stack)?;
-        }
-        self.tensors = tensors;
-        self.rename_values(|name| {
-            let router = || renamed_router(name, ExpertNames::Mixtral.words().0, STACKED_MLP);
-            Some(vec![Weight::parse(name).map(|weight| weight.stack_name()).or_else(router)?])
-        });
-        Ok(self)
+    fn refused(&self, reason: String) -> Error {
+        Error::bad_request(&self.path, reason)
     }
 
     /// Adds a tensor under the name of its path.
@@ -253,54 +252,5 @@ impl Checkpoint {
                 Err(Error::bad_request(&self.path, reason))
             }
         }
-    }
-
-    /// Renames parameters in the settings and states of the optimizer that are no tensors. A parameter may become
-    /// several, and several may become one.
-    fn rename_values(&mut self, renamed: impl Fn(&str) -> Option<Vec<String>>) {
-        let mut values = BTreeMap::new();
-        for (name, mut object) in std::mem::take(&mut self.values) {
-            if object.role == Role::Optimizer {
-                rename_members(&mut object.value, &renamed);
-            }
-            let found = parameter(&object.path, object.role).filter(|_| object.role == Role::Optimizer);
-            match found.and_then(|(span, name)| Some((span, renamed(&name)?))) {
-                Some((span, names)) => values.extend(names.iter().map(|new| {
-                    let path = with_parameter(&object.path, span.clone(), new);
-                    (join(&path), Object { path, ..object.clone() })
-                })),
-                None => drop(values.insert(name, object)),
-            }
-        }
-        self.values = values;
-    }
-}
-
-/// Renames parameters in the list of a group, at any depth.
-fn rename_members(value: &mut Value, renamed: &impl Fn(&str) -> Option<Vec<String>>) {
-    match value {
-        Value::List(items) | Value::Tuple(items) => {
-            let mut all: Vec<Value> = Vec::with_capacity(items.len());
-            for mut item in std::mem::take(items) {
-                let new = if let Value::Str(name) = &item { renamed(name) } else { None };
-                match new {
-                    Some(names) => {
-                        for name in names.into_iter().map(Value::Str) {
-                            // Several members that become one are kept once.
-                            if !all.contains(&name) {
-                                all.push(name);
-                            }
-                        }
-                    }
-                    None => {
-                        rename_members(&mut item, renamed);
-                        all.push(item);
-                    }
-                }
-            }
-            *items = all;
-        }
-        Value::Dict(items) => items.iter_mut().for_each(|(_, item)| rename_members(item, renamed)),
-        _ => {}
     }
 }

@@ -59,27 +59,42 @@ impl OptimizerName {
 }
 
 /// Locates the parameter name in the path of an optimizer state or setting: the step, and the byte range in its text.
+/// `None` if the parameter has a number instead of a name.
 pub(crate) fn parameter_span(path: &[Key]) -> Option<(usize, Range<usize>)> {
-    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    let texts: Vec<&str> = path.iter().map(step_text).collect::<Option<_>>()?;
-    let from = usize::from(texts.len() > 1 && OPTIMIZER_STEPS.contains(&texts[0]));
-    if let ["state", parameter, _] = texts[from..] {
-        return (!is_number(parameter)).then_some((from + 1, 0..parameter.len()));
-    }
-    let [only] = texts[from..] else { return None };
-    let outer = only.split_once('.').filter(|(first, _)| from == 0 && OPTIMIZER_STEPS.contains(first));
-    let rest = outer.map_or(only, |(_, rest)| rest);
-    let inner = rest.strip_prefix("state.").or_else(|| rest.strip_prefix("param_groups."))?;
-    let (parameter, _) = inner.rsplit_once('.').filter(|(parameter, _)| !is_number(parameter))?;
-    let start = only.len() - inner.len();
-    Some((from, start..start + parameter.len()))
+    span(path, |parameter, _| !is_number(parameter))
 }
 
-fn step_text(key: &Key) -> Option<&str> {
-    match key {
-        Key::Name(name) => Some(name),
-        Key::Index(_) => None,
+/// Locates the number of a parameter in the path of an optimizer state, like [`parameter_span`].
+pub(crate) fn number_span(path: &[Key]) -> Option<(usize, Range<usize>)> {
+    span(path, |parameter, is_state| is_state && is_number(parameter))
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Locates a parameter for which `is_meant` holds, given whether it has a state or a setting here.
+fn span(path: &[Key], is_meant: impl Fn(&str, bool) -> bool) -> Option<(usize, Range<usize>)> {
+    let texts: Vec<String> = path.iter().map(Key::text).collect();
+    let is_outer = |text: &String| OPTIMIZER_STEPS.contains(&text.as_str()) || is_number(text);
+    if let [outer @ .., state, parameter, _] = &texts[..]
+        && state == "state"
+        && outer.iter().all(is_outer)
+    {
+        return is_meant(parameter, true).then_some((outer.len() + 1, 0..parameter.len()));
     }
+    let [outer @ .., only] = &texts[..] else { return None };
+    if !outer.iter().all(is_outer) {
+        return None;
+    }
+    let flat = only.split_once('.').filter(|(first, _)| outer.is_empty() && OPTIMIZER_STEPS.contains(first));
+    let rest = flat.map_or(&only[..], |(_, rest)| rest);
+    let state = rest.strip_prefix("state.");
+    let inner = state.or_else(|| rest.strip_prefix("param_groups."))?;
+    let (parameter, _) =
+        inner.rsplit_once('.').filter(|(parameter, _)| is_meant(parameter, state.is_some()))?;
+    let start = only.len() - inner.len();
+    Some((outer.len(), start..start + parameter.len()))
 }
 
 /// Returns the path with the parameter name at this location replaced.
@@ -127,11 +142,29 @@ mod tests {
         assert_eq!(renamed(&["optim", "state.layers.0.w.exp_avg"]), state);
         assert_eq!(renamed(&["optim.state.layers.0.w.exp_avg"]), state);
         assert_eq!(renamed(&["state", "layers.0.w", "exp_avg"]), Some("state.x.y.exp_avg".to_owned()));
+        let listed = [Key::Name("optimizer_states".into()), Key::Index(0), Key::Name("state".into())];
+        let listed = [&listed[..], &["w", "exp_avg"].map(|step| Key::Name(step.to_owned()))].concat();
+        let span = parameter_span(&listed).unwrap();
+        assert_eq!(join(&with_parameter(&listed, span, "x.y")), "optimizer_states.0.state.x.y.exp_avg");
         let setting = Some("optim.param_groups.x.y.lr".to_owned());
         assert_eq!(renamed(&["optim", "param_groups.layers.0.w.lr"]), setting);
         for other in
             [&["optim", "state", "0", "exp_avg"][..], &["optim", "param_groups.0.lr"], &["layers.0.w"]]
         {
+            assert_eq!(renamed(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_parameters_are_found_in_states_alone() {
+        let renamed = |steps: &[&str]| {
+            let path: Vec<Key> = steps.iter().map(|step| Key::Name((*step).to_owned())).collect();
+            number_span(&path).map(|span| join(&with_parameter(&path, span, "x.y")))
+        };
+        let state = Some("optim.state.x.y.exp_avg".to_owned());
+        assert_eq!(renamed(&["optim", "state", "12", "exp_avg"]), state);
+        assert_eq!(renamed(&["optim.state.12.exp_avg"]), state);
+        for other in [&["optim", "state", "w", "exp_avg"][..], &["optim", "param_groups.0.lr"], &["0"]] {
             assert_eq!(renamed(other), None, "{other:?}");
         }
     }

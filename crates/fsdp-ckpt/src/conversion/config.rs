@@ -58,7 +58,7 @@ pub fn expert_names(path: &Path) -> Result<ExpertNames, Error> {
     ExpertNames::of_model_type(model_type).ok_or_else(|| {
         let reason = format!(
             "its model_type is `{model_type}`, whose experts are not known to be stacked; known are {}",
-            ExpertNames::MODEL_TYPES.map(|(known, _)| known).join(", ")
+            ExpertNames::model_types().collect::<Vec<_>>().join(", ")
         );
         Error::bad_request(path, reason)
     })

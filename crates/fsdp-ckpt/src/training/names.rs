@@ -65,6 +65,8 @@ pub(super) struct Matched {
     pub(super) names: Vec<Option<String>>,
     /// For tied parameters, the tensor that is used and each further copy.
     pub(super) tied: Vec<[String; 2]>,
+    /// The tensors of a base, which are not used.
+    pub(super) base: Vec<String>,
 }
 
 impl Matched {
@@ -76,10 +78,17 @@ impl Matched {
         differences: &mut NameDifferences,
     ) -> Matched {
         let mut known = BTreeSet::new();
-        let (mut names, mut tied) = (Vec::new(), Vec::new());
+        let (mut names, mut tied, mut base) = (Vec::new(), Vec::new(), Vec::new());
         for parameter in wanted {
             let all = parameter.names.iter().map(|name| format!("{prefix}{name}"));
             let mut there = all.filter_map(|name| held.get_key_value(&name));
+            if parameter.is_base {
+                let there: Vec<(&String, &String)> = there.collect();
+                known.extend(there.iter().map(|(key, _)| *key));
+                base.extend(there.into_iter().map(|(_, tensor)| tensor.clone()));
+                names.push(None);
+                continue;
+            }
             let first = there.next();
             if first.is_none() {
                 differences.missing.push(format!("{prefix}{}", parameter.names[0]));
@@ -94,13 +103,13 @@ impl Matched {
         let extra =
             held.keys().filter(|key| key.starts_with(prefix) && !known.contains(key) && !is_constant(key));
         differences.extra = extra.map(|key| held[key].clone()).collect();
-        Matched { names, tied }
+        Matched { names, tied, base }
     }
 }
 
 /// Whether a tensor is not a parameter: a causal mask or rotary table, which can be derived from the configuration, or
 /// extra state of a module, such as TransformerEngine's scales of 8-bit products.
-fn is_constant(name: &str) -> bool {
+pub(super) fn is_constant(name: &str) -> bool {
     if name.split('.').any(|step| step == EXTRA_STATE) {
         return true;
     }

@@ -1,17 +1,20 @@
 //! Optimizer states that are keyed by parameter number, as `torch.optim` itself saves them.
 //!
 //! Numbers count the parameters of all groups, one group after the other, and within a group trainers keep the order of
-//! the model. With one group, the order is the model's; with several, parameters are assigned by whether weight decay
+//! the module. With one group, the order is the module's; with several, parameters are assigned by whether weight decay
 //! applies to the group. The shapes must then match, which the caller checks. An optimizer numbers either the parameters
 //! that are trained, or all of them.
+
+mod module;
 
 use std::collections::BTreeMap;
 
 use super::{Optimizer, Wanted};
 use crate::{
-    checkpoint::{Checkpoint, Key, Role, Value},
+    checkpoint::{Checkpoint, Key, OptimizerName, Role, Value, join, number_span, with_parameter},
     error::Error,
 };
+use module::Parameter;
 
 /// The lists of 32-bit copies of the weights, one for each parameter group.
 const MASTERS: &str = "fp32_groups";
@@ -35,34 +38,172 @@ pub(super) fn names(
     optimizer: &Optimizer,
     wanted: &[Wanted],
 ) -> Result<Vec<Option<String>>, Error> {
-    let numbered = |decays: Option<bool>, all: bool| -> Vec<usize> {
-        let is_meant =
-            |one: &Wanted| (all || !one.states.is_empty()) && decays.is_none_or(|yes| one.decays == yes);
-        (0..wanted.len()).filter(|&index| is_meant(&wanted[index])).collect()
-    };
+    let parameters = module::published(wanted);
+    let numbers = assigned(optimizer, &parameters).map_err(|counts| unmatched(checkpoint, counts))?;
     let mut names = vec![None; wanted.len()];
+    for (parameter, number) in parameters.iter().zip(numbers) {
+        names[parameter.wanted[0]] = number;
+    }
+    Ok(names)
+}
+
+/// Replaces numbers by names, if the numbered optimizer updated experts that were stacked: their states then have names
+/// that [`Checkpoint::with_experts`] takes apart. Other checkpoints remain as they are.
+///
+/// # Errors
+/// [`Error::BadRequest`] if states and parameters cannot be matched.
+pub(super) fn name_stacked_experts(
+    checkpoint: &mut Checkpoint,
+    optimizer: &Optimizer,
+    wanted: &[Wanted],
+) -> Result<(), Error> {
+    let orders = module::stacked(wanted);
+    let is_stacked = has_stacked_state(checkpoint);
+    // Without any state of an expert, only the number of parameters shows which form they had.
+    if orders.is_empty() || (!is_stacked && assigned(optimizer, &module::published(wanted)).is_ok()) {
+        return Ok(());
+    }
+    let mut fault = None;
+    for parameters in &orders {
+        let numbers = match assigned(optimizer, parameters) {
+            Ok(numbers) => numbers,
+            Err(counts) if is_stacked => return Err(unmatched(checkpoint, counts)),
+            // Whatever is wrong is reported for the published form.
+            Err(_) => return Ok(()),
+        };
+        let pairs = parameters.iter().zip(numbers).filter_map(|(one, number)| Some((number?, one)));
+        let named: BTreeMap<String, &Parameter> = pairs.collect();
+        match first_unfit(checkpoint, optimizer, &named, wanted) {
+            None => return rename(checkpoint, &named),
+            Some(reason) => fault = fault.or(Some(reason)),
+        }
+    }
+    let reason = fault.expect("an order that fits ends the search");
+    Err(Error::bad_request(&checkpoint.path, reason))
+}
+
+/// Whether a state that is keyed by number is a stack.
+fn has_stacked_state(checkpoint: &Checkpoint) -> bool {
+    let mut states = checkpoint.tensors.values().filter(|tensor| tensor.role == Role::Optimizer);
+    states.any(|tensor| tensor.shape.len() == 3 && number_span(&tensor.path).is_some())
+}
+
+/// Describes the first state whose shape is not that of the parameter with its number.
+fn first_unfit(
+    checkpoint: &Checkpoint,
+    optimizer: &Optimizer,
+    named: &BTreeMap<String, &Parameter>,
+    wanted: &[Wanted],
+) -> Option<String> {
+    for (number, parameter) in named {
+        let one = &wanted[parameter.wanted[0]];
+        let like_parameter = one.states.iter().filter(|(_, shape)| *shape == one.shape);
+        for (state, _) in like_parameter {
+            let held = optimizer.states.get(number).and_then(|states| states.get(state));
+            let Some((name, tensor)) = held.and_then(|name| checkpoint.tensors.get_key_value(name)) else {
+                continue;
+            };
+            let expected: Vec<u64> = parameter.shape.iter().map(|&size| size as u64).collect();
+            if tensor.shape != expected {
+                return Some(format!(
+                    "the optimizer's state identifies parameters by number, and `{name}` should be that of `{}`, of \
+                     shape {expected:?}, but it has {:?}: another model, or another order of its parameters",
+                    parameter.name, tensor.shape
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// Replaces the numbers in states and groups.
+fn rename(checkpoint: &mut Checkpoint, named: &BTreeMap<String, &Parameter>) -> Result<(), Error> {
+    if checkpoint.tensors.values().any(|tensor| tensor.path.iter().any(|step| step.text() == MASTERS)) {
+        let reason = format!("32-bit copies of stacked experts in an optimizer (`{MASTERS}`) are not read");
+        return Err(Error::bad_request(&checkpoint.path, reason));
+    }
+    let renamed = |path: &[Key]| {
+        let (step, range) = number_span(path)?;
+        let number = path[step].text()[range.clone()].to_owned();
+        let mut path = path.to_vec();
+        // The number of a list item has the form of an index.
+        path[step] = Key::Name(path[step].text());
+        Some(with_parameter(&path, (step, range), &named.get(&number)?.name))
+    };
+    for (name, mut tensor) in std::mem::take(&mut checkpoint.tensors) {
+        match renamed(&tensor.path).filter(|_| tensor.role == Role::Optimizer) {
+            Some(path) => {
+                tensor.path = path;
+                checkpoint.tensors.insert(join(&tensor.path), tensor);
+            }
+            None => drop(checkpoint.tensors.insert(name, tensor)),
+        }
+    }
+    for (name, mut object) in std::mem::take(&mut checkpoint.values) {
+        let is_optimizer = object.role == Role::Optimizer;
+        if is_optimizer && is_list_of_members(&object.path) {
+            name_members(&mut object.value, named);
+        }
+        match renamed(&object.path).filter(|_| is_optimizer) {
+            Some(path) => {
+                object.path = path;
+                checkpoint.values.insert(join(&object.path), object);
+            }
+            None => drop(checkpoint.values.insert(name, object)),
+        }
+    }
+    Ok(())
+}
+
+fn is_list_of_members(path: &[Key]) -> bool {
+    matches!(OptimizerName::of_path(path), Some(OptimizerName::GroupSetting { key, .. }) if key == "params")
+}
+
+fn name_members(value: &mut Value, named: &BTreeMap<String, &Parameter>) {
+    let (Value::List(items) | Value::Tuple(items)) = value else { return };
+    for item in items {
+        if let Value::Int(number) = item
+            && let Some(parameter) = named.get(&number.to_string())
+        {
+            *item = Value::Str(parameter.name.clone());
+        }
+    }
+}
+
+/// Returns the number of each parameter, as text; or, of a group that does not match, how many parameters it may choose
+/// from and how many it has.
+fn assigned(optimizer: &Optimizer, parameters: &[Parameter]) -> Result<Vec<Option<String>>, [usize; 2]> {
+    let chosen = |decays: Option<bool>, all: bool| -> Vec<usize> {
+        let is_meant =
+            |one: &Parameter| (all || one.is_trained) && decays.is_none_or(|yes| one.decays == Some(yes));
+        (0..parameters.len()).filter(|&index| is_meant(&parameters[index])).collect()
+    };
+    let mut numbers = vec![None; parameters.len()];
     let groups: Vec<Vec<String>> = optimizer.groups.values().map(|group| members(group).collect()).collect();
     for (group, members) in optimizer.groups.values().zip(&groups).filter(|(_, members)| !members.is_empty())
     {
         let is_only = groups.iter().filter(|members| !members.is_empty()).count() == 1;
         let decay = group.get("weight_decay").and_then(float);
         let decays = if is_only { None } else { decay.map(|decay| decay != 0.0) };
-        let trained = numbered(decays, false);
-        let parameters = if trained.len() == members.len() { trained } else { numbered(decays, true) };
-        if parameters.len() != members.len() || parameters.iter().any(|&index| names[index].is_some()) {
-            let (expected, got) = (parameters.len(), members.len());
-            let reason = format!(
-                "the optimizer's state identifies parameters by number, and a group has {got} of them where \
-                 the model has {expected} to choose from: they cannot be matched. Save the optimizer by name \
-                 (DCP, `get_optimizer_state_dict`), or apply weight decay to the same parameters"
-            );
-            return Err(Error::bad_request(&checkpoint.path, reason));
+        let trained = chosen(decays, false);
+        let chosen = if trained.len() == members.len() { trained } else { chosen(decays, true) };
+        if chosen.len() != members.len() || chosen.iter().any(|&index| numbers[index].is_some()) {
+            return Err([chosen.len(), members.len()]);
         }
-        for (index, member) in parameters.into_iter().zip(members) {
-            names[index] = Some(member.clone());
+        for (index, member) in chosen.into_iter().zip(members) {
+            numbers[index] = Some(member.clone());
         }
     }
-    Ok(names)
+    Ok(numbers)
+}
+
+fn unmatched(checkpoint: &Checkpoint, [expected, got]: [usize; 2]) -> Error {
+    let reason = format!(
+        "the optimizer's state identifies parameters by number, and a group has {got} of them where the model has \
+         {expected} to choose from: they cannot be matched. Save the optimizer by name (DCP, \
+         `get_optimizer_state_dict`), or apply weight decay to the same parameters"
+    );
+    Error::bad_request(&checkpoint.path, reason)
 }
 
 /// Uses the 32-bit copies that a trainer of 16-bit weights updates, if the optimizer stores them (`fp32_groups` of

@@ -30,7 +30,8 @@ impl<'a> StateRows<'a> {
         let checkpoint = &found.checkpoint;
         let mut sources = SourceFiles::new(&Files::anywhere(), checkpoint);
         let counts = found.counts.iter().flatten().map(|count| &count.name);
-        let names = found.weights.iter().chain(found.states.iter().flatten().flatten()).chain(counts);
+        let names =
+            found.weights.iter().flatten().chain(found.states.iter().flatten().flatten()).chain(counts);
         let tensors = names.filter_map(|name| checkpoint.tensors.get_key_value(name));
         let readers: Vec<TensorReader> =
             tensors.map(|(name, tensor)| TensorReader::new(name, tensor)).collect();

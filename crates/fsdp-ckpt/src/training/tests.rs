@@ -39,14 +39,21 @@ fn made(tensors: &[(&[&str], Role, &[f32])], values: &[(&[&str], Value)]) -> Mad
 
 fn wanted(name: &str, len: usize, decays: bool) -> Wanted {
     let states = vec![("exp_avg".to_owned(), vec![len])];
-    Wanted { names: vec![name.to_owned()], shape: vec![len], states, decays, may_lack_states: false }
+    Wanted {
+        names: vec![name.to_owned()],
+        shape: vec![len],
+        states,
+        decays,
+        may_lack_states: false,
+        is_base: false,
+    }
 }
 
 /// Reads everything that was found, by name.
 fn read(found: &Found) -> BTreeMap<String, Vec<f64>> {
     let cancel = std::sync::atomic::AtomicBool::new(false);
     let mut rows = StateRows::new(found, Options::new(&NoProgress, &cancel)).unwrap();
-    let names = found.weights.iter().chain(found.states.iter().flatten().flatten());
+    let names = found.weights.iter().flatten().chain(found.states.iter().flatten().flatten());
     let mut read = |name: &String| {
         let len = usize::try_from(found.checkpoint.tensors[name].len()).unwrap();
         let mut values = vec![0.0; len];
@@ -267,7 +274,14 @@ fn model_of(checkpoint: &Checkpoint, decays: impl Fn(&str) -> bool) -> Vec<Wante
         let is_trained = optimizer.is_numbered() || optimizer.states.contains_key(&name);
         let states = ["exp_avg", "exp_avg_sq"].map(|state| (state.to_owned(), shape.clone()));
         let states = if is_trained { states.into() } else { Vec::new() };
-        Wanted { decays: decays(&name), names: vec![name], shape, states, may_lack_states: true }
+        Wanted {
+            decays: decays(&name),
+            names: vec![name],
+            shape,
+            states,
+            may_lack_states: true,
+            is_base: false,
+        }
     });
     wanted.collect()
 }
@@ -304,7 +318,7 @@ fn trainer_checkpoints_match_in_memory_values() {
     let open = |path: &str| open(fixtures.join(path)).unwrap();
     let values = |found: &Found| -> Vec<Vec<f64>> {
         let read = read(found);
-        let names = found.weights.iter().chain(found.states.iter().flatten().flatten());
+        let names = found.weights.iter().flatten().chain(found.states.iter().flatten().flatten());
         names.map(|name| read[name].clone()).collect()
     };
     for (path, held, model, steps) in [

@@ -31,8 +31,8 @@ pub enum ModelWeights {
     Viewed(ViewedModel),
 }
 
-/// A model in `pytorch_model.bin` or in several such files with an index, or one in safetensors whose experts are
-/// stacked.
+/// A model in `pytorch_model.bin` or in several such files with an index, one in safetensors whose experts are
+/// stacked, or the base of adapters in a checkpoint.
 #[derive(Debug)]
 pub struct ViewedModel {
     checkpoint: Checkpoint,
@@ -55,6 +55,18 @@ impl ModelWeights {
             return ViewedModel::of(safetensors_files::from_model(&model)?).map(ModelWeights::Viewed);
         }
         Ok(ModelWeights::Safetensors(model))
+    }
+
+    /// Opens the base of adapters in a checkpoint of another trainer; `names` are those of the model's parameters. `None`
+    /// if the checkpoint has no adapters, or has them without their base. Reads only metadata.
+    ///
+    /// # Errors
+    /// Those of [`formats::open`](crate::formats::open); [`Error::BadRequest`] for a base whose rows cannot be read.
+    pub fn base_in<'a>(
+        path: &Path,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Result<Option<ModelWeights>, Error> {
+        Ok(ViewedModel::base_in(path, names)?.map(ModelWeights::Viewed))
     }
 
     /// Whether a model directory contains weights, valid or not.
@@ -153,7 +165,7 @@ impl ViewedModel {
 
     /// Opens the files of a checkpoint. Stacked experts are read one by one, under the names that the family of the
     /// model publishes.
-    fn of(mut checkpoint: Checkpoint) -> Result<ViewedModel, Error> {
+    pub(super) fn of(mut checkpoint: Checkpoint) -> Result<ViewedModel, Error> {
         if checkpoint.has_fused_experts()
             && let Some(names) = expert_names_beside(&checkpoint.path)?
         {

@@ -123,7 +123,7 @@ pub(crate) struct ConvertArgs {
     /// How many times tied weights are written [default: as in SRC]
     #[arg(long, value_name = "COUNT", value_enum)]
     pub(crate) tied: Option<TiedArg>,
-    /// Form of the weights of experts of Mixtral and Qwen3-MoE [default: as in SRC]
+    /// Form of the weights of experts [default: as in SRC]
     #[arg(long, value_name = "FORM", value_enum)]
     pub(crate) experts: Option<ExpertsArg>,
     /// Remove what module wrappers add to names (_orig_mod., module., _fsdp_wrapped_module.,

@@ -75,13 +75,14 @@ fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
 
 /// The form of experts to write.
 fn experts(form: ExpertsArg, args: &ConvertArgs) -> Result<Experts, CliError> {
-    if form == ExpertsArg::Fused {
-        return Ok(Experts::Fused);
-    }
+    // Where the family is known, it must be one whose experts are stacked.
     let names = match &args.config {
         Some(config) => Some(expert_names(config)?),
         None => expert_names_beside(&args.source)?,
     };
+    if form == ExpertsArg::Fused {
+        return Ok(Experts::Fused);
+    }
     let what = "separate names depend on the family of the model: name its config.json with --config (safetensors), or \
                 put it beside SRC";
     let unknown = || CliError::Option { option: "--experts", what: what.to_owned() };

@@ -105,3 +105,112 @@ fn invalid_adapter_settings_are_rejected() {
         assert!(!sandbox.path("out").exists(), "nothing is written");
     }
 }
+
+/// The run of the fixtures of PEFT, in the folder of a sandbox.
+const PEFT_RUN: &str = r#"train fsdp2/run.toml --set model.path=fsdp2 --set data.train=["fsdp2/tokens.bin"] --set train.steps=8
+    --set train.optimizer.no_decay=[] --set adapter.rank=2 --set adapter.alpha=3 --set adapter.rslora=true
+    --set adapter.target_modules=["q_proj","v_proj","down_proj"] --set adapter.modules_to_save=["lm_head"]"#;
+
+/// What PEFT's models saved continues as they did: with the base of the checkpoint or of `model.path`, by name and by
+/// number.
+#[test]
+fn adapters_of_peft_resume_like_pytorch() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "lora_states"]);
+    let taken = "7 parameters; exp_avg, exp_avg_sq of 7; the base of the adapters; step 4";
+    let derived = "the base of the adapters, from model.path";
+    let alpha = "alpha and rslora of the adapters: those of the run file apply";
+    for (number, (path, init, ranks, said)) in [
+        ("dcp", "random", 2, [taken, alpha]),
+        ("dcp", "pretrained", 1, [derived, alpha]),
+        ("numbered.pt", "random", 1, [taken, alpha]),
+        ("numbered.pt", "pretrained", 2, [derived, alpha]),
+        ("checkpoint-4", "pretrained", 2, [derived, "exp_avg, exp_avg_sq of 7"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let run = format!(
+            "{PEFT_RUN} --set model.init={init} --set run.ranks={ranks} --set run.out_dir=out-{number}"
+        );
+        let ran = sandbox.succeed(&format!("{run} --resume-from lora_states/{path}"));
+        said.iter().for_each(|said| assert!(ran.stderr.contains(said), "{path} {init}: {}", ran.stderr));
+        let config = path == "checkpoint-4";
+        assert_eq!(ran.stderr.contains(alpha), !config, "{path}: {}", ran.stderr);
+        let exported = format!("out-{number}/adapter/adapter_model.safetensors");
+        sandbox.succeed(&format!("ckpt diff {exported} lora_states/expected_end.safetensors --atol 1e-6"));
+    }
+}
+
+/// A base that no other file holds is read from the checkpoint again, as long as it is there.
+#[test]
+fn base_of_a_checkpoint_is_found_by_later_starts() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "lora_states"]);
+    let run = format!("{PEFT_RUN} --set model.init=random --set checkpoint.every=2 --set run.out_dir=out");
+    sandbox.succeed(&format!("{run} --set train.steps=6 --resume-from lora_states/dcp"));
+    sandbox.succeed(&format!("{run} --resume"));
+    let exported = "out/adapter/adapter_model.safetensors";
+    sandbox.succeed(&format!("ckpt diff {exported} lora_states/expected_end.safetensors --atol 1e-6"));
+    // Evaluations of a checkpoint and of the same with the base of model.path.
+    let eval = r#"--set data.eval=["fsdp2/tokens.bin"] --model out/checkpoints/step-00000008 --json"#;
+    let eval = PEFT_RUN.replace("train fsdp2/run.toml", "eval fsdp2/run.toml") + " " + eval;
+    let loss = |options: &str| {
+        let ran = sandbox.succeed(&format!("{eval} {options}"));
+        let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        report["evaluations"][0]["loss"].as_f64().unwrap()
+    };
+    assert_eq!(loss("--set model.init=random").to_bits(), loss("--set model.init=pretrained").to_bits());
+    std::fs::rename(sandbox.path("lora_states/dcp"), sandbox.path("elsewhere")).unwrap();
+    let gone = sandbox.fsdp(&format!("{run} --set train.steps=9 --resume"));
+    assert_eq!(gone.code, Some(2), "{}", gone.stderr);
+    assert!(gone.stderr.contains("lora_states/dcp, which is gone: put it back"), "{}", gone.stderr);
+    sandbox.succeed(&format!("{run} --set train.steps=9 --set model.init=pretrained --resume"));
+}
+
+/// The base of a checkpoint counts, not other weights in `model.path`; merged models have it too.
+#[test]
+fn base_of_a_checkpoint_precedes_other_weights() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "lora_states"]);
+    sandbox.succeed(&format!(
+        "{PEFT_RUN} --set run.out_dir=merged --set adapter.merge=true --resume-from lora_states/dcp"
+    ));
+    let end = "fsdp2/expected_end.safetensors";
+    sandbox.succeed(&format!(
+        "ckpt convert {end} fsdp2/other.safetensors --to safetensors --strip-prefix model. --no-sync"
+    ));
+    std::fs::rename(sandbox.path("fsdp2/other.safetensors"), sandbox.path("fsdp2/model.safetensors"))
+        .unwrap();
+    let ran = sandbox.succeed(&format!(
+        "{PEFT_RUN} --set run.out_dir=other --set adapter.merge=true --resume-from lora_states/dcp"
+    ));
+    let note = "the weights in model.path are not the base of these adapters, and are not used";
+    assert!(ran.stderr.contains(note), "{}", ran.stderr);
+    sandbox.succeed("ckpt diff merged/model other/model");
+}
+
+#[test]
+fn adapters_that_differ_from_the_run_are_refused() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "lora_states"]);
+    for (options, from, why) in [
+        ("--set adapter.rank=4", "lora_states/dcp", "q_proj.lora_A.weight` (expected [4, 9], got [2, 9])"),
+        ("--set adapter.alpha=4", "lora_states/checkpoint-4", "`lora_alpha` is 3, but adapter.alpha"),
+        ("--set adapter.modules_to_save=[]", "lora_states/dcp", "it trained `lm_head.weight` in full"),
+        (
+            "--set adapter.modules_to_save=[]",
+            "lora_states/checkpoint-4",
+            "it trained `lm_head.weight` in full",
+        ),
+        (r#"--set adapter.target_modules=["q_proj"]"#, "lora_states/dcp", "4 not expected: "),
+        ("--set model.init=random", "lora_states/checkpoint-4", "adapters without their base"),
+        ("", "fsdp2/dcp", "it holds no adapter (`lora_A`); remove [adapter]"),
+    ] {
+        let ran = sandbox.fsdp(&format!("{PEFT_RUN} --set run.out_dir=out {options} --resume-from {from}"));
+        assert_eq!(ran.code, Some(2), "{options} {from}: {}", ran.stderr);
+        assert!(ran.stderr.contains(why), "{options} {from}: {}", ran.stderr);
+        assert!(!sandbox.path("out").exists(), "{options} {from}");
+    }
+    let whole = r#"train fsdp2/run.toml --set model.path=fsdp2 --set data.train=["fsdp2/tokens.bin"] --set run.out_dir=out"#;
+    let ran = sandbox.fsdp(&format!("{whole} --resume-from lora_states/dcp"));
+    let set = "set [adapter] with rank = 2, target_modules = [\"down_proj\", \"q_proj\", \"v_proj\"], modules_to_save = \
+               [\"lm_head\"], and the alpha and rslora of that run";
+    assert!(ran.stderr.contains(set), "{}", ran.stderr);
+}

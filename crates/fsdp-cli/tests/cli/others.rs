@@ -203,6 +203,82 @@ fn stacked_experts_train_and_convert_like_transformers() {
     }
 }
 
+/// The state of the same experts by number: stacked as transformers 5 holds them, with weights in either form, and one by
+/// one as transformers 4 did.
+#[test]
+fn numbered_experts_resume_like_transformers() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "fused_experts"]);
+    for (kind, class) in [("mixtral", "Mixtral"), ("qwen3_moe", "Qwen3Moe")] {
+        let folder = format!("fused_experts/{kind}");
+        let run = format!(
+            r#"{RUN} --set model.path={folder}/model --set fsdp.wrap=["{class}DecoderLayer"] --set train.steps=6"#
+        );
+        let end = format!("{kind}-end.safetensors");
+        sandbox.succeed(&format!(
+            "ckpt convert {folder}/expected_end.safetensors {end} --to safetensors --strip-prefix model. --no-sync"
+        ));
+        for (from, ranks) in [("numbered.pt", 1), ("separate.pt", 2), ("checkpoint-3", 2)] {
+            let out = format!("{kind}-{from}");
+            let more = format!("--set run.ranks={ranks} --set run.out_dir={out}");
+            let ran = sandbox.succeed(&format!("{run} {more} --resume-from {folder}/{from}"));
+            let derived =
+                "names of the optimizer's numbered states, from the order of the model's parameters";
+            assert!(ran.stderr.contains(derived), "{out}: {}", ran.stderr);
+            assert!(!ran.stderr.contains("bits differ"), "the settings of groups are found: {}", ran.stderr);
+            let fused = format!("{out}-fused.safetensors");
+            sandbox.succeed(&format!(
+                "ckpt convert {out}/model {fused} --to safetensors --experts fused --no-sync"
+            ));
+            sandbox.succeed(&format!("ckpt diff {fused} {end} --atol 1e-5"));
+        }
+        // Without a model, the numbers cannot follow the form.
+        let separate = format!("ckpt convert {folder}/numbered.pt {kind}-separate --to dcp --experts");
+        let form = if kind == "mixtral" { "fused" } else { "separate" };
+        let from = if kind == "mixtral" { "separate.pt" } else { "numbered.pt" };
+        std::fs::copy(
+            sandbox.path(&format!("{folder}/model/config.json")),
+            sandbox.path(&format!("{folder}/config.json")),
+        )
+        .unwrap();
+        let separate = separate.replace("numbered.pt", from);
+        let ran = sandbox.fsdp(&format!("{separate} {form}"));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains("would change all numbers"), "{}", ran.stderr);
+        sandbox.succeed(&format!("{separate} {form} --only model --no-sync"));
+    }
+}
+
+/// Experts whose optimizer has other counts than their neighbors', or no moments, have no stacked form.
+#[test]
+fn experts_with_other_counts_are_not_stacked() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "fused_experts"]);
+    let run = format!(
+        r#"{RUN} --set model.path=fused_experts/mixtral/model --set fsdp.wrap=["MixtralDecoderLayer"] --set checkpoint.every=2
+        --set checkpoint.keep_last=0"#
+    );
+    let frozen = r#"--set fsdp.frozen=["experts[.]1[.]"]"#;
+    sandbox.succeed(&format!("{run} --set train.steps=2 {frozen} --set run.out_dir=first"));
+    let first = "first/checkpoints/step-00000002";
+    let refused = |source: &str| {
+        let ran = sandbox.fsdp(&format!("ckpt convert {source} stacked --to dcp --experts fused"));
+        assert_eq!(ran.code, Some(2), "{source}: {}", ran.stderr);
+        assert!(!sandbox.path("stacked").exists(), "{source}");
+        ran.stderr
+    };
+    let lacking = refused(first);
+    assert!(lacking.contains("expert 1 lacks its part of `optim.state."), "{lacking}");
+    sandbox.succeed(&format!("ckpt convert {first} plain --to dcp --no-sync"));
+    let ran =
+        sandbox.succeed(&format!("{run} --set train.steps=4 --set run.out_dir=second --resume-from plain"));
+    assert!(folded(&ran.stderr).replace('\n', " ").contains("no state of 3 parameters"), "{}", ran.stderr);
+    let second = "second/checkpoints/step-00000004";
+    let differing = refused(second);
+    let named = "experts.0.w2.weight.step` and `optim.state.model.layers.0.block_sparse_moe.experts.1.w2.weight.step` differ";
+    assert!(differing.contains(named), "{differing}");
+    sandbox
+        .succeed(&format!("ckpt convert {second} stacked --to dcp --experts fused --only model --no-sync"));
+}
+
 #[test]
 fn loaded_state_is_reported_before_first_step() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);

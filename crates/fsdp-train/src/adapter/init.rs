@@ -1,10 +1,11 @@
 //! Initial values of a model with adapters: a frozen base, and adapters that are new or read from PEFT's files.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fsdp_ckpt::digest::{Digest, DigestKind};
+use fsdp_ckpt::is_url;
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::ModelWeights;
@@ -18,7 +19,7 @@ use rayon::prelude::*;
 use super::peft::{self, ADAPTER_FILE, PeftConfig};
 use crate::config::Resolved;
 use crate::error::TrainError;
-use crate::init::{InitSource, check_pretrained, stored_name};
+use crate::init::{InitSource, check_pretrained, names, stored_name};
 
 /// Elements of a parameter that the digest of a base reads at a time (at least one row).
 const SAMPLE_ELEMS: usize = 1 << 12;
@@ -32,6 +33,8 @@ pub struct AdaptedInit {
     base: InitSource,
     /// Digest of the weights of the base; `None` if they are not read from files.
     base_digest: Option<String>,
+    /// The checkpoint of another trainer from which the base is read; `None` if it is read from `model.path`.
+    taken_base: Option<TakenBase>,
     /// Adapters trained earlier; `None` if they are new.
     adapter: Option<ModelReader>,
     /// Seed of new adapters.
@@ -41,23 +44,43 @@ pub struct AdaptedInit {
     first_added: usize,
 }
 
+/// A base that is read from the checkpoint of another trainer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TakenBase {
+    /// The checkpoint.
+    pub(crate) path: PathBuf,
+    /// Whether `model.path` has weights, which then are others.
+    pub(crate) differs: bool,
+}
+
 impl AdaptedInit {
     /// Opens the source of a model to which [`adapt`](super::adapt) added the run file's adapter, on top of the source
-    /// of its base.
+    /// of its base. If `taken` is the checkpoint of another trainer and holds a base, this is the base, unless both are
+    /// the same.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Adapter`]: a base or an adapter that cannot be read, or an adapter
-    /// that differs from the run file.
-    pub fn open(config: &Resolved, description: &Description, base: InitSource) -> Result<Self, TrainError> {
+    /// that differs from the run file; [`TrainError::Misfit`]: a checkpoint of the base that is gone.
+    pub fn open(
+        config: &Resolved,
+        description: &Description,
+        mut base: InitSource,
+        taken: Option<&Path>,
+    ) -> Result<Self, TrainError> {
         let first_added = description.spec.params.len() - 2 * description.adapters.len();
-        let base_digest = match &base {
-            InitSource::Pretrained(reader) => {
-                let params = &description.spec.params[..first_added];
-                check_pretrained(reader, params)?;
-                Some(digest(reader, params)?)
-            }
+        let params = &description.spec.params[..first_added];
+        let mut base_digest = match &base {
+            InitSource::Pretrained(reader) => Some(checked_digest(reader, params)?),
             _ => None,
         };
+        let mut taken_base = None;
+        if let Some((path, held)) = base_in(taken, params, base_digest.is_some())? {
+            let held_digest = Some(checked_digest(&held, params)?);
+            if held_digest != base_digest {
+                taken_base = Some(TakenBase { path, differs: base_digest.is_some() });
+                (base, base_digest) = (InitSource::Pretrained(Arc::new(held)), held_digest);
+            }
+        }
         let path = config.adapter.as_ref().and_then(|adapter| Some((adapter, adapter.path.as_deref()?)));
         let adapter = match path {
             None => None,
@@ -67,7 +90,7 @@ impl AdaptedInit {
             }
         };
         let (seed, init) = (config.model.seed, description.init.clone());
-        Ok(Self { base, base_digest, adapter, seed, init, first_added })
+        Ok(Self { base, base_digest, taken_base, adapter, seed, init, first_added })
     }
 
     pub(crate) fn base(&self) -> &InitSource {
@@ -80,6 +103,10 @@ impl AdaptedInit {
 
     pub(crate) fn base_digest(&self) -> Option<&str> {
         self.base_digest.as_deref()
+    }
+
+    pub(crate) fn taken_base(&self) -> Option<&TakenBase> {
+        self.taken_base.as_ref()
     }
 
     pub(crate) fn fill(&self, spec: &ModelSpec, piece: &Piece, values: &mut [f64]) -> Result<(), TrainError> {
@@ -110,16 +137,49 @@ impl AdaptedInit {
 
 impl InitSource {
     /// Wraps this source, that of the base, in the source of the adapted model; returns it unchanged if the run file
-    /// has no adapter.
+    /// has no adapter. `taken` is the checkpoint of another trainer that may hold the base instead
+    /// ([`base_of`](crate::checkpoint::base_of)).
     ///
     /// # Errors
     /// As [`AdaptedInit::open`].
-    pub fn adapted(self, config: &Resolved, description: &Description) -> Result<Self, TrainError> {
+    pub fn adapted(
+        self,
+        config: &Resolved,
+        description: &Description,
+        taken: Option<&Path>,
+    ) -> Result<Self, TrainError> {
         match &config.adapter {
             None => Ok(self),
-            Some(_) => Ok(InitSource::Adapted(Arc::new(AdaptedInit::open(config, description, self)?))),
+            Some(_) => {
+                Ok(InitSource::Adapted(Arc::new(AdaptedInit::open(config, description, self, taken)?)))
+            }
         }
     }
+}
+
+/// Opens the base in a checkpoint; `None` if it has none, or if the checkpoint is gone and there is another base.
+fn base_in(
+    taken: Option<&Path>,
+    params: &[ParamSpec],
+    has_other: bool,
+) -> Result<Option<(PathBuf, ModelWeights)>, TrainError> {
+    let Some(path) = taken else { return Ok(None) };
+    if !is_url(path) && !path.exists() {
+        let reason = format!(
+            "the base of the adapters was read from {}, which is gone: put it back, or set model.init = \"pretrained\" and \
+             model.path to the same weights",
+            path.display()
+        );
+        return if has_other { Ok(None) } else { Err(TrainError::Misfit { key: "model.path", reason }) };
+    }
+    let held = ModelWeights::base_in(path, params.iter().flat_map(names))?;
+    Ok(held.map(|held| (path.to_owned(), held)))
+}
+
+/// Checks that files hold exactly these parameters, and returns the digest of their values.
+fn checked_digest(reader: &ModelWeights, params: &[ParamSpec]) -> Result<String, TrainError> {
+    check_pretrained(reader, params)?;
+    digest(reader, params)
 }
 
 /// CRC-64 of values of all parameters in their order, each as eight little-endian bytes, so that it does not depend on

@@ -22,8 +22,9 @@ use fsdp_core::update::StateTensor;
 use super::run_state::Change;
 use super::settings;
 use super::table::{STEPS, StateTable, rows_of, state_rows};
+use crate::adapter::peft::{self, PeftConfig};
 use crate::error::TrainError;
-use crate::init;
+use crate::init::{self, InitSource};
 use crate::job::Job;
 use crate::rule::{self, LateParams};
 
@@ -34,6 +35,18 @@ pub struct Foreign {
     found: Found,
     /// For each parameter, the names of its optimizer states, in the order of the tensors found.
     states: Vec<Vec<String>>,
+    settings: AdapterSettings,
+}
+
+/// What a checkpoint says of the settings of adapters, of which tensors show only the rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AdapterSettings {
+    /// There are no adapters.
+    None,
+    /// An `adapter_config.json` beside the tensors agrees with the run file.
+    Agree,
+    /// There is no such file.
+    Unknown,
 }
 
 /// What a run took from another trainer's checkpoint, as text for the user.
@@ -58,7 +71,8 @@ impl Foreign {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`]: not a checkpoint, damaged, or with tensors that do not match the model;
-    /// [`TrainError::NoOptimizerState`].
+    /// [`TrainError::NoOptimizerState`]; [`TrainError::Adapter`], [`TrainError::Misfit`]: adapters with other settings, or
+    /// without a base.
     pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         let wanted = wanted(job, table)?;
         let found = Found::new(formats::open(path)?, &wanted)?;
@@ -67,7 +81,9 @@ impl Foreign {
             return Err(TrainError::NoOptimizerState { path: path.to_owned() });
         }
         let names = |wanted: Wanted| wanted.states.into_iter().map(|(name, _)| name).collect();
-        Ok(Self { path: path.to_owned(), found, states: wanted.into_iter().map(names).collect() })
+        let states = wanted.into_iter().map(names).collect();
+        let settings = adapter_settings(job, path)?;
+        Ok(Self { path: path.to_owned(), found, states, settings })
     }
 
     /// The path passed to [`Foreign::open`].
@@ -149,10 +165,10 @@ impl Foreign {
 
     /// Describes the checkpoint, except for its step.
     pub(super) fn summary<A>(&self, job: &Job<A>) -> ImportSummary {
-        let spec = &job.plan.spec;
         let mut summary =
             ImportSummary { format: self.found.checkpoint.format.clone(), ..ImportSummary::default() };
-        summary.taken.push(format!("{} parameters", spec.params.len()));
+        let taken = self.found.weights.iter().flatten().count();
+        summary.taken.push(format!("{taken} parameters"));
         let is_held = |index: &usize| !self.states[*index].is_empty() && !self.is_fresh(*index);
         let held = (0..self.states.len()).filter(is_held).count();
         if let Some(states) = self.states.iter().find(|states| !states.is_empty()) {
@@ -169,9 +185,15 @@ impl Foreign {
         if self.found.settings.iter().all(std::collections::BTreeMap::is_empty) {
             summary.missing.push("settings of the optimizer: those of the run file apply".to_owned());
         }
+        if self.settings == AdapterSettings::Unknown {
+            summary.missing.push("alpha and rslora of the adapters: those of the run file apply".to_owned());
+        }
         summary.missing.push("random state: dropout follows from the seed and the step".to_owned());
         summary.unused.clone_from(&self.found.unused);
         summary.notes.clone_from(&self.found.checkpoint.notes);
+        if self.settings != AdapterSettings::None {
+            add_base(&mut summary, job);
+        }
         summary
     }
 
@@ -185,13 +207,15 @@ impl Foreign {
         compared.map_err(|differences| TrainError::OtherRun { path: self.path.clone(), differences })
     }
 
-    /// Fills an engine with parameters and optimizer state, and verifies the checksums of what it read.
+    /// Fills an engine with parameters and optimizer state, and verifies the checksums of what it read. The base of
+    /// adapters comes from `init`.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`]: a file that is missing or damaged.
     pub(crate) fn restore<M: Memory, P: Program<M>>(
         &self,
         engine: &mut Engine<M, P>,
+        init: &InitSource,
         stop: &AtomicBool,
     ) -> Result<(), TrainError> {
         let (spec, reads) = (engine.plan().spec.clone(), engine.reads());
@@ -203,7 +227,10 @@ impl Foreign {
         };
         engine.load_params(Origin::Read, |piece, values| {
             let param = spec.param(piece.param);
-            read(&self.found.weights[piece.param.0], rows_of(param, piece.param_offset, piece.len), values)
+            let Some(name) = &self.found.weights[piece.param.0] else {
+                return init.fill(&spec, piece, values);
+            };
+            read(name, rows_of(param, piece.param_offset, piece.len), values)
         })?;
         engine.load_state(Origin::Read, |tensor: &StateTensor, piece, values| {
             if self.is_fresh(piece.param.0) {
@@ -248,6 +275,40 @@ fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError
             decays: decays(ParamId(index)),
             // An average that begins with zeros would be wrong.
             may_lack_states: job.config.train.ema_decay.is_none(),
+            is_base: job.config.adapter.is_some() && !param.trainable,
         })
         .collect())
+}
+
+/// Compares the settings of adapters with those that PEFT saves beside them.
+fn adapter_settings<A>(job: &Job<A>, path: &Path) -> Result<AdapterSettings, TrainError> {
+    let Some(adapter) = &job.config.adapter else { return Ok(AdapterSettings::None) };
+    if job.init.base_digest().is_none() {
+        let reason = format!(
+            "{} holds adapters without their base, which therefore cannot be random; set model.init = \"pretrained\" and \
+             model.path to its weights",
+            path.display()
+        );
+        return Err(TrainError::Misfit { key: "model.init", reason });
+    }
+    let dir = if path.is_dir() { Some(path) } else { path.parent() };
+    let Some(dir) = dir.filter(|dir| dir.join(peft::CONFIG_FILE).is_file()) else {
+        return Ok(AdapterSettings::Unknown);
+    };
+    PeftConfig::read(dir)?.expect(adapter)?;
+    Ok(AdapterSettings::Agree)
+}
+
+/// Says where the base of the adapters is read from.
+fn add_base<A>(summary: &mut ImportSummary, job: &Job<A>) {
+    match job.init.taken_base() {
+        None => summary.derived.push("the base of the adapters, from model.path".to_owned()),
+        Some(base) => {
+            summary.taken.push("the base of the adapters".to_owned());
+            if base.differs {
+                let note = "the weights in model.path are not the base of these adapters, and are not used";
+                summary.notes.push(note.to_owned());
+            }
+        }
+    }
 }

@@ -8,6 +8,7 @@
 //! a list of everything that differs.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use fsdp_ckpt::digest::DigestKind;
 use fsdp_ckpt::native::NativeReader;
@@ -86,6 +87,9 @@ pub struct RunState {
     /// files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// The checkpoint of another trainer from which that base is read; `None` if it is read from `model.path`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_from: Option<PathBuf>,
     /// The resolved configuration, with the text of `resolved.toml`.
     pub config: String,
     /// CRC-64 of `config`.
@@ -171,6 +175,7 @@ impl RunState {
             seed: job.config.train_seed(),
             model: model.map(str::to_owned),
             base: job.init.base_digest().map(str::to_owned),
+            base_from: job.init.taken_base().map(|base| base.path.clone()),
             config_digest: DigestKind::Crc64.of(config.as_bytes()).to_string(),
             config,
             changes: changes.to_vec(),

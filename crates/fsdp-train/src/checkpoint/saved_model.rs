@@ -44,6 +44,11 @@ impl SavedModel {
         self.state.model.as_deref()
     }
 
+    /// The checkpoint of another trainer that holds the base of the adapters; `None` if `model.path` does.
+    pub fn base_from(&self) -> Option<&Path> {
+        self.state.base_from.as_deref()
+    }
+
     /// The adapters that the run trained, if any. Their values are in the checkpoint; those of the base are not.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use fsdp_ckpt::{is_url, objects};
 use super::foreign::Foreign;
 use super::run_state::{Change, DataPosition, RunState};
 use super::start::{Resume, Resumed};
-use super::table::{StateTable, is_saved};
+use super::table::StateTable;
 use super::warning::RunWarning;
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
@@ -55,14 +55,6 @@ impl Source {
             if !reader.manifest().run_state.is_empty() {
                 return Ok(Source::Native(Arc::new(reader)));
             }
-        }
-        if !is_saved(&job.plan, false) {
-            let reason = format!(
-                "{} was not saved by fsdp, and the optimizer state of adapters of other trainers is not read; \
-                 to start from an adapter in PEFT's format, set adapter.path",
-                path.display()
-            );
-            return Err(TrainError::Misfit { key: "adapter", reason });
         }
         Ok(Source::Foreign(Arc::new(Foreign::open(job, table, path)?)))
     }

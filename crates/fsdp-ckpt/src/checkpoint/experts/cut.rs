@@ -2,15 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Chunk, Key, Region, Tensor, join};
+use super::super::{Chunk, Key, Region, Role, Tensor, join};
 
 /// The weights of a stack, by expert and slot, each with the number of slots of an expert.
 pub(super) type Weights = BTreeMap<(u64, usize), (usize, Tensor)>;
 
-/// The weight of an expert in one of the slots of a stack. A tensor that is no stack, such as a step count, belongs to
-/// all experts.
-pub(super) fn part_of(stack: &Tensor, path: Vec<Key>, expert: u64, (slot, slots): (usize, usize)) -> Tensor {
-    let [_, rows, columns] = stack.shape[..] else { return Tensor { path, ..stack.clone() } };
+/// The weight of an expert in one of the slots of a stack. A single value, such as a step count, belongs to all experts.
+/// `None` if the tensor is neither that nor a stack.
+pub(super) fn part_of(
+    stack: &Tensor,
+    path: Vec<Key>,
+    expert: u64,
+    (slot, slots): (usize, usize),
+) -> Option<Tensor> {
+    let [_, rows, columns] = stack.shape[..] else {
+        return (stack.len() == 1).then(|| Tensor { path, ..stack.clone() });
+    };
     let rows = rows / slots as u64;
     let (first, shape) = (slot as u64 * rows, vec![rows, columns]);
     let start = (expert * slots as u64 + slot as u64) * rows * columns;
@@ -38,36 +45,46 @@ pub(super) fn part_of(stack: &Tensor, path: Vec<Key>, expert: u64, (slot, slots)
         Some(Chunk { region: region.simplified(&shape), source: chunk.source, offset })
     };
     let chunks = stack.chunks.iter().filter_map(cut).collect();
-    Tensor { path, role: stack.role, dtype: stack.dtype, shape, chunks }
+    Some(Tensor { path, role: stack.role, dtype: stack.dtype, shape, chunks })
 }
 
-/// Stacks the weights of all experts. Of tensors that are no matrices, such as step counts, the first one stands for
-/// all.
+/// Stacks the weights of all experts. Of single values, such as step counts, the first one stands for all.
 ///
 /// # Errors
-/// The reason, if weights are missing or differ in shape or dtype.
-pub(super) fn stack_of(path: Vec<Key>, weights: Weights) -> Result<Tensor, String> {
+/// The reason, if weights are missing, differ in shape or dtype, or are neither matrices nor single values.
+pub(super) fn stack_of(path: Vec<Key>, weights: Weights, experts: u64) -> Result<Tensor, String> {
     let (slots, first) =
         weights.first_key_value().map(|(_, weight)| weight.clone()).expect("stacks have weights");
-    let [rows, columns] = first.shape[..] else { return Ok(Tensor { path, ..first }) };
     let name = join(&path);
-    let experts = weights.last_key_value().map_or(0, |((expert, _), _)| expert + 1);
+    if first.shape.len() != 2 && first.len() != 1 {
+        return Err(format!(
+            "experts have `{name}` of shape {:?}: a state that is neither one value nor of the shape of a weight, as \
+             Adafactor's are, cannot be stacked; `--only model` stacks the weights alone",
+            first.shape
+        ));
+    }
     let mut chunks = Vec::new();
     for place in (0..experts).flat_map(|expert| (0..slots).map(move |slot| (expert, slot))) {
         let (expert, slot) = place;
         let Some((_, weight)) = weights.get(&place) else {
-            return Err(format!("expert {expert} lacks a weight of `{name}`: experts cannot be stacked"));
+            let why =
+                if first.role == Role::Model { "" } else { "; `--only model` stacks the weights alone" };
+            return Err(format!(
+                "expert {expert} lacks its part of `{name}`: experts cannot be stacked{why}"
+            ));
         };
         if (weight.dtype, &weight.shape) != (first.dtype, &first.shape) {
             return Err(format!(
                 "the experts of `{name}` differ in shape or dtype, so they cannot be stacked"
             ));
         }
+        let [rows, columns] = first.shape[..] else { continue };
         let shape = [experts, rows * slots as u64, columns];
         chunks.extend(
             weight.chunks.iter().map(|chunk| placed(chunk, &shape, expert, slot as u64 * rows, rows)),
         );
     }
+    let [rows, columns] = first.shape[..] else { return Ok(Tensor { path, ..first }) };
     let shape = vec![experts, rows * slots as u64, columns];
     Ok(Tensor { path, role: first.role, dtype: first.dtype, shape, chunks })
 }

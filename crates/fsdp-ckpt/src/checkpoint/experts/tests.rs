@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    checkpoint::{Chunk, Region},
+    checkpoint::{Chunk, Object, Region, Value},
     safetensors::TensorType,
 };
 
@@ -136,11 +136,13 @@ fn of_layer(names: &[(&str, &[u64])]) -> Checkpoint {
 
 #[test]
 fn names_states_and_groups_follow_the_form() {
-    let fused: [(&str, &[u64]); 4] = [
+    let fused: [(&str, &[u64]); 5] = [
         ("l.0.mlp.gate.weight", &[2, 4]),
         ("l.0.mlp.experts.gate_up_proj", &[2, 6, 4]),
         ("l.0.mlp.experts.down_proj", &[2, 4, 3]),
-        ("l.0.mlp.other.weight", &[2]),
+        ("l.0.mlp.bias", &[2]),
+        // A layer without experts.
+        ("l.1.mlp.up_proj.weight", &[2]),
     ];
     for names in [ExpertNames::Mixtral, ExpertNames::Qwen] {
         let (mlp, [gate, up, down]) = names.words();
@@ -148,7 +150,7 @@ fn names_states_and_groups_follow_the_form() {
         let mut separate = vec![format!("l.0.{mlp}.gate.weight")];
         separate.extend((0..2).flat_map(|expert| [weight(expert, gate), weight(expert, up)]));
         separate.extend((0..2).map(|expert| weight(expert, down)));
-        separate.push("l.0.mlp.other.weight".to_owned());
+        separate.extend([format!("l.0.{mlp}.bias"), "l.1.mlp.up_proj.weight".to_owned()]);
         let shape = |name: &str| -> &[u64] {
             match name {
                 name if name.contains(down) => &[4, 3],
@@ -174,11 +176,87 @@ fn incomplete_and_doubled_experts_are_refused() {
     let text = |names: &[(&str, &[u64])], form| of_layer(names).with_experts(form).unwrap_err().to_string();
     let (one, two) = ("mlp.experts.0.down_proj.weight", "mlp.experts.2.down_proj.weight");
     let lacking = text(&[(one, &[2, 3]), (two, &[2, 3])], Experts::Fused);
-    assert!(lacking.contains("expert 1 lacks a weight of `model.mlp.experts.down_proj`"), "{lacking}");
+    assert!(lacking.contains("expert 1 lacks its part of `model.mlp.experts.down_proj`"), "{lacking}");
     let two = "mlp.experts.1.down_proj.weight";
     let differing = text(&[(one, &[2, 3]), (two, &[3, 2])], Experts::Fused);
     assert!(differing.contains("differ in shape or dtype"), "{differing}");
     let both =
         text(&[(one, &[2, 3]), ("mlp.experts.down_proj", &[1, 2, 3])], Experts::Separate(ExpertNames::Qwen));
     assert!(both.contains("in both forms"), "{both}");
+}
+
+/// The layer of one expert beside that of another, by the states that a stack cannot hold.
+fn of_experts(change: impl Fn(&mut Checkpoint)) -> Result<Checkpoint, Error> {
+    let weights = ["mlp.experts.0.down_proj.weight", "mlp.experts.1.down_proj.weight"];
+    let mut layer = of_layer(&weights.map(|name| (name, &[2, 3][..])));
+    change(&mut layer);
+    layer.with_experts(Experts::Fused)
+}
+
+#[test]
+fn states_that_a_stack_cannot_hold_are_refused() {
+    assert!(of_experts(|_| {}).is_ok());
+    let refused = |change: &dyn Fn(&mut Checkpoint)| of_experts(change).unwrap_err().to_string();
+    let name =
+        |expert: u64, state: &str| format!("optim.state.mlp.experts.{expert}.down_proj.weight.{state}");
+    // The last expert has no moments: the stack would have one expert less than the weights.
+    for (expert, state) in [(1, "exp_avg"), (0, "exp_avg"), (1, "step"), (0, "step")] {
+        let lacking = refused(&|layer| drop(layer.tensors.remove(&name(expert, state)).unwrap()));
+        assert!(
+            lacking.contains(&format!("expert {expert} lacks its part of `optim.state.mlp")),
+            "{lacking}"
+        );
+    }
+    let rows = refused(&|layer| {
+        for expert in 0..2 {
+            layer.tensors.get_mut(&name(expert, "exp_avg")).unwrap().shape = vec![2];
+        }
+    });
+    assert!(rows.contains("neither one value nor of the shape of a weight"), "{rows}");
+    let group = |layer: &mut Checkpoint, number: &str, member: u64| {
+        let path =
+            ["optim", "param_groups", number, "params"].map(|step| Key::Name(step.to_owned())).to_vec();
+        let member = Value::Str(format!("mlp.experts.{member}.down_proj.weight"));
+        let object = Object { path: path.clone(), role: Role::Optimizer, value: Value::List(vec![member]) };
+        layer.values.insert(join(&path), object);
+    };
+    let groups = refused(&|layer| {
+        group(layer, "0", 0);
+        group(layer, "1", 1);
+    });
+    assert!(groups.contains("`mlp.experts.down_proj` are in different groups"), "{groups}");
+    let settings = refused(&|layer| {
+        for (expert, decay) in [(0, 0.0), (1, 0.1)] {
+            let of = format!("param_groups.mlp.experts.{expert}.down_proj.weight.weight_decay");
+            let path = vec![Key::Name("optim".to_owned()), Key::Name(of)];
+            let object = Object { path: path.clone(), role: Role::Optimizer, value: Value::Float(decay) };
+            layer.values.insert(join(&path), object);
+        }
+    });
+    assert!(settings.contains("differs from that of other experts"), "{settings}");
+    let numbered = refused(&|layer| {
+        let path = ["optim", "state", "7", "exp_avg"].map(|step| Key::Name(step.to_owned())).to_vec();
+        let tensor = layer.tensors[&name(0, "exp_avg")].clone();
+        layer.tensors.insert(join(&path), Tensor { path, ..tensor });
+    });
+    assert!(numbered.contains("`optim.state.7.exp_avg`") && numbered.contains("--only model"), "{numbered}");
+}
+
+#[test]
+fn factored_states_of_stacks_are_refused() {
+    let mut stacked = of_layer(&[("mlp.experts.down_proj", &[2, 4, 3])]);
+    let name = "optim.state.mlp.experts.down_proj.exp_avg";
+    stacked.tensors.get_mut(name).unwrap().shape = vec![2, 4];
+    let refused = stacked.with_experts(Experts::Separate(ExpertNames::Qwen)).unwrap_err().to_string();
+    assert!(refused.contains(&format!("`{name}` has the shape [2, 4]")), "{refused}");
+}
+
+#[test]
+fn single_values_of_experts_are_listed_by_stack() {
+    let weights = ["mlp.experts.0.up_proj.weight", "mlp.experts.1.gate_proj.weight", "mlp.gate.weight"];
+    let layer = of_layer(&weights.map(|name| (name, &[1, 1][..])));
+    let step = |name: &str| format!("optim.state.{name}.step");
+    let expected = [step(weights[0]), step(weights[1])];
+    let all = layer.single_values_of_experts();
+    assert_eq!(all, [("mlp.experts.gate_up_proj".to_owned(), expected.iter().map(String::as_str).collect())]);
 }

@@ -34,6 +34,7 @@ fn state(config: &str) -> RunState {
         config: config.into(),
         config_digest: String::new(),
         base: None,
+        base_from: None,
         changes: Vec::new(),
         watched: Vec::new(),
         loss_scale: None,
