@@ -87,7 +87,7 @@ fn target(args: &CompileArgs) -> Result<Target, CliError> {
     };
     let plugin = match &args.plugin {
         Some(plugin) => fsdp_xla::plugin_named(plugin).map_err(refused)?,
-        None => xla::plugin(&RunSetup::read(&args.run, &|_| World::on_one_node(1))?.0.config.run.xla)
+        None => xla::plugin(&RunSetup::read(&args.run, &|_| World::of_ranks(1))?.0.config.run.xla)
             .map_err(refused)?,
     };
     let options = args.topology_options.iter().map(|option| setting(option)).collect::<Result<_, _>>()?;

@@ -117,7 +117,7 @@ pub(crate) fn has_gpus(run: &RunConfig) -> bool {
 /// The world by default: a rank per process, or, if they compute on GPUs and a launcher has started one process per
 /// node, one per visible GPU.
 pub(crate) fn world(place: Option<ProcessPlace>, has_gpus: bool) -> World {
-    World { ranks: ranks(place, has_gpus), nodes: place.map_or(1, ProcessPlace::nodes) }
+    World { ranks: ranks(place, has_gpus), nodes: place.map(ProcessPlace::nodes) }
 }
 
 /// As [`world`], only the number of ranks.

@@ -85,9 +85,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
 /// The settings of the run file, or defaults; each process has one rank.
 fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
     let run = match &args.file {
-        Some(file) => {
-            Resolved::load_for(file, &args.overrides, &|_| World::on_one_node(processes))?.config.run
-        }
+        Some(file) => Resolved::load_for(file, &args.overrides, &|_| World::of_ranks(processes))?.config.run,
         None => RunConfig {
             device: Device::Cpu,
             ranks: processes,

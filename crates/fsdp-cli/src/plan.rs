@@ -61,8 +61,10 @@ pub(crate) fn render(args: &PlanArgs) -> Result<String, CliError> {
         return Ok(cluster.to_toml());
     }
     let nodes = args.nodes.or(cluster.nodes).unwrap_or(1);
-    let (mut setup, warnings) =
-        RunSetup::read(&args.run(), &|_| World { ranks: nodes * cluster.devices_per_node(), nodes })?;
+    let (mut setup, warnings) = RunSetup::read(&args.run(), &|_| World {
+        ranks: nodes * cluster.devices_per_node(),
+        nodes: Some(nodes),
+    })?;
     warnings.iter().for_each(|warning| output::warning(warning));
     settings::place(&mut setup.config, &cluster, args.nodes)?;
     let constants = Constants::fitted();

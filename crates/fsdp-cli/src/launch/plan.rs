@@ -101,7 +101,8 @@ fn restart_arguments(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsStri
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
     // Warnings are left to the processes.
     let nodes = args.nnodes.max;
-    let (setup, _) = RunSetup::read(&train.run, &|_| World { ranks: args.nproc * nodes, nodes })?;
+    let (setup, _) =
+        RunSetup::read(&train.run, &|_| World { ranks: args.nproc * nodes, nodes: Some(nodes) })?;
     Ok(RunDir::new(setup.config.run.out_dir))
 }
 

@@ -46,7 +46,7 @@ impl Step {
     /// [`CliError`]: the configuration is of another version, or its model no longer exists.
     pub(super) fn read(folder: &Path) -> Result<Self, CliError> {
         let file = RunFileArgs { file: folder.join("resolved.toml"), overrides: Vec::new() };
-        let (setup, _) = RunSetup::read(&file, &|_| World::on_one_node(1))?;
+        let (setup, _) = RunSetup::read(&file, &|_| World::of_ranks(1))?;
         let (config, architecture) = (&setup.config, setup.build()?);
         let plan = plan(config, &architecture.description().spec, false)?;
         let usage = predict::<HostMemory, _>(config, &architecture, &plan, Rank(0))?;

@@ -1,11 +1,15 @@
 //! Hugging Face's `fsdp_config.json`, as `Trainer` reads it (reference: transformers 4.31 and 5.23).
 //!
 //! A leading `fsdp_` is dropped from every top-level key. Keys that Hugging Face silently ignores are reported as a
-//! [`Warning`], and so is what was made of a sharding strategy. What it rejects is an error, and so is a size together
-//! with classes, where its newer versions silently use the size. Settings of the XLA constructor that only steer XLA's
-//! compiler have no meaning here.
+//! [`Warning`], and so are keys that it reads and that change nothing here, with the reason, and what was made of a
+//! sharding strategy. What it rejects is an error, and so is a size together with classes if no `auto_wrap_policy`
+//! chooses, where its newer versions silently use the size. Settings of the XLA constructor that only steer XLA's compiler
+//! have no meaning here.
 
+mod overlap;
 mod strategy;
+mod wrap;
+mod xla;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,39 +21,26 @@ pub(super) use self::strategy::Replicas;
 use self::strategy::{ReshardAfterForward, Strategy};
 use super::error::ConfigError;
 use super::kind::TEXT;
-use super::reader::{Origin, Reader, unknown_key};
+use super::reader::{Origin, Reader};
 use super::warning::Warning;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
 /// The keys of `[fsdp]` that set the wrap policy.
 const WRAP: [&str; 2] = ["wrap", "min_num_params"];
-const CLASSES: &str = "transformer_layer_cls_to_wrap";
-const SIZE: &str = "min_num_params";
 const STRATEGY: &str = "sharding_strategy";
 const RESHARD: &str = "reshard_after_forward";
 /// The key of `[fsdp]` that holds the mesh.
 const MESH: &str = "mesh";
-/// XLA settings that have a counterpart here.
-const XLA_SETTINGS: [&str; 4] =
-    ["reshard_after_forward", "disable_reshard_on_root", "compute_dtype", "fp32_reduce_scatter"];
-/// Settings that only steer XLA.
-const XLA_SETTINGS_WITHOUT_MEANING: &[&str] = &[
-    "flatten_parameters",
-    "execute_sharding_on_init",
-    "optimization_barrier_in_forward",
-    "optimization_barrier_in_backward",
-    "sync_on_finalization",
-    "buffer_dtype",
-    "sharding_groups",
-    "sharding_rank",
-    "sharding_world_size",
-    "shard_param_on_dim_0",
-    "pin_layout_in_collective_ops",
-    "reduce_scatter_bucket_size_mb",
-    "coalesce_all_gather_ops",
-    "auto_wrap_policy",
-    "auto_wrapper_callable",
-    "param_init_fn",
+/// Keys that transformers or accelerate read, and that change nothing here.
+const WITHOUT_EFFECT: [(&str, &str); 8] = [
+    ("version", "both versions of FSDP compute the same"),
+    ("use_orig_params", "parameters always keep their own names and shapes"),
+    ("sync_module_states", "all ranks begin with rows of one model in any case"),
+    ("cpu_ram_efficient_loading", "every rank reads only its own rows in any case"),
+    ("limit_all_gathers", "fsdp.forward_prefetch and fsdp.backward_prefetch bound the gathers in flight"),
+    ("state_dict_type", "checkpoints are always sharded; `fsdp ckpt convert` writes other forms"),
+    ("xla_fsdp_v2", "both implementations of XLA compute the same"),
+    ("activation_checkpointing_offload", "inputs of recomputed layers stay on the device"),
 ];
 
 /// The contents of a file.
@@ -113,9 +104,13 @@ fn parse(text: &str, origin: &str) -> Result<FsdpJson, ConfigError> {
     let mut file = File { origin, keys: without_prefix(object, origin)?, result: FsdpJson::default() };
     file.wrap()?;
     file.top_level()?;
+    file.overlap()?;
     file.xla()?;
     for key in std::mem::take(&mut file.keys).into_keys() {
-        file.warn_meaningless(key);
+        match WITHOUT_EFFECT.iter().find(|(known, _)| *known == key) {
+            Some((key, why)) => file.warn_no_effect(key, why),
+            None => file.warn_meaningless(key),
+        }
     }
     Ok(file.result)
 }
@@ -144,27 +139,6 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    fn wrap(&mut self) -> Result<(), ConfigError> {
-        let classes =
-            self.take(CLASSES, "class names, as a list or separated by commas", classes)?.unwrap_or_default();
-        let size = self.take(SIZE, "an integer of at least 0", non_negative_integer)?.unwrap_or(0);
-        let [by_class, by_size] = WRAP;
-        match (classes.is_empty(), size) {
-            (true, 0) => {}
-            (false, 0) => self.set(by_class, classes),
-            (true, size) => self.set(by_size, size),
-            (false, _) => {
-                return Err(ConfigError::Conflict {
-                    origin: self.origin.to_owned(),
-                    first: CLASSES.to_owned(),
-                    second: SIZE.to_owned(),
-                    remedy: "choose units by class or by size, and remove the other",
-                });
-            }
-        }
-        Ok(())
-    }
-
     fn set(&mut self, key: &str, value: impl Into<toml::Value>) {
         self.result.keys.insert(key.to_owned(), value.into());
     }
@@ -177,7 +151,25 @@ impl File<'_> {
             "activation_checkpointing",
             ["none".into(), "full".into()],
         )?;
-        self.set_from_bool("offload_params", "offload", ["none".into(), "cpu".into()])
+        self.offloading()
+    }
+
+    /// Reads accelerate's and transformers' key of the same.
+    fn offloading(&mut self) -> Result<(), ConfigError> {
+        let [by_accelerate, by_transformers] = ["offload_params", "cpu_offload"];
+        let [first, second] = [self.take_bool(by_accelerate)?, self.take_bool(by_transformers)?];
+        if first.zip(second).is_some_and(|(first, second)| first != second) {
+            return Err(ConfigError::Conflict {
+                origin: self.origin.to_owned(),
+                first: by_accelerate.to_owned(),
+                second: by_transformers.to_owned(),
+                remedy: "they mean the same; remove one of the two",
+            });
+        }
+        if let Some(is_on) = first.or(second) {
+            self.set("offload", if is_on { "cpu" } else { "none" });
+        }
+        Ok(())
     }
 
     /// Reads the strategy, from either of its keys. If both are there, they must agree: which one counts depends on the
@@ -228,73 +220,6 @@ impl File<'_> {
         Ok(())
     }
 
-    fn xla(&mut self) -> Result<(), ConfigError> {
-        let is_xla = self.take_bool("xla")?.unwrap_or(false);
-        let grad_ckpt = self.take_bool("xla_fsdp_grad_ckpt")?.unwrap_or(false);
-        let object = |value: &Value| value.as_object().cloned();
-        let settings = self.take("xla_fsdp_settings", "an object", object)?.unwrap_or_default();
-        if !is_xla {
-            if grad_ckpt {
-                self.warn_needs("xla_fsdp_grad_ckpt", "`xla`: true");
-            }
-            if !settings.is_empty() {
-                self.warn_needs("xla_fsdp_settings", "`xla`: true");
-            }
-            return Ok(());
-        }
-        if grad_ckpt {
-            self.set("activation_checkpointing", "full");
-            if !WRAP.iter().any(|&key| self.result.keys.contains_key(key)) {
-                self.warn_needs("xla_fsdp_grad_ckpt", "a wrap policy: the root is not checkpointed");
-            }
-        }
-        self.xla_settings(settings)
-    }
-
-    fn xla_settings(&mut self, settings: Map<String, Value>) -> Result<(), ConfigError> {
-        let known = [&XLA_SETTINGS, XLA_SETTINGS_WITHOUT_MEANING].concat();
-        if let Some(key) = settings.keys().find(|key| !known.contains(&key.as_str())) {
-            let dotted = |key: &str| format!("xla_fsdp_settings.{key}");
-            return Err(unknown_key(self.origin.to_owned(), key, &known, dotted));
-        }
-        for (key, value) in settings {
-            if XLA_SETTINGS.contains(&key.as_str()) {
-                self.keys.insert(format!("xla_fsdp_settings.{key}"), value);
-            } else {
-                self.warn_meaningless(format!("xla_fsdp_settings.{key}"));
-            }
-        }
-        self.xla_reshard()?;
-        self.xla_dtypes()
-    }
-
-    fn xla_reshard(&mut self) -> Result<(), ConfigError> {
-        let reshard = self.take_bool("xla_fsdp_settings.reshard_after_forward")?;
-        let keep_root = self.take_bool("xla_fsdp_settings.disable_reshard_on_root")?;
-        if reshard.is_some() || keep_root.is_some() {
-            match (reshard.unwrap_or(true), keep_root.unwrap_or(true)) {
-                (false, _) => self.set("reshard_after_forward", false),
-                (true, true) => self.set("reshard_after_forward", "auto"),
-                (true, false) => self.set("reshard_after_forward", true),
-            }
-        }
-        Ok(())
-    }
-
-    fn xla_dtypes(&mut self) -> Result<(), ConfigError> {
-        let allowed = "\"float32\" or \"bfloat16\" (XLA has no float64, and reduces float16 in float16)";
-        let compute = self.take("xla_fsdp_settings.compute_dtype", allowed, compute_dtype)?;
-        let in_f32 = self.take_bool("xla_fsdp_settings.fp32_reduce_scatter")?.unwrap_or(false);
-        if let Some(dtype) = compute {
-            self.set("param_dtype", dtype);
-        }
-        // As in XLA, gradients are reduced in the compute dtype unless requested otherwise.
-        if let Some(dtype) = if in_f32 { Some("f32") } else { compute } {
-            self.set("reduce_dtype", dtype);
-        }
-        Ok(())
-    }
-
     fn take_bool(&mut self, key: &str) -> Result<Option<bool>, ConfigError> {
         self.take(key, "true or false", boolean)
     }
@@ -318,20 +243,12 @@ impl File<'_> {
         self.result.warnings.push(Warning::Meaningless { file: self.origin.to_owned(), key });
     }
 
+    fn warn_no_effect(&mut self, key: &'static str, why: &'static str) {
+        self.result.warnings.push(Warning::NoEffect { file: self.origin.to_owned(), key, why });
+    }
+
     fn warn_needs(&mut self, key: &'static str, needs: &'static str) {
         self.result.warnings.push(Warning::Needs { file: self.origin.to_owned(), key, needs });
-    }
-}
-
-/// Reads class names. accelerate splits a text at its commas, and passes a list through the same text.
-fn classes(value: &Value) -> Option<Vec<String>> {
-    let split = |value: &Value| -> Option<Vec<String>> {
-        let class = |class: &str| Some(class.trim().to_owned()).filter(|class| !class.is_empty());
-        value.as_str()?.split(',').map(class).collect()
-    };
-    match value {
-        Value::Array(list) => Some(list.iter().map(split).collect::<Option<Vec<_>>>()?.concat()),
-        text => split(text),
     }
 }
 
@@ -341,22 +258,6 @@ fn boolean(value: &Value) -> Option<bool> {
     match text.as_str() {
         "true" | "1" | "yes" | "y" | "t" | "on" => Some(true),
         "false" | "0" | "no" | "n" | "f" | "off" => Some(false),
-        _ => None,
-    }
-}
-
-/// Reads a size; Python writes both `100000000` and `1e8`.
-#[expect(clippy::cast_possible_truncation, reason = "whole and in range, checked here")]
-fn non_negative_integer(value: &Value) -> Option<i64> {
-    let is_whole = |x: &f64| x.fract() == 0.0 && (0.0..9e15).contains(x);
-    let integer = value.as_i64().filter(|&x| x >= 0);
-    integer.or_else(|| value.as_f64().filter(is_whole).map(|x| x as i64))
-}
-
-fn compute_dtype(value: &Value) -> Option<&'static str> {
-    match value.as_str()? {
-        "float32" | "float" => Some("f32"),
-        "bfloat16" => Some("bf16"),
         _ => None,
     }
 }

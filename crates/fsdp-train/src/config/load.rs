@@ -54,14 +54,14 @@ pub struct Loaded {
 pub struct World {
     /// Number of ranks.
     pub ranks: usize,
-    /// Number of nodes that they are on.
-    pub nodes: usize,
+    /// Number of nodes that they are on; `None` if no launcher says it.
+    pub nodes: Option<usize>,
 }
 
 impl World {
-    /// Ranks on a single node.
-    pub const fn on_one_node(ranks: usize) -> World {
-        World { ranks, nodes: 1 }
+    /// Ranks without a launcher.
+    pub const fn of_ranks(ranks: usize) -> World {
+        World { ranks, nodes: None }
     }
 }
 
@@ -72,7 +72,7 @@ impl Resolved {
     /// # Errors
     /// The first error found.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
-        Self::load_for(path, overrides, &|_| World::on_one_node(1))
+        Self::load_for(path, overrides, &|_| World::of_ranks(1))
     }
 
     /// As [`Resolved::load`], but `world` determines from the `[run]` table what the file does not set: the number of
@@ -95,7 +95,7 @@ impl Resolved {
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Loaded, ConfigError> {
         let table = toml::from_str(text)
             .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
-        Self::of_files(vec![(origin.to_owned(), table)], overrides, &|_| World::on_one_node(1))
+        Self::of_files(vec![(origin.to_owned(), table)], overrides, &|_| World::of_ranks(1))
     }
 
     /// Resolves files that were already read, the run file first.
@@ -117,9 +117,10 @@ impl Resolved {
             config.run.ranks = world(&config.run).ranks;
         }
         if let Some(replicas) = replicas {
-            let (replicate, over) = replicas.count(World { ranks: config.run.ranks, ..world(&config.run) });
+            let (replicate, warning) =
+                replicas.count(World { ranks: config.run.ranks, ..world(&config.run) });
             config.fsdp.mesh.replicate = replicate;
-            warnings.push(Warning::Replicas { replicate, over });
+            warnings.push(warning);
         }
         validate(&config, &origin, &mut warnings)?;
         Ok(Loaded { config, warnings })

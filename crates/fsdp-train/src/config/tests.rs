@@ -354,7 +354,7 @@ fn sharding_strategy_sets_mesh_unless_run_file_does() {
     let file = folder.path().join("run.toml");
     let base = FULL.replace("wrap = [\"LlamaDecoderLayer\"]\n", "").replace("mesh = { replicate = 1 }\n", "");
     std::fs::write(&file, base.replace("reshard_after_forward = \"auto\"\n", "")).unwrap();
-    let mesh = |strategy: &str, nodes: usize, overrides: &[String]| {
+    let mesh = |strategy: &str, nodes: Option<usize>, overrides: &[String]| {
         std::fs::write(&json, format!("{{\"sharding_strategy\": \"{strategy}\"}}")).unwrap();
         let overrides = [&[format!("fsdp.config={}", json.display())], overrides].concat();
         let loaded = Resolved::load_for(&file, &overrides, &|_| World { ranks: 1, nodes })?;
@@ -363,15 +363,18 @@ fn sharding_strategy_sets_mesh_unless_run_file_does() {
         Ok::<_, ConfigError>((fsdp.mesh.replicate, fsdp.reshard_after_forward, warnings.join("; ")))
     };
     let replicas = |count, over| format!("`fsdp.mesh.replicate` = {count}, the number of {over}");
-    assert_eq!(mesh("FULL_SHARD", 2, &[]).unwrap(), (1, Reshard::Auto, String::new()));
-    assert_eq!(mesh("SHARD_GRAD_OP", 2, &[]).unwrap(), (1, Reshard::Never, String::new()));
-    assert_eq!(mesh("NO_SHARD", 2, &[]).unwrap(), (4, Reshard::Never, replicas(4, "ranks")));
-    assert_eq!(mesh("HYBRID_SHARD", 2, &[]).unwrap(), (2, Reshard::Auto, replicas(2, "nodes")));
-    assert_eq!(mesh("HYBRID_SHARD_ZERO2", 4, &[]).unwrap(), (4, Reshard::Never, replicas(4, "nodes")));
+    assert_eq!(mesh("FULL_SHARD", Some(2), &[]).unwrap(), (1, Reshard::Auto, String::new()));
+    assert_eq!(mesh("SHARD_GRAD_OP", Some(2), &[]).unwrap(), (1, Reshard::Never, String::new()));
+    assert_eq!(mesh("NO_SHARD", Some(2), &[]).unwrap(), (4, Reshard::Never, replicas(4, "ranks")));
+    assert_eq!(mesh("HYBRID_SHARD", Some(2), &[]).unwrap(), (2, Reshard::Auto, replicas(2, "nodes")));
+    assert_eq!(mesh("HYBRID_SHARD_ZERO2", Some(4), &[]).unwrap(), (4, Reshard::Never, replicas(4, "nodes")));
     let own = ["fsdp.mesh.replicate=4".to_owned()];
     let overridden = "`fsdp.mesh` overrides the fsdp_config.json".to_owned();
-    assert_eq!(mesh("HYBRID_SHARD", 2, &own).unwrap(), (4, Reshard::Auto, overridden));
-    let uneven = mesh("HYBRID_SHARD", 3, &[]).unwrap_err().to_string();
+    assert_eq!(mesh("HYBRID_SHARD", Some(2), &own).unwrap(), (4, Reshard::Auto, overridden));
+    let (one, _, said) = mesh("HYBRID_SHARD", None, &[]).unwrap();
+    assert!(one == 1 && said.contains("no launcher says how many nodes there are"), "{said}");
+    assert_eq!(mesh("NO_SHARD", None, &[]).unwrap().2, replicas(4, "ranks"));
+    let uneven = mesh("HYBRID_SHARD", Some(3), &[]).unwrap_err().to_string();
     assert!(uneven.contains("`fsdp.mesh.replicate` = 3 does not divide run.ranks = 4"), "{uneven}");
 }
 
@@ -417,7 +420,7 @@ fn default_rank_count_depends_on_device() {
     let file = dir.path().join("run.toml");
     let ranks = |text: &str, overrides: &[String]| {
         std::fs::write(&file, text).unwrap();
-        let world = |run: &RunConfig| World::on_one_node(if run.device == Device::Cuda { 8 } else { 2 });
+        let world = |run: &RunConfig| World::of_ranks(if run.device == Device::Cuda { 8 } else { 2 });
         Resolved::load_for(&file, overrides, &world).unwrap().config.run.ranks
     };
     assert_eq!(ranks(FULL, &[]), 4);

@@ -12,6 +12,16 @@ pub enum Warning {
         /// The key, without a leading `fsdp_`.
         key: String,
     },
+    /// A key of an `fsdp_config.json` that Hugging Face reads, and that changes nothing here.
+    #[error("{file}: `{key}` has no effect here: {why}")]
+    NoEffect {
+        /// Name of the file.
+        file: String,
+        /// The key, without a leading `fsdp_`.
+        key: &'static str,
+        /// The reason.
+        why: &'static str,
+    },
     /// What was made of a sharding strategy of an `fsdp_config.json`.
     #[error("{file}: `{key}` = {strategy} is taken as {settings}")]
     Strategy {
@@ -32,6 +42,12 @@ pub enum Warning {
         /// What holds a replica each: ranks or nodes.
         over: &'static str,
     },
+    /// A sharding strategy with a replica on every node, whose number no launcher says.
+    #[error(
+        "`fsdp.mesh.replicate` = 1: no launcher says how many nodes there are, so all ranks count as one node; `fsdp.mesh` = \
+         {{ replicate = N }} sets their number"
+    )]
+    OneNode,
     /// A key of an `fsdp_config.json` that has an effect only together with another.
     #[error("{file}: `{key}` has no effect without {needs}")]
     Needs {

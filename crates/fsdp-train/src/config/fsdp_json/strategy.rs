@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::boolean;
-use crate::config::World;
+use crate::config::{Warning, World};
 
 /// The accepted values.
 pub(super) const ALLOWED: &str =
@@ -30,11 +30,13 @@ pub(in crate::config) enum Replicas {
 }
 
 impl Replicas {
-    /// Their number in a world, and what has one each.
-    pub(in crate::config) fn count(self, world: World) -> (usize, &'static str) {
-        match self {
-            Replicas::Ranks => (world.ranks, "ranks"),
-            Replicas::Nodes => (world.nodes, "nodes"),
+    /// Their number in a world, and what to say about it.
+    pub(in crate::config) fn count(self, world: World) -> (usize, Warning) {
+        let counted = |replicate, over| (replicate, Warning::Replicas { replicate, over });
+        match (self, world.nodes) {
+            (Replicas::Ranks, _) => counted(world.ranks, "ranks"),
+            (Replicas::Nodes, Some(nodes)) => counted(nodes, "nodes"),
+            (Replicas::Nodes, None) => (1, Warning::OneNode),
         }
     }
 }

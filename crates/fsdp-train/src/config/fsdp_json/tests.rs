@@ -13,6 +13,11 @@ fn meaningless(key: &str) -> Warning {
     Warning::Meaningless { file: "fsdp_config.json".to_owned(), key: key.to_owned() }
 }
 
+fn no_effect(key: &'static str) -> Warning {
+    let (_, why) = WITHOUT_EFFECT.into_iter().find(|(known, _)| *known == key).unwrap();
+    Warning::NoEffect { file: "fsdp_config.json".to_owned(), key, why }
+}
+
 #[track_caller]
 fn rejects(text: &str, fragments: &[&str]) {
     let message = parse(text, "fsdp_config.json").unwrap_err().to_string();
@@ -145,7 +150,7 @@ fn version_2_keys_with_counterpart_are_applied() {
     let json =
         read(r#"{"fsdp_version": 2, "reshard_after_forward": false, "activation_checkpointing": true}"#);
     assert_eq!(json.keys, keys("reshard_after_forward = false\nactivation_checkpointing = 'full'"));
-    assert_eq!(json.warnings, [meaningless("version")]);
+    assert_eq!(json.warnings, [no_effect("version")]);
 }
 
 #[test]
@@ -155,6 +160,88 @@ fn offload_params_maps_to_cpu_offload() {
     assert_eq!(read("{}").keys, keys(""));
     assert_eq!(read(r#"{"offload_params": true}"#).warnings, []);
     rejects(r#"{"offload_params": "cpu"}"#, &["`offload_params` is \"cpu\"", "true or false"]);
+    // transformers calls it otherwise.
+    assert_eq!(read(r#"{"cpu_offload": "true"}"#).keys, keys("offload = 'cpu'"));
+    assert_eq!(
+        read(r#"{"cpu_offload": false, "fsdp_offload_params": false}"#).keys,
+        keys("offload = 'none'")
+    );
+    rejects(r#"{"cpu_offload": true, "offload_params": false}"#, &["`offload_params` and `cpu_offload`"]);
+}
+
+/// What units a file with both kinds of units asks for, under each policy.
+#[test]
+fn auto_wrap_policy_chooses_classes_or_size() {
+    let by_class = "wrap = ['A']";
+    let by_size = "min_num_params = 5";
+    for (policy, units, expected, warned) in [
+        ("TRANSFORMER_BASED_WRAP", "both", by_class, &["`min_num_params`"][..]),
+        ("SIZE_BASED_WRAP", "both", by_size, &["`transformer_layer_cls_to_wrap`"]),
+        ("NO_WRAP", "both", "", &["`transformer_layer_cls_to_wrap`", "`min_num_params`"]),
+        ("transformer_based_wrap", "class", by_class, &[]),
+        ("size_based_wrap", "size", by_size, &[]),
+        ("no_wrap", "neither", "", &[]),
+        ("TRANSFORMER_BASED_WRAP", "neither", "", &["`auto_wrap_policy`"]),
+        ("TRANSFORMER_BASED_WRAP", "size", "", &["`auto_wrap_policy`", "`min_num_params`"]),
+        ("SIZE_BASED_WRAP", "neither", "", &["`auto_wrap_policy`"]),
+        ("SIZE_BASED_WRAP", "class", "", &["`auto_wrap_policy`", "`transformer_layer_cls_to_wrap`"]),
+    ] {
+        let class =
+            if ["both", "class"].contains(&units) { r#""transformer_layer_cls_to_wrap": "A","# } else { "" };
+        let size = if ["both", "size"].contains(&units) { r#""fsdp_min_num_params": 5,"# } else { "" };
+        let json = read(&format!(r#"{{{class} {size} "fsdp_auto_wrap_policy": "{policy}"}}"#));
+        assert_eq!(json.keys, keys(expected), "{policy} {units}");
+        let warnings: Vec<String> = json.warnings.iter().map(Warning::to_string).collect();
+        assert_eq!(warnings.len(), warned.len(), "{policy} {units}: {warnings:?}");
+        for (warning, key) in warnings.iter().zip(warned) {
+            assert!(warning.contains(&format!("{key} has no effect without")), "{policy} {units}: {warning}");
+        }
+    }
+    rejects(r#"{"auto_wrap_policy": "LAYERS"}"#, &["`auto_wrap_policy` is \"LAYERS\"", "SIZE_BASED_WRAP"]);
+}
+
+#[test]
+fn prefetching_is_taken_as_units_ahead() {
+    let units = |value: &str| {
+        let json = read(&format!(r#"{{"fsdp_backward_prefetch": {value}}}"#));
+        assert_eq!(json.warnings, [], "{value}");
+        json.keys["backward_prefetch"].as_integer().unwrap()
+    };
+    for one in ["\"BACKWARD_PRE\"", "\"backward_pre\"", "1", "\"1\""] {
+        assert_eq!(units(one), 1, "{one}");
+    }
+    for none in ["\"BACKWARD_POST\"", "2", "\"NO_PREFETCH\"", "\"no_prefetch\""] {
+        assert_eq!(units(none), 0, "{none}");
+    }
+    for wrong in ["0", "3", "true", "\"PRE\""] {
+        rejects(
+            &format!(r#"{{"backward_prefetch": {wrong}}}"#),
+            &["`backward_prefetch` is", "BACKWARD_POST"],
+        );
+    }
+    // FSDP2 drops it.
+    let second = read(r#"{"fsdp_version": 2, "backward_prefetch": "NO_PREFETCH"}"#);
+    assert_eq!((second.keys, second.warnings.len()), (keys(""), 2));
+    assert_eq!(read(r#"{"forward_prefetch": true}"#).keys, keys("forward_prefetch = 1"));
+    let implied = read(r#"{"forward_prefetch": "false"}"#);
+    assert_eq!((implied.keys, implied.warnings.len()), (keys(""), 1));
+}
+
+/// Every key that transformers 5.17 or accelerate 1.15 read is applied, or named with what is made of it.
+#[test]
+fn keys_of_transformers_and_accelerate_are_known() {
+    let mut text = r#"{"xla": false, "xla_fsdp_grad_ckpt": false, "xla_fsdp_settings": {}, "min_num_params": 0,
+        "activation_checkpointing": false, "cpu_offload": false, "offload_params": false, "reshard_after_forward": true,
+        "sharding_strategy": "FULL_SHARD", "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "forward_prefetch": true,
+        "transformer_layer_cls_to_wrap": "A", "backward_prefetch": "BACKWARD_PRE""#
+        .to_owned();
+    for (key, _) in WITHOUT_EFFECT {
+        text += &format!(r#", "fsdp_{key}": 1"#);
+    }
+    let json = read(&(text + "}"));
+    let others = json.warnings.iter().filter(|warning| !matches!(warning, Warning::Strategy { .. }));
+    assert_eq!(others.count(), WITHOUT_EFFECT.len());
+    assert!(!json.warnings.iter().any(|warning| matches!(warning, Warning::Meaningless { .. })));
 }
 
 #[test]
