@@ -22,7 +22,7 @@ pub(crate) use csv::{EVALUATIONS, STEPS};
 pub use experts::ExpertLoads;
 pub(crate) use exposition::MetricsServer;
 use file::MetricsFile;
-pub(crate) use file::{METRICS, last_step, last_step_in};
+pub(crate) use file::{METRICS, StepLoss, last_step, last_step_in};
 pub(crate) use mlflow::MLFLOW;
 pub(crate) use recorder::Recorder;
 pub(crate) use tensorboard::TENSORBOARD;
@@ -62,6 +62,13 @@ pub struct StepMetrics {
     /// Distribution of tokens over experts; `None` for a model without mixtures of experts.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertLoads>,
+}
+
+impl StepMetrics {
+    /// What this step tells about the weights before its update.
+    pub(crate) fn step_loss(&self) -> StepLoss {
+        StepLoss { step: self.step, loss: self.loss, grad_norm: self.grad_norm }
+    }
 }
 
 /// The components of a step's loss, which add up to it: means over the counted targets, including their coefficients.

@@ -1,6 +1,8 @@
 //! A whole training run: the output folder, the steps of every rank, metrics, export.
 
+mod divergence;
 mod ending;
+mod losses;
 mod rank_run;
 mod run;
 mod step_clock;
@@ -33,7 +35,10 @@ use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
 use crate::wire_result;
 
-pub use ending::{Divergence, Ending, Kept};
+use divergence::Began;
+pub(crate) use divergence::{ATTEMPTS_FILE, Attempts};
+pub use divergence::{Divergence, SetAside, Unfit};
+pub use ending::{Ending, Kept};
 use run::{Log, RankResult, Run};
 
 /// Receives the progress of a run. Called only on the first rank of the world.
@@ -166,7 +171,11 @@ where
     let begin = Instant::now();
     let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run.rank(seat));
     let cleared = run.clear(launched.is_ok());
-    let explain = |failure| Divergence::of(start.explain(TrainError::from(failure), options), start.lock());
+    let explain = |failure| {
+        let (step, lr) = (start.step, job.config.train.optimizer.lr());
+        let began = start.lock().map(|lock| Began { lock, step, lr });
+        Divergence::of(start.explain(TrainError::from(failure), options), began, &run.log().losses)
+    };
     let ranks = launched.map_err(explain)?;
     let done = ranks[0].done;
     if assembly.is_leader() {
@@ -199,10 +208,10 @@ fn conclude<A: Architecture + Clone>(
         return Err(TrainError::Ended { source: Box::new(source), ending });
     }
     cleared?;
-    let log = run.log();
+    let mut log = run.log();
     if log.saved.is_some() {
         // Without an evaluation, no loss has been computed from the last weights.
-        saves.prune(log.proven.max(done.saturating_sub(1)), best)?;
+        saves.prune(log.prove(done.saturating_sub(1)), best)?;
     }
     Ok(())
 }

@@ -213,6 +213,37 @@ fn diverged_run_resumes_with_lower_learning_rate() {
     }
 }
 
+#[test]
+fn advice_after_divergences_comes_to_an_end() {
+    let spoils_one_step = r#"{name="sgd",lr=1e6}"#;
+    for optimizer in OPTIMIZERS.into_iter().chain([spoils_one_step]) {
+        let sandbox = Sandbox::new();
+        let train = |optimizer: &str| {
+            let mut command = sandbox.command();
+            command.args(["train", "run.toml", "--resume", "--set", r#"train.grad_clip="none""#]);
+            command.args(["--set", "train.steps=12", "--set", "checkpoint.every=1"]);
+            command.args(["--set", "checkpoint.keep_last=0"]);
+            Ran::of(command.args(["--set", &format!("train.optimizer={optimizer}")]).output().unwrap())
+        };
+        // The run begins with a learning rate that is too large, then has one that is not.
+        let mut given = Vec::new();
+        let mut ran = train(optimizer);
+        while ran.code == Some(3) {
+            let error = error_of(&ran);
+            assert!(!given.contains(&error), "{optimizer}: {error}");
+            given.push(error);
+            let is_advised = given.last().is_some_and(|error| error.contains("--resume continues from step"));
+            if !is_advised {
+                assert!(given.last().is_some_and(|error| error.contains(": start over")), "{given:?}");
+                let left = RunDir::new(sandbox.path("out")).steps().unwrap();
+                assert_eq!(left, [0; 0], "{given:?}");
+            }
+            ran = train(&mended(optimizer));
+        }
+        assert_eq!(ran.code, Some(0), "{optimizer}: {given:?} then {}", ran.stderr);
+    }
+}
+
 /// Whether all values after the header of a safetensors file, read as `f32`, are finite.
 fn is_finite(file: &[u8]) -> bool {
     let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;

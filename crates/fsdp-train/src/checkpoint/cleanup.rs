@@ -20,7 +20,7 @@ pub(crate) struct CleanupResult {
 }
 
 impl Cleanup {
-    /// Starts the work. The state after `proven` steps is known to give a finite loss, and checkpoints of the steps
+    /// Starts the work. The state after `proven` steps is known to give a sound loss, and checkpoints of the steps
     /// `best` are kept. Space is reserved only if `reserves`: not during a save, which may need the remaining space.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::error::TrainError;
 use crate::input_file;
 use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, STEPS, TENSORBOARD, last_step, last_step_in};
 use crate::resolve_links::resolve_links;
-use crate::train::{ADAPTER, MODEL, MODEL_FILE};
+use crate::train::{ADAPTER, ATTEMPTS_FILE, MODEL, MODEL_FILE};
 
 /// File in the output folder that holds the run file with every default written out.
 pub(crate) const RESOLVED: &str = "resolved.toml";
@@ -103,7 +103,7 @@ fn planned_steps(resolved: &str) -> Option<u64> {
 pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (resolve_links(out_dir), resolve_links(path));
     let is_file = |name| path == out_dir.join(name);
-    [METRICS, STEPS, EVALUATIONS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
+    [METRICS, STEPS, EVALUATIONS, RESOLVED, ATTEMPTS_FILE, RunDir::LOCK_FILE].into_iter().any(is_file)
         || [MODEL, ADAPTER, RunDir::CHECKPOINTS, CACHE, TENSORBOARD, MLFLOW]
             .iter()
             .any(|folder| path.starts_with(out_dir.join(folder)))

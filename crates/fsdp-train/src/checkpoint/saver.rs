@@ -120,7 +120,7 @@ impl SaveOptions {
         WatchedLoss::from_lowest(watched).iter().map(|watched| watched.step).take(self.keep_best).collect()
     }
 
-    /// Deletes checkpoints that are not to be kept. The state after `proven` steps is known to give a finite loss.
+    /// Deletes checkpoints that are not to be kept. The state after `proven` steps is known to give a sound loss.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`].

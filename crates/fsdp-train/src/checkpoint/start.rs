@@ -30,7 +30,7 @@ use crate::events;
 use crate::job::Job;
 use crate::metrics::Recorder;
 use crate::rule::LateParams;
-use crate::train::RunOptions;
+use crate::train::{Attempts, RunOptions};
 use crate::wire_result;
 
 /// Whether a run resumes from a checkpoint, and from which.
@@ -269,21 +269,25 @@ impl Start {
     pub(crate) fn settle(&self, config: &Resolved) -> Result<Recorder, TrainError> {
         let Folder { lock, earlier, is_settled } = self.folder.as_ref().expect("the first rank has the lock");
         is_settled.store(true, Ordering::Relaxed);
+        let out_dir = Path::new(&config.run.out_dir);
         let lines_until = match earlier {
             Earlier::Continued { unsound } => {
                 unsound.iter().try_for_each(|&step| lock.set_aside(step, "unsound").map(drop))?;
                 lock.delete_after(self.step)?;
+                Attempts::forget_after(out_dir, Some(self.step))?;
                 self.step
             }
             Earlier::Replaced { has_checkpoints } => {
                 if *has_checkpoints {
                     lock.clear()?;
                 }
+                // Without checkpoints to replace, this is another try of the same run.
+                Attempts::forget_after(out_dir, (!has_checkpoints).then_some(0))?;
                 0
             }
         };
         let text = format!("# Written by fsdp {}.\n\n{}", crate::VERSION, config.to_toml());
-        write_small(&Path::new(&config.run.out_dir).join(RESOLVED), text)?;
+        write_small(&out_dir.join(RESOLVED), text)?;
         let metrics = Recorder::resume(config, lines_until)?;
         lock.remove_cleared()?;
         Ok(metrics)

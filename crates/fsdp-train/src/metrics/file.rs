@@ -30,7 +30,17 @@ const START: &str = "start";
 pub(crate) struct MetricsFile {
     file: File,
     end: End,
+    /// The losses of the steps that were kept from earlier starts.
+    losses: Vec<StepLoss>,
     copy: Option<LocalCopy>,
+}
+
+/// The loss and gradient norm of a step, counted from 1, both of the weights before its update: NaN if not finite.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepLoss {
+    pub(crate) step: u64,
+    pub(crate) loss: f64,
+    pub(crate) grad_norm: f64,
 }
 
 /// The last step in the file.
@@ -57,18 +67,23 @@ impl MetricsFile {
     pub(crate) fn resume(out_dir: &Path, step: u64) -> Result<Self, TrainError> {
         let path = out_dir.join(METRICS);
         if !is_url(out_dir) {
-            let (file, end) = open(&path, step)?;
-            return Ok(Self { file, end, copy: None });
+            let (file, end, losses) = open(&path, step)?;
+            return Ok(Self { file, end, losses, copy: None });
         }
         let folder = TempDir::new().map_err(TrainError::io("create a directory in", std::env::temp_dir()))?;
         let local = folder.path().join(METRICS);
         if let Some(before) = objects::read(&path)? {
             fs::write(&local, before).map_err(TrainError::io("write", &local))?;
         }
-        let (file, end) = open(&local, step)?;
-        let metrics = Self { file, end, copy: Some(LocalCopy { folder, url: path }) };
+        let (file, end, losses) = open(&local, step)?;
+        let metrics = Self { file, end, losses, copy: Some(LocalCopy { folder, url: path }) };
         metrics.publish()?;
         Ok(metrics)
+    }
+
+    /// The losses of the steps that were kept, which are then no longer held.
+    pub(super) fn take_losses(&mut self) -> Vec<StepLoss> {
+        std::mem::take(&mut self.losses)
     }
 
     /// Writes the line of a start after `step` steps.
@@ -130,22 +145,25 @@ impl MetricsFile {
     }
 }
 
-/// Opens a file for appending after the lines of the first `step` steps.
-fn open(path: &Path, step: u64) -> Result<(File, End), TrainError> {
+/// Opens a file for appending after the lines of the first `step` steps; also returns their losses.
+fn open(path: &Path, step: u64) -> Result<(File, End, Vec<StepLoss>), TrainError> {
     let cut = || {
         let bytes = read(path)?.unwrap_or_default();
         // A line of a start after the last kept step is cut off too, because it describes the steps that are cut off.
-        let (mut kept, mut end) = (0, End::default());
+        let (mut kept, mut end, mut losses) = (0, End::default(), Vec::new());
         for (line, line_end) in complete_lines(&bytes) {
             match line {
                 Line::Start => continue,
-                Line::Step(done) | Line::Evaluation(done, _) if done > step => break,
-                Line::Step(done) => end = End { step: done, ..End::default() },
+                Line::Step(StepLoss { step: done, .. }) | Line::Evaluation(done, _) if done > step => break,
+                Line::Step(loss) => {
+                    end = End { step: loss.step, ..End::default() };
+                    losses.push(loss);
+                }
                 Line::Evaluation(_, set) => drop(end.evaluated.insert(set)),
             }
             kept = line_end;
         }
-        Ok((atomic_file::replace(path, &bytes[..kept])?, end))
+        Ok((atomic_file::replace(path, &bytes[..kept])?, end, losses))
     };
     cut().map_err(TrainError::io("write", path))
 }
@@ -177,7 +195,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 /// Returns the step of each step's line and the end of that line, up to the first incomplete or damaged line.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
     complete_lines(bytes).filter_map(|(line, end)| match line {
-        Line::Step(step) => Some((step, end)),
+        Line::Step(loss) => Some((loss.step, end)),
         Line::Start | Line::Evaluation(..) => None,
     })
 }
@@ -196,7 +214,7 @@ enum Line {
     /// The processes that take part from here on.
     Start,
     /// The metrics of this step.
-    Step(u64),
+    Step(StepLoss),
     /// An evaluation after this step, of this set.
     Evaluation(u64, String),
 }
@@ -209,6 +227,9 @@ fn read_line(line: &[u8]) -> Option<Line> {
     let step = value.get("step")?.as_u64()?;
     match value.get("set") {
         Some(set) => Some(Line::Evaluation(step, set.as_str()?.to_owned())),
-        None => Some(Line::Step(step)),
+        None => {
+            let number = |key| value.get(key).and_then(serde_json::Value::as_f64).unwrap_or(f64::NAN);
+            Some(Line::Step(StepLoss { step, loss: number("loss"), grad_norm: number("grad_norm") }))
+        }
     }
 }

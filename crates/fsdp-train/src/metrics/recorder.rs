@@ -7,7 +7,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::exposition::MetricsServer;
-use super::{EvalMetrics, METRICS, MetricsFile, ProcessTable, StepMetrics, csv, mlflow, tensorboard};
+use super::{
+    EvalMetrics, METRICS, MetricsFile, ProcessTable, StepLoss, StepMetrics, csv, mlflow, tensorboard,
+};
 use crate::config::{MetricsSink, Resolved};
 use crate::error::TrainError;
 
@@ -108,6 +110,11 @@ impl Recorder {
         };
         let sinks = config.run.metrics.iter().map(open).collect::<Result<_, _>>()?;
         Ok(Self { out_dir: out_dir.to_owned(), file, sinks, exposition: None })
+    }
+
+    /// The losses of the steps that were kept, which are then no longer held.
+    pub(crate) fn take_losses(&mut self) -> Vec<StepLoss> {
+        self.file.take_losses()
     }
 
     /// Also serves the figures of the last step over HTTP.

@@ -187,12 +187,14 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         }
     }
 
-    /// Called after the finite report of `step` (from 0), which proves a checkpoint that its weights came from: old
-    /// ones may now be deleted, and space be reserved for the next.
+    /// Called after the finite report of `step` (from 0), which proves a checkpoint that its weights came from, if its
+    /// loss is sound: old ones may now be deleted, and space be reserved for the next.
     fn begin_cleanup(&mut self, step: u64) {
-        let Some(proven) = self.unproven.filter(|&saved| saved <= step) else { return };
+        if self.unproven.take_if(|saved| *saved <= step).is_none() {
+            return;
+        }
         self.finish_cleanup();
-        self.unproven = None;
+        let proven = self.run.log().prove(step);
         let is_writing = self.saver.as_ref().is_some_and(Saver::is_writing);
         let best = self.run.saves.best(&self.watched);
         match Cleanup::begin(self.run.saves, proven, best, !is_writing) {

@@ -15,6 +15,7 @@ use fsdp_core::engine::StepReport;
 use fsdp_core::memory::Usage;
 use fsdp_nn::model::{Architecture, Counted};
 
+use super::losses::Losses;
 use super::rank_run::RankRun;
 use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
 use crate::adapter::{merges, peft};
@@ -57,7 +58,6 @@ pub(super) struct RankResult {
 }
 
 /// The records of a run, kept by the first rank of this process unless noted otherwise.
-#[derive(Default)]
 pub(super) struct Log {
     /// On the first rank of the world, from taking over the output folder until writing to it fails.
     metrics: Option<Recorder>,
@@ -66,8 +66,10 @@ pub(super) struct Log {
     slow: SlowRank,
     /// The results of the last evaluation, on all sets.
     pub(super) evaluations: Vec<Evaluation>,
-    /// The last step whose weights are known to give a finite loss.
-    pub(super) proven: u64,
+    /// The training losses so far, on the first rank of the world including those of earlier starts.
+    pub(super) losses: Losses,
+    /// The last step whose weights are known to give a sound loss: at first, the one that the run begins with.
+    proven: u64,
     /// The newest checkpoint saved by this run.
     pub(super) saved: Option<Saved>,
     /// The last failed save.
@@ -102,7 +104,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         assembly: &'a dyn Assembly,
         (plan, export, companions): (ExportPlan, Option<Export>, Companions),
     ) -> Self {
-        let log = Mutex::new(Log { export, ..Log::default() });
+        let log = Mutex::new(Log::new(Losses::new(job.architecture.head().vocab), start.step, export));
         Self { job, options, start, saves, assembly, plan, companions, log }
     }
 
@@ -166,7 +168,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         if self.options.overwrite {
             reserve()?;
         }
-        self.log().metrics = Some(metrics);
+        let mut log = self.log();
+        log.losses.begin_with(metrics.take_losses());
+        log.metrics = Some(metrics);
+        drop(log);
         self.job.data.keep().for_each(|warning| self.options.reporter.warn(&RunWarning::Data(warning)));
         Ok(())
     }
@@ -236,6 +241,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             }
             self.options.reporter.step(&metrics);
         }
+        log.losses.push(metrics.step_loss());
         log.records.push(metrics);
     }
 
@@ -249,7 +255,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
                 self.options.reporter.evaluation(step, evaluation);
             }
         }
-        (log.evaluations, log.proven) = (evaluations, step);
+        if evaluations.iter().all(|evaluation| log.losses.is_sound(step, evaluation.loss)) {
+            log.proven = step;
+        }
+        log.evaluations = evaluations;
     }
 
     /// Whether a run that resumes from `step` was interrupted before the evaluation after it was recorded. In the
@@ -403,6 +412,31 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 }
 
 impl Log {
+    /// Creates the log of a run that begins after `step` steps.
+    fn new(losses: Losses, step: u64, export: Option<Export>) -> Self {
+        Self {
+            metrics: None,
+            records: Vec::new(),
+            slow: SlowRank::default(),
+            evaluations: Vec::new(),
+            losses,
+            proven: step,
+            saved: None,
+            not_saved: None,
+            trouble: None,
+            export,
+        }
+    }
+
+    /// Returns the last step whose weights are known to give a sound loss, after the loss of the weights of `step` has
+    /// been recorded.
+    pub(super) fn prove(&mut self, step: u64) -> u64 {
+        if self.losses.judge(step).is_some_and(|judged| judged.is_ok()) {
+            self.proven = self.proven.max(step);
+        }
+        self.proven
+    }
+
     /// Writes metrics, if they can be written. After a failure the rest of the run is not recorded: it is about to
     /// stop.
     fn write(&mut self, write: impl FnOnce(&mut Recorder) -> Result<(), TrainError>) {

@@ -84,7 +84,7 @@ fn what_repeats() -> Vec<TrainError> {
         TrainError::EvaluationNotFinite { set: text(), step: 1, loss: f64::NAN },
         TrainError::Diverged {
             source: Box::new(TrainError::EvaluationNotFinite { set: text(), step: 1, loss: f64::NAN }),
-            divergence: Divergence { aside: None, not_aside: None, newest: None },
+            divergence: Divergence::default(),
         },
         TrainError::RankPanicked { rank: Rank(0), message: text() },
         of_rank(fsdp_core::Error::from(CommError::Differs { ranks: vec![Rank(1)], reference: Rank(0) })),
