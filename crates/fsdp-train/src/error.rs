@@ -194,9 +194,11 @@ pub enum TrainError {
         /// The reason.
         detail: String,
     },
-    /// The thread that writes a checkpoint could not be started.
-    #[error("cannot start the thread that writes a checkpoint: {source}")]
-    SaveThread {
+    /// A thread for work on files could not be started.
+    #[error("cannot start the thread that {task}: {source}")]
+    Thread {
+        /// What it does.
+        task: &'static str,
         /// The underlying error.
         source: io::Error,
     },

@@ -9,8 +9,14 @@ use crate::support::{Ran, Sandbox};
 
 /// Runs `fsdp` in the repository root, to which the paths in examples are relative.
 fn fsdp(sandbox: &Sandbox, args: &str) -> Ran {
+    fsdp_within(sandbox, "600", args)
+}
+
+/// As [`fsdp`], and kills it after some seconds.
+fn fsdp_within(sandbox: &Sandbox, seconds: &str, args: &str) -> Ran {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    Ran::of(sandbox.command().args(args.split_whitespace()).current_dir(root).output().unwrap())
+    let command = sandbox.under(&["timeout", "-s", "KILL", seconds]);
+    Ran::of({ command }.args(args.split_whitespace()).current_dir(root).output().unwrap())
 }
 
 /// The arguments that train the example on a little data from a base in the sandbox.
@@ -34,6 +40,24 @@ fn base(sandbox: &Sandbox) {
         ),
     );
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
+#[test]
+fn adapters_are_merged_by_more_ranks_than_cores() {
+    let sandbox = Sandbox::new();
+    base(&sandbox);
+    let merge = |out: &str, threads: usize| {
+        let args = example(&sandbox, out)
+            + &format!(" --set train.micro_batch_size=1 --set run.ranks=4 --set run.threads={threads}");
+        let ran = fsdp_within(&sandbox, "100", &args);
+        assert_eq!(ran.code, Some(0), "{threads}: {}", ran.stderr);
+        std::fs::read(sandbox.path(&format!("{out}/model/model.safetensors"))).unwrap()
+    };
+    let on_all = merge("all", 4);
+    // Which rank has a core when the others begin to wait differs from run to run.
+    for run in 0..4 {
+        assert!(merge(&format!("one-{run}"), 1) == on_all);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::support::{Ran, Sandbox};
 
@@ -31,7 +31,6 @@ impl Limited {
 
     /// Runs `fsdp` under a limit of `prlimit`; as a user with no other process, if `user` is one.
     fn run(&self, limit: &str, user: Option<u32>, args: &str) -> Ran {
-        let of_sandbox = self.sandbox.command();
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", HANGS_AFTER, "prlimit", limit]);
         if let Some(user) = user {
@@ -39,14 +38,8 @@ impl Limited {
             command.args([format!("--reuid={user}"), format!("--regid={user}")]);
         }
         command.arg(&self.program).args(args.split_whitespace());
-        command.current_dir(self.sandbox.path("")).stdin(Stdio::null()).env("TMPDIR", self.sandbox.path(""));
-        for (name, value) in of_sandbox.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        Ran::of(command.output().unwrap())
+        command.env("TMPDIR", self.sandbox.path(""));
+        Ran::of(self.sandbox.prepare(command).output().unwrap())
     }
 
     /// Runs under each of the limits; `names` are parts of errors, one of which must be there if a run fails.

@@ -86,7 +86,18 @@ impl Sandbox {
     }
 
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fsdp"));
+        self.prepare(Command::new(env!("CARGO_BIN_EXE_fsdp")))
+    }
+
+    /// Runs `fsdp` like [`Sandbox::command`], under another command.
+    pub(crate) fn under(&self, wrapper: &[&str]) -> Command {
+        let mut command = Command::new(wrapper[0]);
+        command.args(&wrapper[1..]).arg(env!("CARGO_BIN_EXE_fsdp"));
+        self.prepare(command)
+    }
+
+    /// Sets the folder and the environment of a command.
+    pub(crate) fn prepare(&self, mut command: Command) -> Command {
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_remove("RUST_LOG").env_remove("COLUMNS").env("NO_COLOR", "1");
         // Keeps the data cache out of the user's home folder.
@@ -99,15 +110,7 @@ impl Sandbox {
             command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
         }
         // The tests themselves may run under a process launcher.
-        let launchers = [
-            LaunchedBy::Fsdp,
-            LaunchedBy::Torchrun,
-            LaunchedBy::OpenMpi,
-            LaunchedBy::Hydra,
-            LaunchedBy::Mvapich,
-            LaunchedBy::Srun,
-        ];
-        for variable in launchers.into_iter().flat_map(LaunchedBy::variables) {
+        for variable in LaunchedBy::ALL.into_iter().flat_map(LaunchedBy::variables) {
             command.env_remove(variable);
         }
         command

@@ -36,6 +36,12 @@ pub enum LaunchedBy {
 }
 
 impl LaunchedBy {
+    /// Every launcher, the innermost first: the first one whose variables are set decides.
+    pub const ALL: [LaunchedBy; 6] = {
+        let [a, b, c, d, e, f] = &LAUNCHERS;
+        [a.0, b.0, c.0, d.0, e.0, f.0]
+    };
+
     /// The variables that identify it: process index, number of processes, and both again within the node.
     pub fn variables(self) -> [&'static str; 4] {
         let entry = LAUNCHERS.into_iter().find(|(launcher, _)| *launcher == self);

@@ -1,7 +1,8 @@
 //! The saves of one rank: a copy of its part of the state is written, blocking the step or in the background.
 //!
-//! A thread writes the copy, or the rank itself where nothing else can save the state. At most one save is in progress; its result is polled after every step and awaited at the
-//! end. A failed save does not end the run at once: all ranks stop after the same step and try again.
+//! A thread writes the copy, or the rank itself where nothing else can save the state. At most one save is in progress;
+//! its result is polled after every step and awaited at the end. A failed save does not end the run at once: all ranks
+//! stop after the same step and try again.
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -53,6 +54,9 @@ pub(crate) struct SaveOptions {
     /// How long ranks wait for each other.
     limit: Duration,
 }
+
+/// Topic on which the first rank announces the directory for a state that the output folder cannot hold.
+const ELSEWHERE: &str = "elsewhere";
 
 /// The destination of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,27 +156,32 @@ impl SaveOptions {
         Ok(lock)
     }
 
-    /// The directory of a destination, and the attempt that saves there. The first rank announces a directory that it
-    /// creates.
+    /// Creates the directory of a destination if necessary, and announces it, on the first rank. The other ranks need
+    /// it for their parts, which they begin after a barrier: see [`Engine::meet`].
+    pub(crate) fn open(&self, place: Destination) {
+        if place == Destination::OutDir {
+            return;
+        }
+        let lock = self.lock_of(place);
+        let location = |lock: &Arc<RunLock>| {
+            (lock.run().out_dir().as_os_str().as_encoded_bytes().to_vec(), lock.attempt())
+        };
+        let location = lock.as_ref().map(location);
+        // If the other ranks cannot receive this, the run has failed, which is reported elsewhere.
+        let _ =
+            self.assembly.announce(ELSEWHERE, wire_result::encode(location.as_ref().map_err(|error| *error)));
+    }
+
+    /// The directory of a destination, and the attempt that saves there.
     fn run_of(&self, place: Destination, shard: usize) -> Result<(RunDir, Attempt), TrainError> {
-        const TOPIC: &str = "elsewhere";
         if place == Destination::OutDir {
             return Ok((self.run.clone(), self.attempt));
         }
         if shard == 0 {
-            let lock = self.lock_of(place);
-            let location = |lock: &Arc<RunLock>| {
-                (lock.run().out_dir().as_os_str().as_encoded_bytes().to_vec(), lock.attempt())
-            };
-            // If the other ranks cannot receive this, the run has failed, which is reported elsewhere.
-            let _ = self.assembly.announce(
-                TOPIC,
-                wire_result::encode(lock.as_ref().map(location).as_ref().map_err(|error| *error)),
-            );
-            let lock = lock?;
+            let lock = self.lock_of(place)?;
             return Ok((lock.run().clone(), lock.attempt()));
         }
-        let announced = self.assembly.hear(TOPIC, self.limit).map_err(assembly_error)?;
+        let announced = self.assembly.hear(ELSEWHERE, self.limit).map_err(assembly_error)?;
         let (path, attempt): (Vec<u8>, Attempt) = wire_result::decode(&announced)?;
         Ok((RunDir::new(PathBuf::from(OsString::from_vec(path))), attempt))
     }
@@ -255,7 +264,8 @@ pub(crate) struct Saver {
 pub(crate) enum Writer {
     /// A thread, in the background.
     Thread,
-    /// The rank itself, which needs no thread, in [`Saver::finish`].
+    /// The rank itself, which needs no thread, in [`Saver::save`]; the first rank completes the save in
+    /// [`Saver::finish`]. In between, all ranks meet: see [`Engine::meet`].
     Rank,
 }
 
@@ -269,14 +279,43 @@ struct Writing {
 enum Part {
     /// A thread writes it.
     Thread(JoinHandle<Written>),
-    /// It is yet to be written, by the rank itself.
-    Here(Box<dyn FnOnce() -> Written + Send>),
+    /// The rank has written it; on the first rank, the save is yet to be completed.
+    Written(Box<Save>),
     /// The thread could not be started: the result of the save, on the first rank.
     Failed(Option<Outcome>),
 }
 
 /// The snapshot, whose buffers the next save reuses, and on the first rank the result of the save.
 type Written = (Snapshot, Option<Outcome>);
+
+/// One save of one rank, apart from the state.
+struct Save {
+    options: Arc<SaveOptions>,
+    coordination: SaveCoordination,
+    shard: usize,
+    run: RunState,
+    place: Destination,
+    begin: Instant,
+}
+
+impl Save {
+    /// Writes this rank's part, and reports how that ended.
+    fn write(&self, snapshot: &Snapshot) {
+        self.coordination.report(self.options.write(self.shard, snapshot, self.run.step, self.place));
+    }
+
+    /// Waits for all parts and completes the save, on the first rank.
+    fn complete(&self) -> Option<Outcome> {
+        let step = self.run.step;
+        let complete = || {
+            let committed = self.options.commit(&self.coordination, &self.run, self.place);
+            let (bytes, elapsed) = (self.options.len_bytes(), self.begin.elapsed());
+            let saved = committed.map(|path| Saved { step, path, bytes, elapsed });
+            saved.map_err(|error| Arc::new(SaveFailure { step, error }))
+        };
+        (self.shard == 0).then(complete)
+    }
+}
 
 impl Saver {
     /// Creates the saver of a rank; `None` on ranks of later replicas, which hold copies and save nothing.
@@ -316,28 +355,25 @@ impl Saver {
         let shards = options.plan.world_size();
         let coordination = SaveCoordination::begin(&options.assembly, self.count, shard, shards)?;
         self.count += 1;
-        let (step, writes) = (run.step, coordination.clone());
-        let write = move || -> Written {
-            writes.report(options.write(shard, &snapshot, run.step, place));
-            let commit = || {
-                let committed = options.commit(&writes, &run, place);
-                let (step, bytes, elapsed) = (run.step, options.len_bytes(), begin.elapsed());
-                let saved = committed.map(|path| Saved { step, path, bytes, elapsed });
-                saved.map_err(|error| Arc::new(SaveFailure { step, error }))
-            };
-            (snapshot, (shard == 0).then(commit))
-        };
+        let step = run.step;
+        let save = Save { options, coordination: coordination.clone(), shard, run, place, begin };
         if writer == Writer::Rank {
-            self.writing = Some(Writing { coordination, part: Part::Here(Box::new(write)) });
+            save.write(&snapshot);
+            self.snapshot = snapshot;
+            self.writing = Some(Writing { coordination, part: Part::Written(Box::new(save)) });
             return Ok(());
         }
-        let thread = std::thread::Builder::new().name(format!("save {shard}")).spawn(write);
+        let thread = std::thread::Builder::new().name(format!("save {shard}")).spawn(move || {
+            save.write(&snapshot);
+            (snapshot, save.complete())
+        });
+        let no_thread = |source| TrainError::Thread { task: "writes a checkpoint", source };
         let failed = |source| {
             if shard > 0 {
-                coordination.report(Err(TrainError::SaveThread { source }));
+                coordination.report(Err(no_thread(source)));
                 return None;
             }
-            Some(Err(Arc::new(SaveFailure { step, error: TrainError::SaveThread { source } })))
+            Some(Err(Arc::new(SaveFailure { step, error: no_thread(source) })))
         };
         let part = thread.map_or_else(|source| Part::Failed(failed(source)), Part::Thread);
         self.writing = Some(Writing { coordination, part });
@@ -354,7 +390,7 @@ impl Saver {
     pub(crate) fn poll(&mut self) -> Option<Outcome> {
         let has_ended = |writing: &Writing| match &writing.part {
             Part::Thread(thread) => thread.is_finished(),
-            Part::Here(_) => false,
+            Part::Written(_) => false,
             Part::Failed(_) => true,
         };
         if self.writing.as_ref().is_some_and(has_ended) { self.finish() } else { None }
@@ -365,7 +401,7 @@ impl Saver {
     pub(crate) fn finish(&mut self) -> Option<Outcome> {
         let written = match self.writing.take()?.part {
             Part::Thread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            Part::Here(write) => write(),
+            Part::Written(save) => return save.complete(),
             Part::Failed(outcome) => return outcome,
         };
         self.snapshot = written.0;
@@ -382,8 +418,7 @@ impl Drop for Saver {
             }
             match part {
                 Part::Thread(thread) => drop(thread.join()),
-                Part::Here(_) => coordination.report(Err(TrainError::SaveAbandoned)),
-                Part::Failed(_) => {}
+                Part::Written(_) | Part::Failed(_) => {}
             }
         }
     }

@@ -20,7 +20,9 @@ const FILES_MAX: usize = 16;
 /// If a file cannot be read or is not TOML, if `extends` is not a path, if a file extends itself, or if there are more than
 /// [`FILES_MAX`].
 pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
-    let mut files = vec![read_file(path)?];
+    let (file, text) = read_text(path)?;
+    let invalid = |source| ConfigError::Toml { origin: file.clone(), source: Box::new(source) };
+    let mut files = vec![(file.clone(), toml::from_str(&text).map_err(invalid)?)];
     let mut paths = vec![path.to_owned()];
     while let Some(base) = take_base(files.last_mut().expect("there is one"), &paths)? {
         if files.len() == FILES_MAX {
@@ -29,8 +31,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
             });
         }
         let origin = &files.last().expect("there is one").0;
-        let file = read_file(&base).map_err(|error| unquoted(error, origin))?;
-        files.push(file);
+        let (file, text) = read_text(&base)?;
+        let table = toml::from_str(&text).map_err(|fault| not_run_file(&fault, &text, (origin, &file)))?;
+        files.push((file, table));
         paths.push(base);
     }
     Ok(files)
@@ -53,21 +56,18 @@ fn merge(base: &mut Table, overrides: &Table) {
     }
 }
 
-fn read_file(path: &Path) -> Result<(String, Table), ConfigError> {
-    let origin = path.display().to_string();
+/// Reads a file; also returns its name for errors.
+fn read_text(path: &Path) -> Result<(String, String), ConfigError> {
     let text = input_file::read_text(path, CONFIG_BYTES_MAX)
         .map_err(|source| ConfigError::Read { file: path.to_owned(), source })?;
-    let table = toml::from_str(&text)
-        .map_err(|source| ConfigError::Toml { origin: origin.clone(), source: Box::new(source) })?;
-    Ok((origin, table))
+    Ok((path.display().to_string(), text))
 }
 
-/// Replaces the error of a base that is not TOML by one that does not quote it.
-fn unquoted(error: ConfigError, origin: &str) -> ConfigError {
-    let ConfigError::Toml { origin: file, source } = error else { return error };
-    let text = source.to_string();
-    let line = text.split("at line ").nth(1).and_then(|rest| rest.split(',').next()?.trim().parse().ok());
-    ConfigError::NotRunFile { origin: origin.to_owned(), file, line: line.unwrap_or(1) }
+/// The error of a base that is not TOML, which does not quote it.
+fn not_run_file(fault: &toml::de::Error, text: &str, (origin, file): (&str, &str)) -> ConfigError {
+    let before = fault.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    ConfigError::NotRunFile { origin: origin.to_owned(), file: file.to_owned(), line }
 }
 
 /// Takes `extends` out of a table and returns the path that it names, relative to the folder of the file.

@@ -59,7 +59,7 @@ impl TrainError {
             | TrainError::ModelNotFinite { .. }
             | TrainError::Diverged { .. }
             | TrainError::RankPanicked { .. } => FailureKind::Permanent,
-            TrainError::SaveThread { .. }
+            TrainError::Thread { .. }
             | TrainError::SaveLate { .. }
             | TrainError::SaveAbandoned
             | TrainError::Stopped

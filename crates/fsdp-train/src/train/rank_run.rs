@@ -1,6 +1,7 @@
 //! The run of one rank: its steps, with metrics, saves and evaluations between them; at the end, first the state is
 //! saved and then the model exported.
 
+use std::panic::resume_unwind;
 use std::time::Instant;
 
 use fsdp_ckpt::is_url;
@@ -227,7 +228,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             if self.is_first() {
                 // If this fails, so will the save, which reports the reason.
                 let _ = self.run.saves.discard(step);
+                self.run.saves.open(place);
             }
+            // A barrier: what is announced is there for all.
             self.trainer.check_state(step)?;
             self.begin_save(step, place, Writer::Rank)?;
             self.end_save()?;
@@ -245,12 +248,11 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         if self.trainer.any(!is_exported)? {
             return Ok(false);
         }
+        if merges(&self.run.job.config) {
+            return self.export_apart(Run::commit_export);
+        }
         if self.is_first() {
             is_exported = self.run.commit_export();
-        }
-        // Merging adapters into their base may take longer than the time limit of a collective.
-        if merges(&self.run.job.config) {
-            return self.run.announce_exported(self.trainer.rank(), is_exported);
         }
         Ok(!self.trainer.any(!is_exported)?)
     }
@@ -262,8 +264,30 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             self.begin_save(done, Destination::OutDir, Writer::Rank)?;
             self.end_save()?;
         }
-        let is_exported = self.is_first() && self.run.export_object(done);
-        self.run.announce_exported(self.trainer.rank(), is_exported)
+        self.export_apart(move |run| run.export_object(done))
+    }
+
+    /// Exports in a thread of the first rank, if that may take longer than the time limit of a collective: merging
+    /// adapters into their base, or copying to an object store. The ranks wait without a collective, but keep their
+    /// cores (see [`Engine::meet`]). The thread needs none: it is there before they wait, and ends their wait itself.
+    ///
+    /// [`Engine::meet`]: fsdp_core::engine::Engine::meet
+    fn export_apart(&mut self, export: impl FnOnce(&Run<'a, A>) -> bool + Send) -> Result<bool, TrainError> {
+        let run = self.run;
+        if !self.is_first() {
+            self.trainer.meet()?;
+            return run.hear_exported();
+        }
+        std::thread::scope(|scope| {
+            let named = std::thread::Builder::new().name("export".to_owned());
+            let thread = named.spawn_scoped(scope, || run.announce_exported(export(run)));
+            let thread = thread.map_err(|source| run.announce_exported(run.note_no_thread(source)));
+            self.trainer.meet()?;
+            match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                Err(announced) => announced,
+            }
+        })
     }
 
     /// Evaluates, and records the results if `records`; returns whether some rank requested a stop before the end.

@@ -1,6 +1,7 @@
 //! State shared by the ranks of a run: the output folder, the log of the first rank, the export, and the reasons to
 //! stop.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +42,9 @@ const RECEIPTS: &str = "receipts";
 
 /// Topic on which ranks report that they have ended.
 const ENDS: &str = "ends";
+
+/// Topic on which the first rank announces whether it has exported the model.
+const EXPORTED: &str = "exported";
 
 /// How long ranks wait for the first one to export the model.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
@@ -356,15 +360,20 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Ok(())
     }
 
-    /// Announces to the other ranks whether the model is exported, which may take longer than the time limit of a
-    /// collective.
-    pub(super) fn announce_exported(&self, rank: Rank, is_exported: bool) -> Result<bool, TrainError> {
-        const TOPIC: &str = "exported";
-        if rank.0 > 0 {
-            return wire_result::decode(&self.assembly.hear(TOPIC, EXPORT_TIMEOUT).map_err(assembly_error)?);
-        }
-        let announced = self.assembly.announce(TOPIC, wire_result::encode(Ok(&is_exported)));
+    /// Announces to the other ranks whether the model is exported, and returns it.
+    pub(super) fn announce_exported(&self, is_exported: bool) -> Result<bool, TrainError> {
+        let announced = self.assembly.announce(EXPORTED, wire_result::encode(Ok(&is_exported)));
         announced.map(|()| is_exported).map_err(|error| fsdp_core::Error::from(error).into())
+    }
+
+    /// Waits for [`Run::announce_exported`].
+    pub(super) fn hear_exported(&self) -> Result<bool, TrainError> {
+        wire_result::decode(&self.assembly.hear(EXPORTED, EXPORT_TIMEOUT).map_err(assembly_error)?)
+    }
+
+    /// Records that there is no thread to export the model; returns false, since that failed.
+    pub(super) fn note_no_thread(&self, source: io::Error) -> bool {
+        self.log().note_exported(Err(TrainError::Thread { task: "exports it", source }))
     }
 
     /// Reports that a rank has ended, with any failure outside the computation in its process.

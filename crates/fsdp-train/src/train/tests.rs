@@ -78,7 +78,9 @@ fn run_observed(
     observer: &(dyn Fn(fsdp_core::Rank) -> Box<dyn Observer> + Sync),
 ) -> Result<Summary, TrainError> {
     let raised = Arc::clone(stop);
-    let launcher = Threads::new(ThreadOptions::default(), move |rank, _| match rank.0 {
+    // With fewer cores than ranks, a rank that waits for others outside of collectives may keep them from running.
+    let on_one_core = ThreadOptions { cores: 1, ..ThreadOptions::default() };
+    let launcher = Threads::new(on_one_core, move |rank, _| match rank.0 {
         1 if setup == Setup::Fails => Err(Error::Device("no room".into())),
         _ => {
             raised.fetch_or(setup == Setup::IsStopped, Ordering::Relaxed);

@@ -10,7 +10,10 @@ use super::*;
 const LONG: Duration = Duration::from_secs(600);
 
 fn failure(rank: usize) -> TrainError {
-    TrainError::SaveThread { source: std::io::Error::other(format!("the disk of rank {rank} is full")) }
+    TrainError::Thread {
+        task: "x",
+        source: std::io::Error::other(format!("the disk of rank {rank} is full")),
+    }
 }
 
 fn world(ranks: usize) -> Arc<dyn Assembly> {

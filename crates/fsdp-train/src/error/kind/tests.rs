@@ -102,7 +102,7 @@ fn what_can_pass() -> Vec<TrainError> {
         of_rank(late),
         of_rank(device()),
         of_rank(fsdp_core::Error::from(CommError::Transport { rank: Rank(1), reason: text() })),
-        TrainError::SaveThread { source: os(EIO) },
+        TrainError::Thread { task: "x", source: os(EIO) },
         TrainError::SaveLate { ranks: vec![Rank(1)], limit: Duration::from_secs(1) },
         TrainError::SaveAbandoned,
         TrainError::Stopped,

@@ -2,15 +2,6 @@
 
 use super::*;
 
-const ORDER: [LaunchedBy; 6] = [
-    LaunchedBy::Fsdp,
-    LaunchedBy::Torchrun,
-    LaunchedBy::OpenMpi,
-    LaunchedBy::Hydra,
-    LaunchedBy::Mvapich,
-    LaunchedBy::Srun,
-];
-
 type Set = Vec<(&'static str, &'static str)>;
 
 /// What the rule says.
@@ -29,7 +20,7 @@ fn value(set: &Set, name: &str) -> Option<&'static str> {
 /// Whose variables these are.
 fn decides(set: &Set) -> Option<LaunchedBy> {
     let has = |name: &str| value(set, name).is_some();
-    for launcher in ORDER {
+    for launcher in LaunchedBy::ALL {
         let [process, processes, local, locals] = launcher.variables();
         let started = match launcher {
             LaunchedBy::Hydra => {
@@ -122,13 +113,13 @@ fn few(launcher: LaunchedBy) -> Vec<Set> {
 
 #[test]
 fn every_set_of_one_launcher_follows_rule() {
-    ORDER.into_iter().flat_map(sets).for_each(|set| check(&set));
+    LaunchedBy::ALL.into_iter().flat_map(sets).for_each(|set| check(&set));
 }
 
 #[test]
 fn every_set_within_another_launcher_follows_rule() {
-    for launcher in ORDER {
-        for outer in ORDER.into_iter().filter(|outer| *outer != launcher) {
+    for launcher in LaunchedBy::ALL {
+        for outer in LaunchedBy::ALL.into_iter().filter(|outer| *outer != launcher) {
             let around = few(outer);
             for set in sets(launcher) {
                 around.iter().for_each(|around| check(&[&set[..], around].concat()));
@@ -139,7 +130,7 @@ fn every_set_within_another_launcher_follows_rule() {
 
 #[test]
 fn every_mixture_of_launchers_follows_rule() {
-    let mixtures = ORDER.into_iter().fold(vec![Set::new()], |mixtures, launcher| {
+    let mixtures = LaunchedBy::ALL.into_iter().fold(vec![Set::new()], |mixtures, launcher| {
         let few = few(launcher);
         let with = |mixture: Set| few.iter().map(|set| [&mixture[..], set].concat()).collect::<Vec<_>>();
         mixtures.into_iter().flat_map(with).collect()
