@@ -69,7 +69,7 @@ impl PlannedFile {
         let mut temporary = file_name(&path)?.to_owned();
         temporary.push(".tmp");
         let temporary = path.with_file_name(temporary);
-        match Header::layout(aligned(tensors), Some(metadata)) {
+        match Header::layout(sorted(tensors), Some(metadata)) {
             Ok((header, prefix)) => Ok(PlannedFile { path, temporary, header, prefix }),
             Err(fault) => Err(cannot_lay_out(&path, &fault)),
         }
@@ -77,8 +77,8 @@ impl PlannedFile {
 }
 
 impl ExportPlan {
-    /// Plans a single file. Tensors keep the given order, except that wider element types come first, so that every
-    /// tensor is aligned to its elements. Adds `format: pt` to the metadata, without which some readers refuse a file,
+    /// Plans a single file. Tensors are in the order of Hugging Face's writer, whatever their given order: wider element
+    /// types come first, so that every tensor is aligned to its elements, then tensors are sorted by name. Adds `format: pt` to the metadata, without which some readers refuse a file,
     /// unless a `format` is given.
     ///
     /// # Errors
@@ -212,9 +212,9 @@ fn cut(sizes: &[u64], max: u64) -> Vec<Vec<usize>> {
     shards
 }
 
-/// Sorts wider elements first, otherwise keeping the order. With 8-byte aligned data, every tensor is then aligned.
-fn aligned(mut tensors: Vec<TensorSpec>) -> Vec<TensorSpec> {
-    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.alignment()));
+/// Sorts wider elements first, then by name. With 8-byte aligned data, every tensor is then aligned.
+fn sorted(mut tensors: Vec<TensorSpec>) -> Vec<TensorSpec> {
+    tensors.sort_by(|a, b| b.dtype.alignment().cmp(&a.dtype.alignment()).then_with(|| a.name.cmp(&b.name)));
     tensors
 }
 

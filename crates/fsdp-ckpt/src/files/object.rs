@@ -10,11 +10,14 @@
 //! | renaming, locks, free space | none |
 //!
 //! Calls block on one small shared runtime. Requests that fail on the network or with a server error are repeated with
-//! growing pauses, up to [`RETRIES`] times within [`RETRY_TIME`].
+//! growing pauses ([`patient`]).
 
 mod blocks;
+mod checked;
 mod fault;
 mod parts;
+mod patience;
+mod patient;
 mod stores;
 mod upload;
 
@@ -29,7 +32,7 @@ use std::{
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, path::Path as Key};
 
 use blocks::{Blocks, ObjectReader};
-use fault::{StoreFault, failed};
+use fault::{StoreFault, changed, failed};
 use parts::Limits;
 pub(crate) use stores::at;
 use stores::wait;
@@ -37,12 +40,6 @@ use upload::{Upload, UploadFile};
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile, url};
 use crate::digest::DigestKind;
-
-/// Maximum number of times that a request is repeated.
-const RETRIES: usize = 10;
-
-/// Maximum time during which a request is repeated.
-const RETRY_TIME: std::time::Duration = std::time::Duration::from_secs(180);
 
 /// An object store; clones share it.
 #[derive(Clone, Debug)]
@@ -200,5 +197,7 @@ impl FileSystem for ObjectFiles {
 
 #[cfg(test)]
 pub(crate) mod faulty;
+#[cfg(test)]
+pub(crate) mod server;
 #[cfg(test)]
 mod tests;

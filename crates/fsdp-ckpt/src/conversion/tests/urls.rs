@@ -15,27 +15,37 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn store_output_matches_disk_output() {
+    let outputs = [
+        (Target::Torch, "out"),
+        (Target::Dcp, "out"),
+        (Target::Native, "out"),
+        (Target::Safetensors, "out"),
+        (Target::Safetensors, "out.safetensors"),
+    ];
     for name in ["full.pth", "dcp_2rank_zstd", "hf_dcp_shards"] {
         let source = formats::open(fixture(name)).unwrap();
-        for target in [Target::Torch, Target::Dcp, Target::Native, Target::Safetensors] {
+        for (target, out) in outputs {
             let dir = tempfile::tempdir().unwrap();
             let conversion = Conversion { world_size: NonZero::new(3).unwrap(), ..Conversion::new(target) };
             let conversion = Conversion { shard_bytes_max: 1000, ..conversion };
-            let (disk, back) = (dir.path().join("out"), dir.path().join("back"));
-            let url = PathBuf::from(format!("memory://convert/{name}/{target:?}/out"));
+            let disk = dir.path().join(out);
             let on_disk = converted(&source, &disk, &conversion).unwrap();
-            let in_store = converted(&source, &url, &conversion).unwrap();
-            assert_eq!(ConversionReport { elapsed: on_disk.elapsed, ..in_store }, on_disk);
-            assert_eq!(contents(&url), contents(&disk), "{name} to {target:?}");
-            // And back from the store.
-            let opened = formats::open(&url).unwrap();
-            assert!(is_same(&opened, &formats::open(&disk).unwrap()));
-            let all = Conversion { part: Part::All, ..Conversion::new(Target::Native) };
-            converted(&opened, &back, &all).unwrap();
-            assert!(is_same(&opened, &formats::open(&back).unwrap()));
-            let cancel = AtomicBool::new(false);
-            let found = crate::verify::verify(&opened, &Options::new(&NoProgress, &cancel)).unwrap();
-            assert!(found.is_sound(), "{:?}", found.problems);
+            let folder = format!("file://{}/store/{out}", dir.path().display());
+            for url in [format!("memory://convert/{name}/{target:?}/{out}"), folder].map(PathBuf::from) {
+                let in_store = converted(&source, &url, &conversion).unwrap();
+                assert_eq!(ConversionReport { elapsed: on_disk.elapsed, ..in_store }, on_disk);
+                assert_eq!(contents(&url), contents(&disk), "{name} to {target:?}");
+                // And back from the store.
+                let opened = formats::open(&url).unwrap();
+                assert!(is_same(&opened, &formats::open(&disk).unwrap()));
+                let (all, back) = (Conversion::new(Target::Native), tempfile::tempdir().unwrap());
+                let back = back.path().join("back");
+                converted(&opened, &back, &Conversion { part: Part::All, ..all }).unwrap();
+                assert!(is_same(&opened, &formats::open(&back).unwrap()));
+                let cancel = AtomicBool::new(false);
+                let found = crate::verify::verify(&opened, &Options::new(&NoProgress, &cancel)).unwrap();
+                assert!(found.is_sound(), "{:?}", found.problems);
+            }
         }
     }
 }

@@ -47,6 +47,23 @@ fn tensors_are_sorted_by_element_width_for_alignment() {
 }
 
 #[test]
+fn order_of_tensors_does_not_depend_on_given_order() {
+    let names = ["layers.10.bias", "layers.2.bias", "embed", "layers.2.a", "b"];
+    let spec = |name| spec(name, if name == "b" { TensorType::F32 } else { TensorType::Bf16 }, &[2]);
+    let plan = |names: &[&'static str]| {
+        ExportPlan::new("x", names.iter().copied().map(spec).collect(), Metadata::new()).unwrap()
+    };
+    let entries = plan(&names);
+    let got: Vec<&str> = entries.files()[0].header().entries().iter().map(TensorEntry::name).collect();
+    assert_eq!(got, ["b", "embed", "layers.10.bias", "layers.2.a", "layers.2.bias"]);
+    for at in 0..names.len() {
+        let mut other = names;
+        other.rotate_left(at);
+        assert_eq!(plan(&other), entries);
+    }
+}
+
+#[test]
 fn metadata_format_defaults_to_pt() {
     let plan = ExportPlan::new("x", Vec::new(), Metadata::new()).unwrap();
     assert_eq!(plan.files()[0].header().metadata().unwrap()["format"], "pt");

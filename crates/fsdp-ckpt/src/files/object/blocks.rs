@@ -9,9 +9,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use object_store::{GetOptions, ObjectStore, path::Path as Key};
+use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt, path::Path as Key};
 
-use super::{Inner, failed, stores::wait};
+use super::{Inner, changed, failed, stores::wait};
 use crate::files::{FileKind, Metadata, OpenFile};
 
 /// Length in bytes from which reads use large blocks.
@@ -73,11 +73,20 @@ impl ObjectReader {
             ..GetOptions::default()
         };
         let bytes = wait(async { self.inner.store.get_opts(&self.key, options).await?.bytes().await });
-        let bytes = bytes.map_err(failed)?;
+        let bytes = match bytes {
+            Err(Error::Precondition { .. }) => return Err(self.changed()),
+            bytes => bytes.map_err(failed)?,
+        };
         if bytes.len() as u64 != end - start {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(bytes.into())
+    }
+
+    /// The error for an object that is not the one that was opened.
+    fn changed(&self) -> io::Error {
+        let now = wait(self.inner.store.head(&self.key)).ok().and_then(|found| found.e_tag);
+        changed(self.e_tag.as_deref(), now.as_deref())
     }
 }
 

@@ -8,9 +8,26 @@ pub(super) enum StoreFault {
     /// Objects cannot be renamed.
     #[error("object stores cannot rename objects")]
     NoRenames,
+    /// The object was replaced after it was opened.
+    #[error(
+        "the object was changed while it was read: its ETag was {expected} when it was opened and is {got} now; start again \
+         when nothing writes to it"
+    )]
+    Changed {
+        /// The version that was opened.
+        expected: String,
+        /// The version that is there.
+        got: String,
+    },
     /// The store reported an error or did not respond, after all retries.
     #[error("{0}{1}")]
     Store(String, &'static str),
+}
+
+/// The error for an object that was changed while it was read.
+pub(super) fn changed(expected: Option<&str>, got: Option<&str>) -> io::Error {
+    let [expected, got] = [expected, got].map(|tag| tag.unwrap_or("unknown").to_owned());
+    io::Error::new(io::ErrorKind::InvalidData, StoreFault::Changed { expected, got })
 }
 
 /// Converts the error of a store to an I/O error.
@@ -21,9 +38,6 @@ pub(super) fn failed(error: object_store::Error) -> io::Error {
         Error::AlreadyExists { .. } => (io::ErrorKind::AlreadyExists, ""),
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
             (io::ErrorKind::PermissionDenied, "; check credentials and region in the environment")
-        }
-        Error::Precondition { .. } => {
-            (io::ErrorKind::InvalidData, "; the object was changed while it was read")
         }
         Error::InvalidPath { .. } => (io::ErrorKind::InvalidInput, ""),
         Error::NotSupported { .. } | Error::NotImplemented { .. } => (io::ErrorKind::Unsupported, ""),
@@ -47,5 +61,32 @@ fn words(error: &object_store::Error) -> String {
         }
         cause = inner.source();
     }
-    words
+    without_xml(&words)
+}
+
+/// Replaces the XML with which S3 and Azure describe an error, and all after it, by its code and message.
+fn without_xml(words: &str) -> String {
+    let Some(start) = ["<?xml", "<Error"].iter().filter_map(|mark| words.find(mark)).min() else {
+        return words.to_owned();
+    };
+    let (before, xml) = words.split_at(start);
+    let element = |name: &str| {
+        let (_, rest) = xml.split_once(&format!("<{name}>"))?;
+        rest.split_once(&format!("</{name}>")).map(|(text, _)| text.trim())
+    };
+    let said: Vec<&str> = ["Code", "Message"].into_iter().filter_map(element).collect();
+    format!("{before}{}", said.join(", ")).trim_end_matches([' ', ':']).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xml_of_service_is_reduced_to_code_and_message() {
+        let said = "status code: 400: <?xml version=\"1.0\"?>\n<Error><Code>Slow</Code>\n<Message> Wait. </Message></Error>";
+        assert_eq!(without_xml(said), "status code: 400: Slow, Wait.");
+        assert_eq!(without_xml("500: <Error>"), "500");
+        assert_eq!(without_xml("no markup: a < b"), "no markup: a < b");
+    }
 }

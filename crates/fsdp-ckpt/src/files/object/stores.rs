@@ -16,8 +16,11 @@ use object_store::{
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    ObjectFiles, RETRIES, RETRY_TIME,
+    ObjectFiles,
+    checked::Checked,
     parts::Limits,
+    patience::Patience,
+    patient::Patient,
     url::{self, UrlFault},
 };
 
@@ -43,25 +46,27 @@ pub(crate) fn at(path: &Path) -> io::Result<Arc<ObjectFiles>> {
 }
 
 fn open(scheme: &str, root: &str) -> io::Result<Arc<dyn ObjectStore>> {
-    let retry = RetryConfig { max_retries: RETRIES, retry_timeout: RETRY_TIME, ..RetryConfig::default() };
     let settings = |variables| {
         move |error: object_store::Error| {
             let detail = error.to_string();
             io::Error::new(io::ErrorKind::InvalidInput, UrlFault::Settings { detail, variables })
         }
     };
+    let patience = Patience::USUAL;
     Ok(match scheme {
         "s3" | "s3a" => {
-            let store = AmazonS3Builder::from_env().with_url(root).with_retry(retry).build();
-            Arc::new(store.map_err(settings("AWS_*"))?)
+            let store = for_s3(AmazonS3Builder::from_env().with_url(root)).build();
+            Arc::new(Patient::new(store.map_err(settings("AWS_*"))?, patience))
         }
         "gs" => {
-            let store = GoogleCloudStorageBuilder::from_env().with_url(root).with_retry(retry).build();
-            Arc::new(store.map_err(settings("GOOGLE_*"))?)
+            let store = GoogleCloudStorageBuilder::from_env().with_url(root);
+            let store = store.with_retry(once()).with_http_connector(Checked).build();
+            Arc::new(Patient::new(store.map_err(settings("GOOGLE_*"))?, patience))
         }
         "az" | "azure" | "adl" | "abfs" | "abfss" => {
-            let store = MicrosoftAzureBuilder::from_env().with_url(root).with_retry(retry).build();
-            Arc::new(store.map_err(settings("AZURE_*"))?)
+            let store = MicrosoftAzureBuilder::from_env().with_url(root);
+            let store = store.with_retry(once()).with_http_connector(Checked).build();
+            Arc::new(Patient::new(store.map_err(settings("AZURE_*"))?, patience))
         }
         "file" => Arc::new(LocalFileSystem::new().with_automatic_cleanup(true)),
         "memory" => Arc::new(InMemory::new()),
@@ -70,6 +75,16 @@ fn open(scheme: &str, root: &str) -> io::Result<Arc<dyn ObjectStore>> {
             return Err(io::Error::new(io::ErrorKind::Unsupported, fault));
         }
     })
+}
+
+/// The settings that every client of S3 has. Objects are deleted by plain requests, whose answers need not be parsed.
+pub(super) fn for_s3(store: AmazonS3Builder) -> AmazonS3Builder {
+    store.with_retry(once()).with_http_connector(Checked).with_disable_bulk_delete(true)
+}
+
+/// Turns off the repetitions of the `object_store` crate: [`Patient`] repeats requests.
+fn once() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
 /// The runtime that all stores of this process share.

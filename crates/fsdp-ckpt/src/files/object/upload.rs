@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path as Key};
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path as Key};
 
 use super::{
     ObjectFiles, failed,
@@ -101,9 +101,10 @@ impl Upload {
                 if let Err(error) = parts.finish() {
                     // The upload may have succeeded and only the response been lost: no other writer uploads parts
                     // under this name.
-                    let there = wait(self.store.head(&self.key));
-                    if !there.is_ok_and(|there| there.size == parts.len()) {
-                        return Err(error);
+                    match wait(self.store.head(&self.key)) {
+                        Ok(there) if there.size == parts.len() => {}
+                        Ok(_) | Err(Error::NotFound { .. }) => return Err(error),
+                        Err(unknown) => return Err(failed(unknown)),
                     }
                 }
                 parts.len()

@@ -4,7 +4,11 @@ use std::num::NonZeroUsize;
 
 use super::*;
 use crate::{
-    files::object::faulty::{FaultyStore, StoreFails},
+    file_io::Files,
+    files::object::{
+        faulty::{FaultyStore, StoreFails},
+        server::{Bad, Server},
+    },
     native::objects::plain_name,
 };
 
@@ -21,20 +25,24 @@ fn long_plan(world: usize) -> SavePlan {
     SavePlan::new(world, tensors).unwrap()
 }
 
-/// A store with a checkpoint of step 1 and an interrupted save of step 2.
-fn before(plan: &SavePlan) -> FaultyStore {
-    let store = FaultyStore::new();
-    let lock = run_of(&store).lock().unwrap();
+/// Makes a checkpoint of step 1 and an interrupted save of step 2.
+fn prepare(files: Files, plan: &SavePlan) {
+    let lock = RunDir::on(files, OUT_DIR.into()).lock().unwrap();
     save(&lock, plan, 1, &mut false).unwrap();
     let _ = save_parts(&lock, plan, 2).unwrap();
+}
+
+fn before(plan: &SavePlan) -> FaultyStore {
+    let store = FaultyStore::new();
+    prepare(store.files(), plan);
     store
 }
 
 /// The work of a process: saves step 2, keeps one checkpoint and removes the files of other attempts.
-fn work(store: &FaultyStore, plan: &SavePlan) -> (bool, Result<(), Error>) {
+fn work(files: Files, plan: &SavePlan) -> (bool, Result<(), Error>) {
     let mut is_committed = false;
     let ended = (|| {
-        let lock = run_of(store).lock()?;
+        let lock = RunDir::on(files, OUT_DIR.into()).lock()?;
         save(&lock, plan, 2, &mut is_committed)?;
         lock.keep_last(NonZeroUsize::MIN, u64::MAX, &[])?;
         lock.remove_other_attempts()
@@ -43,9 +51,8 @@ fn work(store: &FaultyStore, plan: &SavePlan) -> (bool, Result<(), Error>) {
 }
 
 /// Checks that every checkpoint that looks complete is complete, and that saving works.
-fn check_restart(store: &FaultyStore, plan: &SavePlan, is_committed: bool) {
-    let store = store.again();
-    let run = run_of(&store);
+fn check_restart(files: &Files, plan: &SavePlan, is_committed: bool) {
+    let run = RunDir::on(files.clone(), OUT_DIR.into());
     let (newest, _) = run.newest().unwrap().unwrap();
     assert!(newest == 2 || (newest == 1 && !is_committed), "step {newest} is the newest");
     run.steps().unwrap().into_iter().for_each(|step| check_in(&run, plan, step));
@@ -54,25 +61,25 @@ fn check_restart(store: &FaultyStore, plan: &SavePlan, is_committed: bool) {
     lock.keep_last(NonZeroUsize::MIN, u64::MAX, &[]).unwrap();
     lock.remove_other_attempts().unwrap();
     check_in(&run, plan, 3);
-    let names = store.files().list(run.checkpoints()).unwrap();
+    let names = files.list(run.checkpoints()).unwrap();
     assert_eq!(names, ["step-00000003"]);
-    assert_eq!(store.files().list(&run.checkpoint(3)).unwrap().len(), 2, "a manifest and an attempt");
+    assert_eq!(files.list(&run.checkpoint(3)).unwrap().len(), 2, "a manifest and an attempt");
 }
 
 fn survives(plan: &SavePlan, fails: fn(u64) -> StoreFails) -> usize {
     let start = before(plan);
     let whole = start.with(StoreFails::Never);
-    work(&whole, plan).1.unwrap();
+    work(whole.files(), plan).1.unwrap();
     assert!(whole.requests() > 10);
     let mut tolerated = 0;
     for at in 0..whole.requests() {
         let store = start.with(fails(at));
-        let (is_committed, ended) = work(&store, plan);
+        let (is_committed, ended) = work(store.files(), plan);
         if let Err(error) = &ended {
             assert!(error.to_string().contains("made to fail"), "request {at}: {error}");
         }
         tolerated += usize::from(ended.is_ok());
-        check_restart(&store, plan, is_committed);
+        check_restart(&store.again().files(), plan, is_committed);
     }
     tolerated
 }
@@ -93,6 +100,52 @@ fn every_lost_response_is_survived() {
     assert_eq!(survives(&long_plan(2), StoreFails::AnswerAt), 3);
     for plan in [plan(1), plan(4), long_plan(2)] {
         assert_eq!(survives(&plan, StoreFails::AfterAnswer), 0);
+    }
+}
+
+#[test]
+fn bad_answers_during_save_and_cleanup_are_survived() {
+    let (server, plan) = (Server::start(), long_plan(2));
+    prepare(server.files(), &plan);
+    let start = server.content();
+    server.plan(&start, None, 0, 0);
+    work(server.files(), &plan).1.unwrap();
+    let requests = server.requests();
+    assert!(requests > 20, "{requests}");
+    for at in 0..requests {
+        for (index, bad) in Bad::ALL.into_iter().enumerate() {
+            server.plan(&start, Some(bad), at, 1 + (at + index as u64) % 9);
+            let (_, ended) = work(server.files(), &plan);
+            ended.unwrap_or_else(|error| panic!("{bad:?} at {at}: {error}"));
+            // The checkpoint is whole, and all else is gone.
+            server.plan(&server.content(), None, 0, 0);
+            let files = server.files();
+            let run = RunDir::on(files.clone(), OUT_DIR.into());
+            assert_eq!(run.steps().unwrap(), [2], "{bad:?} at {at}");
+            check_in(&run, &plan, 2);
+            assert_eq!(files.list(&run.checkpoint(2)).unwrap().len(), 2, "{bad:?} at {at}");
+        }
+    }
+    check_restart(&server.files(), &plan, true);
+}
+
+#[test]
+fn bad_answers_for_ever_leave_whole_checkpoints() {
+    let (server, plan) = (Server::start(), long_plan(2));
+    prepare(server.files(), &plan);
+    let start = server.content();
+    server.plan(&start, None, 0, 0);
+    work(server.files(), &plan).1.unwrap();
+    let requests = server.requests();
+    for at in (0..requests).step_by(3) {
+        for bad in [Bad::Reset, Bad::Lost, Bad::Status(503, "SlowDown")] {
+            server.plan(&start, Some(bad), at, u64::MAX);
+            let (is_committed, ended) = work(server.files(), &plan);
+            let error = ended.unwrap_err().to_string();
+            assert!(error.contains("tried 11 times"), "{bad:?} at {at}: {error}");
+            server.plan(&server.content(), None, 0, 0);
+            check_restart(&server.files(), &plan, is_committed);
+        }
     }
 }
 

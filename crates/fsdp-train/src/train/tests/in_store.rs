@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use fsdp_ckpt::objects;
+use fsdp_core::DType;
 
 use super::*;
 
@@ -93,6 +94,30 @@ fn resumed_run_in_store_matches_run_on_disk_bitwise() {
     assert_eq!(losses(&metrics).len(), 6);
     let names = objects::names(Path::new(url)).unwrap();
     assert_eq!(names, ["checkpoints", "metrics.jsonl", "model", "resolved.toml"]);
+}
+
+#[test]
+fn export_to_store_has_same_bytes_as_to_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let sizes = MlpConfig { vocab: 7, widths: vec![3; 11], bias: true, tied: false, std: 0.2 };
+    let dtypes = [None, Some(DType::F32), Some(DType::Bf16), Some(DType::F16), Some(DType::F64)];
+    for (index, dtype) in dtypes.into_iter().enumerate() {
+        let export = |out_dir: &str| {
+            let mut job = job_in(dir.path(), out_dir, &(steps(2) + SAVES));
+            job.config.run.export_dtype = dtype;
+            let model = Mlp::new(&sizes).unwrap();
+            let init = InitSource::Random { seed: 0, init: Arc::new(model.description().init.clone()) };
+            go(&Job::new(job.config, model, init).unwrap(), Resume::Fresh, false, u64::MAX).unwrap();
+        };
+        let disk = dir.path().join(format!("disk-{index}"));
+        export(disk.to_str().unwrap());
+        let on_disk = fs::read(disk.join("model/model.safetensors")).unwrap();
+        for url in [format!("memory://train/export-{index}"), format!("file://{}-store", disk.display())] {
+            export(&url);
+            let model = objects::read(&Path::new(&url).join("model/model.safetensors")).unwrap();
+            assert!(model.as_ref() == Some(&on_disk), "{url} {dtype:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,185 @@
+//! How often and how long a request is repeated, and for which errors.
+
+use std::{
+    fmt,
+    future::Future,
+    hash::{BuildHasher, RandomState},
+    time::{Duration, Instant},
+};
+
+use object_store::{Error, Result};
+
+/// Codes of S3 in answers with a status of 4xx that ask for the request to be repeated: the connection was idle or broke
+/// while the request was sent, or another request for the object was in progress.
+const PASSING_CODES: [&str; 5] =
+    ["RequestTimeout", "IncompleteBody", "BadDigest", "ConditionalRequestConflict", "OperationAborted"];
+
+/// Limits on the repetition of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// Maximum number of times that a request is repeated.
+    pub(super) retries: u32,
+    /// Maximum time after which a request is repeated.
+    pub(super) time: Duration,
+    /// The first pause; each later one is twice as long, up to `pause_max`.
+    pub(super) pause: Duration,
+    /// The longest pause.
+    pub(super) pause_max: Duration,
+}
+
+impl Patience {
+    pub(super) const USUAL: Patience = Patience {
+        retries: 10,
+        time: Duration::from_secs(180),
+        pause: Duration::from_millis(100),
+        pause_max: Duration::from_secs(15),
+    };
+
+    /// Starts with no failed attempt.
+    pub(super) fn attempts(self) -> Attempts {
+        Attempts { patience: self, start: Instant::now(), failed: 0 }
+    }
+
+    /// Sends a request until it succeeds, fails for good, or has been tried long enough.
+    pub(super) async fn ask<T, F>(self, request: impl Fn() -> F + Send) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send,
+        T: Send,
+    {
+        let mut attempts = self.attempts();
+        loop {
+            match request().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => attempts.pause_after(error).await?,
+            }
+        }
+    }
+}
+
+/// The attempts of one request.
+#[derive(Debug)]
+pub(super) struct Attempts {
+    patience: Patience,
+    start: Instant,
+    failed: u32,
+}
+
+impl Attempts {
+    /// Whether an attempt has failed that may have taken effect all the same: its answer may be lost or damaged.
+    pub(super) fn may_have_worked(&self) -> bool {
+        self.failed > 0
+    }
+
+    /// Waits until the next attempt.
+    ///
+    /// # Errors
+    /// The error of the last attempt, if it is final or was the last one.
+    pub(super) async fn pause_after(&mut self, error: Error) -> Result<()> {
+        if !may_pass(&error) {
+            return Err(error);
+        }
+        let (elapsed, limits) = (self.start.elapsed(), self.patience);
+        if self.failed == limits.retries || elapsed > limits.time {
+            let given_up = GivenUp { attempts: self.failed + 1, elapsed, last: error };
+            return Err(Error::Generic { store: "object store", source: Box::new(given_up) });
+        }
+        let pause = limits.pause.saturating_mul(1 << self.failed.min(20)).min(limits.pause_max);
+        self.failed += 1;
+        // Ranks that failed together should not come back together. A new hasher has random keys.
+        let random = RandomState::new().hash_one(self.failed) % 1024;
+        tokio::time::sleep(pause.mul_f64(0.75 + random as f64 / 2048.0)).await;
+        Ok(())
+    }
+}
+
+/// A request was given up.
+#[derive(Debug)]
+pub(super) struct GivenUp {
+    pub(super) attempts: u32,
+    pub(super) elapsed: Duration,
+    /// The error of the last attempt.
+    pub(super) last: Error,
+}
+
+impl fmt::Display for GivenUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GivenUp { attempts, elapsed, last } = self;
+        write!(f, "tried {attempts} times in {:.1} s: {last}", elapsed.as_secs_f64())
+    }
+}
+
+impl std::error::Error for GivenUp {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.last)
+    }
+}
+
+/// Whether the same request may succeed later: unless the service has understood and refused it.
+fn may_pass(error: &Error) -> bool {
+    let text = || error.to_string();
+    match error {
+        Error::Generic { .. } => !is_refusal(&text()),
+        Error::AlreadyExists { .. } => PASSING_CODES.iter().any(|code| text().contains(code)),
+        Error::JoinError { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether an error of no particular kind is an answer that will not change. The crate gives such statuses in its messages
+/// only.
+fn is_refusal(text: &str) -> bool {
+    const STATUS: &str = "status code: ";
+    if text.contains("redirect without LOCATION") {
+        return true;
+    }
+    let status = text.find(STATUS).and_then(|at| text[at + STATUS.len()..].get(..3)?.parse::<u16>().ok());
+    match status {
+        // Redirections, as of a proxy that asks to sign in; request timeout, too early, too many requests.
+        None | Some(302 | 303 | 307 | 308 | 408 | 425 | 429) => false,
+        // Not implemented, unknown version of HTTP.
+        Some(501 | 505) => true,
+        Some(status) => status < 500 && !PASSING_CODES.iter().any(|code| text.contains(code)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generic(text: &str) -> Error {
+        Error::Generic { store: "test", source: text.into() }
+    }
+
+    #[test]
+    fn repetition_ends_when_time_is_over() {
+        let mut late = Patience { time: Duration::ZERO, ..Patience::USUAL }.attempts();
+        let error = crate::files::object::stores::wait(late.pause_after(generic("cut"))).unwrap_err();
+        assert!(error.to_string().contains("tried 1 times in 0.0 s: "), "{error}");
+    }
+
+    #[test]
+    fn only_refusals_are_final() {
+        for text in [
+            "status code: 500: x",
+            "status code: 429",
+            "status code: 408",
+            "status code: 302 Found",
+            "cut",
+            "status code: 400: <Code>RequestTimeout",
+        ] {
+            assert!(may_pass(&generic(text)), "{text}");
+        }
+        for text in [
+            "status code: 400: x",
+            "status code: 413",
+            "status code: 301",
+            "status code: 501",
+            "redirect without LOCATION",
+        ] {
+            assert!(!may_pass(&generic(text)), "{text}");
+        }
+        let exists = |text: &str| Error::AlreadyExists { path: "a".to_owned(), source: text.into() };
+        assert!(may_pass(&exists("<Code>ConditionalRequestConflict</Code>")));
+        assert!(!may_pass(&exists("<Code>PreconditionFailed</Code>")));
+    }
+}
