@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::encoder::{EncodeFault, EncodedDocument, Encoder};
 use super::error::DataError;
-use super::expansion::Expansion;
+use super::expansion::{Bounds, Expansion};
 use super::files::DataFile;
 use super::progress::{Meter, Tokenizing};
 use super::record::RecordPosition;
@@ -147,12 +147,13 @@ impl<'a> Reader<'a> {
         loop {
             if let Some(batch) = self.open.as_mut().and_then(Iterator::next) {
                 let batch = batch?;
-                self.expansion.add(&batch, &self.files[batch.file], self.expansion_max)?;
+                self.expansion.add(&batch, &self.files[batch.file])?;
                 return Ok(Some(batch));
             }
             let Some(file) = self.files.get(self.next) else { return Ok(None) };
-            self.open = Some(source::open(self.next, file, &self.encoder.fields, &self.meter)?);
-            self.expansion = Expansion::of(file);
+            let bounds = Bounds::of(file, self.expansion_max);
+            self.open = Some(source::open(self.next, file, bounds, &self.encoder.fields, &self.meter)?);
+            self.expansion = Expansion::within(bounds);
             self.next += 1;
         }
     }

@@ -1,11 +1,15 @@
 use std::fs::{self, File};
 use std::path::Path;
+use std::sync::Arc;
 
 use ::parquet::basic::{Compression as Codec, ZstdLevel};
 use ::parquet::data_type::{ByteArray, ByteArrayType};
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
+use arrow_array::types::Int32Type;
+use arrow_array::{DictionaryArray, Int32Array, RecordBatch, StringArray};
+use arrow_ipc::writer::StreamWriter;
 
 use super::*;
 use crate::data::files::{Compression, Kind};
@@ -16,9 +20,10 @@ use crate::data::source;
 /// Reads a file; returns what it expands to.
 fn expanded(path: &Path, kind: Kind, compression: Option<Compression>, times: u64) -> Result<u64, DataError> {
     let file = DataFile { path: path.to_owned(), named: true, kind, compression };
-    let mut expansion = Expansion::of(&file);
-    for batch in source::open(0, &file, &Fields::new(None), &Meter::default())? {
-        expansion.add(&batch?, &file, times)?;
+    let bounds = Bounds::of(&file, times);
+    let mut expansion = Expansion::within(bounds);
+    for batch in source::open(0, &file, bounds, &Fields::new(None), &Meter::default())? {
+        expansion.add(&batch?, &file)?;
     }
     Ok(expansion.made_bytes)
 }
@@ -72,6 +77,25 @@ fn rows_without_text_count_as_well() {
     let rows = FREE_BYTES as usize / 128 + (1 << 14);
     repeated(&path, None, rows);
     refused(expanded(&path, Kind::Parquet, None, 1000), "row group 0, row 2");
+}
+
+#[test]
+fn arrow_dictionary_is_refused_at_its_first_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.arrow");
+    let long = "word ".repeat(1 << 14);
+    let values = Arc::new(StringArray::from(vec![long.as_str()]));
+    let column = DictionaryArray::<Int32Type>::new(Int32Array::from(vec![0; 10_000]), values);
+    let batch = RecordBatch::try_from_iter([("text", Arc::new(column) as _)]).unwrap();
+    let mut writer = StreamWriter::try_new(File::create(&path).unwrap(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    let Err(DataError::Expansion { position, made_bytes, .. }) = expanded(&path, Kind::Arrow, None, 1000)
+    else {
+        panic!("it is refused");
+    };
+    assert_eq!((&*position, made_bytes), ("row 0", 10_000 * long.len() as u64 + 2 * 128));
+    assert!(expanded(&path, Kind::Arrow, None, 10_000).unwrap() > 2 * FREE_BYTES);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //!
 //! Compressed batches and files with a footer (Feather) are not supported: `datasets` writes neither.
 
+mod repeated;
+
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::panic::AssertUnwindSafe;
@@ -18,8 +20,9 @@ use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::{ArrowError, DataType};
 use serde_json::{Map, Value};
 
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, check_row, invalid_id};
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, check_row, invalid_id};
 use crate::data::error::DataError;
+use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
@@ -43,6 +46,7 @@ const FEATHER: &[u8; 6] = b"ARROW1";
 pub(super) fn open(
     index: usize,
     file: &DataFile,
+    bounds: Bounds,
     fields: &Fields,
     meter: &Meter,
 ) -> Result<Batches, DataError> {
@@ -72,7 +76,10 @@ pub(super) fn open(
     let chosen = fields.choose(&names).map_err(|fault| malformed(format!("in its columns, {fault}")))?;
     let companions = COMPANIONS.into_iter().filter(|name| names.contains(name));
     let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
-    Ok(Box::new(Rows { index, file: file.clone(), stream, columns, batch, at: 0, row: 0 }))
+    let file = file.clone();
+    let mut rows = Rows { index, file, bounds, stream, columns, batch: None, at: 0, row: 0, ahead: 0 };
+    rows.start(batch)?;
+    Ok(Box::new(rows))
 }
 
 /// Returns the first and the last bytes of a file, and rewinds it.
@@ -126,6 +133,7 @@ impl Stream {
 struct Rows {
     index: usize,
     file: DataFile,
+    bounds: Bounds,
     stream: Stream,
     columns: Vec<String>,
     /// The current record batch; `None` after the last one.
@@ -134,15 +142,34 @@ struct Rows {
     at: usize,
     /// The next row in the file.
     row: u64,
+    /// Bytes that the next rows are known to expand to, at least.
+    ahead: u64,
 }
 
 impl Rows {
+    /// The columns of a record batch that are read.
+    fn chosen(&self, batch: &RecordBatch) -> Vec<(String, ArrayRef)> {
+        let column = |name: &String| batch.column_by_name(name).cloned().map(|array| (name.clone(), array));
+        self.columns.iter().filter_map(column).collect()
+    }
+
+    /// Starts with the rows of a record batch.
+    fn start(&mut self, batch: Option<RecordBatch>) -> Result<(), DataError> {
+        let columns = batch.as_ref().map_or_else(Vec::new, |batch| self.chosen(batch));
+        let rows = batch.as_ref().map_or(0, RecordBatch::num_rows);
+        let bytes_max = RECORD_BYTES_MAX.min(self.bounds.limit_bytes());
+        self.ahead = repeated::bytes(&columns, rows, bytes_max).map_err(|(at, fault)| {
+            let position = RecordPosition::Row { group: None, row: self.row + at as u64 };
+            DataError::Malformed { file: self.file.path.clone(), reason: format!("{position}: {fault}") }
+        })?;
+        (self.batch, self.at) = (batch, 0);
+        Ok(())
+    }
+
     /// Returns rows of one record batch, up to a full batch; `None` at the end.
     fn read(&mut self) -> Result<Option<Batch>, DataError> {
         while let Some(batch) = &self.batch {
-            let column =
-                |name: &'_ String| batch.column_by_name(name).cloned().map(|array| (name.clone(), array));
-            let columns: Vec<(String, ArrayRef)> = self.columns.iter().filter_map(column).collect();
+            let columns = self.chosen(batch);
             let (first, mut records, mut bytes) = (self.row, Vec::new(), 0);
             while bytes < BATCH_BYTES && records.len() < BATCH_ROWS && self.at < batch.num_rows() {
                 let record = record(&columns, self.at);
@@ -152,12 +179,13 @@ impl Rows {
                 (self.at, self.row) = (self.at + 1, self.row + 1);
             }
             if !records.is_empty() {
+                self.ahead = self.ahead.saturating_sub(bytes as u64);
                 let content = Content::Rows { group: None, first, records, bytes };
-                return Ok(Some(Batch { file: self.index, content }));
+                return Ok(Some(Batch { file: self.index, content, ahead: self.ahead }));
             }
             // Freed before the next one is read.
-            (self.batch, self.at) = (None, 0);
-            self.batch = self.stream.next().map_err(|fault| {
+            self.batch = None;
+            let next = self.stream.next().map_err(|fault| {
                 let (row, columns) = (self.row, self.columns.join("\", \""));
                 let reason = format!(
                     "column \"{columns}\" cannot be read from row {row} on: {fault}; is it damaged or \
@@ -165,6 +193,7 @@ impl Rows {
                 );
                 DataError::Malformed { file: self.file.path.clone(), reason }
             })?;
+            self.start(next)?;
         }
         Ok(None)
     }

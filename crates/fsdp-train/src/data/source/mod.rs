@@ -10,6 +10,7 @@ mod parquet;
 mod text_file;
 
 use super::error::DataError;
+use super::expansion::Bounds;
 use super::files::{DataFile, Kind};
 use super::progress::Meter;
 use super::record::{Fields, Record, RecordPosition};
@@ -17,6 +18,10 @@ use super::record::{Fields, Record, RecordPosition};
 /// Maximum size of a line or a compressed document. Anything longer is not training text, but a damaged file or one
 /// made to exhaust memory.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
+
+/// Maximum number of values in the lists of a row. Each takes some 40 bytes of memory while its row is read, but equal values take
+/// no space in a file.
+const ROW_VALUES_MAX: u64 = 1 << 24;
 
 /// Size of lines or rows, in bytes, from which a batch is full.
 const BATCH_BYTES: usize = 1 << 17;
@@ -34,6 +39,8 @@ pub(super) struct Batch {
     pub(super) file: usize,
     /// The data as read.
     content: Content,
+    /// Bytes that the records after it are known to expand to.
+    ahead: u64,
 }
 
 #[derive(Debug)]
@@ -71,6 +78,11 @@ impl Batch {
     pub(super) fn cost_bytes(&self) -> usize {
         let rows = if let Content::Rows { records, .. } = &self.content { records.len() } else { 0 };
         self.len_bytes() + rows * ROW_BYTES
+    }
+
+    /// Bytes that the records after this batch are known to expand to.
+    pub(super) fn ahead_bytes(&self) -> u64 {
+        self.ahead
     }
 
     /// Position of the first record.
@@ -124,21 +136,22 @@ impl Batch {
 /// Iterator over the batches of a file.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<Batch, DataError>> + Send>;
 
-/// Opens a file; `meter` counts its bytes as they are read.
+/// Opens a file; `meter` counts its bytes as they are read. No record is read that is larger than `bounds` allow.
 ///
 /// # Errors
 /// [`DataError`] if the file cannot be read, has another format, or lacks the columns.
 pub(super) fn open(
     index: usize,
     file: &DataFile,
+    bounds: Bounds,
     fields: &Fields,
     meter: &Meter,
 ) -> Result<Batches, DataError> {
     match file.kind {
-        Kind::Text => text_file::open(index, file, meter),
-        Kind::Jsonl => lines::open(index, file, meter),
-        Kind::Parquet => parquet::open(index, file, fields, meter),
-        Kind::Arrow => arrow::open(index, file, fields, meter),
+        Kind::Text => text_file::open(index, file, bounds, meter),
+        Kind::Jsonl => lines::open(index, file, bounds, meter),
+        Kind::Parquet => parquet::open(index, file, bounds, fields, meter),
+        Kind::Arrow => arrow::open(index, file, bounds, fields, meter),
         Kind::Tokens(_) => unreachable!("files of tokens are mapped"),
     }
 }

@@ -1,19 +1,26 @@
 //! Reads Parquet by row group, and only the selected columns.
 
+mod headers;
+mod lists;
+
 use std::fs::File;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 use serde_json::{Map, Value};
 
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, check_row, invalid_id};
+use lists::RowMax;
+
+use super::{
+    BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, ROW_VALUES_MAX, check_row, invalid_id,
+};
 use crate::data::error::DataError;
+use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::Meter;
@@ -21,12 +28,8 @@ use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
-/// Number of values decoded ahead, which is small because rows may be long.
-const VALUES_AHEAD: usize = 64;
-
-/// Maximum number of values in the lists of a row, on average over a row group. Each takes some 40 bytes of memory while its row
-/// is read, but equal values take no space in the file.
-const ROW_VALUES_MAX: i64 = 1 << 24;
+/// Maximum nesting of columns. The library reads them by recursion.
+const DEPTH_MAX: usize = 128;
 
 /// Returns batches of the rows of a file.
 ///
@@ -35,11 +38,17 @@ const ROW_VALUES_MAX: i64 = 1 << 24;
 pub(super) fn open(
     index: usize,
     file: &DataFile,
+    bounds: Bounds,
     fields: &Fields,
     meter: &Meter,
 ) -> Result<Batches, DataError> {
     let malformed = |reason: String| DataError::Malformed { file: file.path.clone(), reason };
-    let opened = input_file::open(&file.path).map_err(|source| files::unreadable(&file.path, source))?;
+    let failed = |source| files::unreadable(&file.path, source);
+    let raw = input_file::open(&file.path).map_err(failed)?;
+    if let Some(depth) = headers::schema_depth(&raw).map_err(failed)?.filter(|&depth| depth > DEPTH_MAX) {
+        return Err(malformed(format!("its columns are nested {depth} deep; the maximum is {DEPTH_MAX}")));
+    }
+    let opened = raw.try_clone().map_err(failed)?;
     let reader = guarded(|| SerializedFileReader::new(opened))
         .map_err(|fault| malformed(format!("it is not a Parquet file, or a truncated one: {fault}")))?;
     let root = reader.metadata().file_metadata().schema();
@@ -49,7 +58,19 @@ pub(super) fn open(
     let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
     let schema = projection(root, &columns).map_err(|fault| malformed(fault.to_string()))?;
     let (file, meter) = (file.clone(), meter.clone());
-    Ok(Box::new(Rows { index, file, meter, reader, schema, columns, group: 0, row: 0, rows: None }))
+    Ok(Box::new(Rows {
+        index,
+        file,
+        bounds,
+        meter,
+        raw,
+        reader,
+        schema,
+        columns,
+        group: 0,
+        row: 0,
+        rows: None,
+    }))
 }
 
 /// Returns the schema reduced to some columns.
@@ -63,7 +84,10 @@ fn projection(root: &Type, columns: &[String]) -> Result<SchemaDescPtr, ParquetE
 struct Rows {
     index: usize,
     file: DataFile,
+    bounds: Bounds,
     meter: Meter,
+    /// Another handle of the file, for what the library does not tell.
+    raw: File,
     reader: SerializedFileReader<File>,
     schema: SchemaDescPtr,
     columns: Vec<String>,
@@ -90,7 +114,7 @@ impl Rows {
             }
             if !records.is_empty() {
                 let content = Content::Rows { group: Some(self.group), first, records, bytes };
-                return Ok(Some(Batch { file: self.index, content }));
+                return Ok(Some(Batch { file: self.index, content, ahead: 0 }));
             }
             // The progress counts all columns of the row group, although only some are read.
             let bytes = self.reader.metadata().row_group(self.group).compressed_size();
@@ -101,44 +125,48 @@ impl Rows {
     }
 
     fn next_row(&mut self) -> Result<Option<Row>, DataError> {
+        if self.rows.is_none() {
+            self.check_pages()?;
+        }
         let (reader, group, schema) = (&self.reader, self.group, &self.schema);
+        let max = RowMax { values: ROW_VALUES_MAX, bytes: RECORD_BYTES_MAX.min(self.bounds.limit_bytes()) };
         let rows = &mut self.rows;
         let row = guarded(|| {
             if rows.is_none() {
                 let group = reader.get_row_group(group)?;
-                check_lists(group.metadata(), schema)?;
-                let builder = TreeBuilder::new().with_batch_size(VALUES_AHEAD);
+                let ahead = lists::check(&*group, schema, max)?;
+                let builder = TreeBuilder::new().with_batch_size(ahead);
                 *rows = Some(builder.as_iter(Arc::clone(schema), &*group)?);
             }
             rows.as_mut().and_then(Iterator::next).transpose()
         });
-        row.map_err(|fault| {
-            let (row, columns) = (self.row, self.columns.join("\", \""));
-            let reason = format!(
-                "row group {group}, row {row}, column \"{columns}\" cannot be read: {fault}; is it damaged?"
-            );
-            DataError::Malformed { file: self.file.path.clone(), reason }
-        })
+        row.map_err(|fault| self.unreadable(&fault))
     }
-}
 
-/// Checks the length of lists in the columns of a schema.
-///
-/// # Errors
-/// If they are too long.
-fn check_lists(group: &RowGroupMetaData, schema: &SchemaDescriptor) -> Result<(), ParquetError> {
-    let is_read = |column: &&ColumnChunkMetaData| {
-        schema.columns().iter().any(|read| read.path() == column.column_path())
-    };
-    let lists = group.columns().iter().filter(|column| column.column_descr().max_rep_level() > 0);
-    let values = lists.filter(is_read).map(ColumnChunkMetaData::num_values).max().unwrap_or(0);
-    let per_row = values / group.num_rows().max(1);
-    if per_row <= ROW_VALUES_MAX {
-        return Ok(());
+    /// Checks the size of the pages of the row group, before memory for them is reserved.
+    fn check_pages(&self) -> Result<(), DataError> {
+        let columns = self.reader.metadata().row_group(self.group).columns().iter();
+        let is_read = |path| self.schema.columns().iter().any(|read| read.path() == path);
+        for column in columns.filter(|column| is_read(column.column_path())) {
+            let range = guarded(|| Ok(column.byte_range())).map_err(|fault| self.unreadable(&fault))?;
+            let largest = headers::largest_page(&self.raw, range);
+            let largest = largest.map_err(|source| files::unreadable(&self.file.path, source))?;
+            let page = largest.ok_or_else(|| self.unreadable("the header of a page makes no sense"))?;
+            if page > self.bounds.limit_bytes() {
+                let position = RecordPosition::Row { group: Some(self.group), row: self.row };
+                return Err(self.bounds.exceeded(&self.file, position, page));
+            }
+        }
+        Ok(())
     }
-    Err(ParquetError::General(format!(
-        "its rows have lists of {per_row} values; the maximum is {ROW_VALUES_MAX}"
-    )))
+
+    fn unreadable(&self, fault: &str) -> DataError {
+        let (group, row, columns) = (self.group, self.row, self.columns.join("\", \""));
+        let reason = format!(
+            "row group {group}, row {row}, column \"{columns}\" cannot be read: {fault}; is it damaged?"
+        );
+        DataError::Malformed { file: self.file.path.clone(), reason }
+    }
 }
 
 impl Iterator for Rows {

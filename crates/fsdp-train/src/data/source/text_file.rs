@@ -5,15 +5,22 @@ use std::iter;
 
 use super::{Batch, Batches, Content, RECORD_BYTES_MAX, compressed};
 use crate::data::error::DataError;
+use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::progress::Meter;
+use crate::data::record::RecordPosition;
 use crate::input_file;
 
 /// Returns the only document of a file.
 ///
 /// # Errors
 /// [`DataError::Read`].
-pub(super) fn open(index: usize, file: &DataFile, meter: &Meter) -> Result<Batches, DataError> {
+pub(super) fn open(
+    index: usize,
+    file: &DataFile,
+    bounds: Bounds,
+    meter: &Meter,
+) -> Result<Batches, DataError> {
     let bytes = match file.compression {
         // The file takes as much memory as it takes on disk, so there is no limit.
         None => {
@@ -22,16 +29,20 @@ pub(super) fn open(index: usize, file: &DataFile, meter: &Meter) -> Result<Batch
             meter.add(bytes.len() as u64);
             bytes
         }
-        Some(_) => decompressed(file, meter)?,
+        Some(_) => decompressed(file, bounds, meter)?,
     };
-    Ok(Box::new(iter::once(Ok(Batch { file: index, content: Content::WholeFile(bytes) }))))
+    Ok(Box::new(iter::once(Ok(Batch { file: index, content: Content::WholeFile(bytes), ahead: 0 }))))
 }
 
-fn decompressed(file: &DataFile, meter: &Meter) -> Result<Vec<u8>, DataError> {
-    let mut bytes = Vec::new();
-    let read = compressed::open(file, meter)?.take(RECORD_BYTES_MAX + 1).read_to_end(&mut bytes);
+fn decompressed(file: &DataFile, bounds: Bounds, meter: &Meter) -> Result<Vec<u8>, DataError> {
+    let (mut bytes, bytes_max) = (Vec::new(), RECORD_BYTES_MAX.min(bounds.limit_bytes()));
+    let read = compressed::open(file, meter)?.take(bytes_max + 1).read_to_end(&mut bytes);
     read.map_err(|source| compressed::failed(file, bytes.len() as u64, source))?;
-    if bytes.len() as u64 > RECORD_BYTES_MAX {
+    let made_bytes = bytes.len() as u64;
+    if made_bytes > bytes_max && bytes_max < RECORD_BYTES_MAX {
+        return Err(bounds.exceeded(file, RecordPosition::WholeFile, made_bytes));
+    }
+    if made_bytes > bytes_max {
         let reason = format!(
             "it is one document of more than {RECORD_BYTES_MAX} bytes, the maximum to decompress; split it \
              into documents"

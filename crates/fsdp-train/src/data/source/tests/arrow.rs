@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use super::super::{RecordFault, open};
 use super::{assert_refused, config, fixture, load};
 use crate::config::{DataConfig, Malformed};
+use crate::data::expansion::Bounds;
 use crate::data::files::{DataFile, Kind};
 use crate::data::progress::Meter;
 use crate::data::record::{Fields, Record, RecordPosition};
@@ -12,7 +13,8 @@ use crate::data::record::{Fields, Record, RecordPosition};
 fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(RecordPosition, Result<Record, RecordFault>)> {
     let file = DataFile { path, named: true, kind, compression: None };
     let mut found = Vec::new();
-    for batch in open(0, &file, fields, &Meter::default()).unwrap() {
+    let bounds = Bounds::of(&file, 1000);
+    for batch in open(0, &file, bounds, fields, &Meter::default()).unwrap() {
         batch.unwrap().for_each(fields, |record| found.push(record));
     }
     found
