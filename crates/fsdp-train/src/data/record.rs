@@ -71,6 +71,10 @@ const PAIR: [&str; 2] = ["prompt", "completion"];
 /// Fields that a conversation may have besides its messages.
 pub(super) const COMPANIONS: [&str; 3] = ["tools", "chat_template_kwargs", "system"];
 
+/// What is wrong with a field that is used.
+pub(super) const NOT_JSON: &str = "contains NaN or Infinity, which JSON does not have; write null or a number, or leave \
+                                   such records out (data.malformed = \"skip\")";
+
 /// Selects the fields of an object that make up its document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fields {
@@ -180,10 +184,7 @@ impl Fields {
         let odd = used.into_iter().chain(companions).find(differs).map(str::to_owned);
         match odd {
             None => Ok(object),
-            Some(name) => Err(format!(
-                "\"{name}\" contains NaN or Infinity, which JSON does not have; write null or a number, or leave such lines \
-                 out (data.malformed = \"skip\")"
-            )),
+            Some(name) => Err(format!("\"{name}\" {NOT_JSON}")),
         }
     }
 

@@ -26,7 +26,7 @@ use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
-use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
+use crate::data::record::{COMPANIONS, Fields, NOT_JSON, Record, RecordPosition};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
@@ -343,7 +343,7 @@ fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
     fn primitive<T: ArrowPrimitiveType<Native: Into<Value>>>(array: &dyn Array, row: usize) -> Value {
         array.as_primitive::<T>().value(row).into()
     }
-    Ok(match array.data_type() {
+    let number = match array.data_type() {
         DataType::Int8 => primitive::<Int8Type>(array, row),
         DataType::Int16 => primitive::<Int16Type>(array, row),
         DataType::Int32 => primitive::<Int32Type>(array, row),
@@ -358,7 +358,8 @@ fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
         other => {
             return Err(format!("is of type {other}; only text, numbers, lists and objects are supported"));
         }
-    })
+    };
+    if number.is_null() { Err(NOT_JSON.to_owned()) } else { Ok(number) }
 }
 
 /// Runs code of the library, and returns a panic as an error.

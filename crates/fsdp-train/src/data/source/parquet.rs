@@ -4,9 +4,11 @@ mod headers;
 mod lists;
 
 use std::fs::File;
+use std::mem;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
@@ -24,7 +26,7 @@ use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::Meter;
-use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
+use crate::data::record::{COMPANIONS, Fields, NOT_JSON, Record, RecordPosition};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
@@ -184,47 +186,61 @@ impl Iterator for Rows {
 /// Returns the record of a row.
 fn record(row: Row) -> Result<Record, String> {
     let mut fields = row.into_columns();
-    if fields.len() > 1 {
-        let fields = fields.into_iter().map(|(name, field)| (name, json(field)));
-        return Ok(Record::Object(fields.collect()));
-    }
-    match fields.pop() {
-        Some((_, Field::Str(text))) => Ok(Record::Text(text)),
-        Some((name, Field::Bytes(bytes))) => {
-            let text = String::from_utf8(bytes.data().to_vec());
-            text.map(Record::Text).map_err(|fault| {
-                format!("column \"{name}\" is not UTF-8 text (byte {})", fault.utf8_error().valid_up_to())
-            })
+    if let [(name, field)] = &mut *fields {
+        match field {
+            Field::Str(text) => return Ok(Record::Text(mem::take(text))),
+            Field::Bytes(bytes) => return text(bytes).map(Record::Text).map_err(|fault| named(name, &fault)),
+            Field::ListInternal(list) if list.elements().iter().all(is_id) => {
+                let ids = list.elements().iter().map(|item| id(item).ok_or_else(|| invalid_id(name)));
+                return ids.collect::<Result<_, _>>().map(Record::Tokens);
+            }
+            _ => {}
         }
-        Some((name, Field::ListInternal(list))) if list.elements().iter().all(is_id) => {
-            let ids = list.elements().iter().map(|item| id(item).ok_or(()));
-            let ids = ids.collect::<Result<Vec<u32>, ()>>();
-            ids.map(Record::Tokens).map_err(|()| invalid_id(&name))
-        }
-        Some((name, field)) => Ok(Record::Object(Map::from_iter([(name, json(field))]))),
-        None => unreachable!("a column was chosen"),
     }
+    let fields = fields.into_iter().map(|(name, field)| match json(field) {
+        Ok(value) => Ok((name, value)),
+        Err(fault) => Err(named(&name, &fault)),
+    });
+    fields.collect::<Result<Map<_, _>, String>>().map(Record::Object)
+}
+
+fn named(column: &str, fault: &str) -> String {
+    format!("column \"{column}\" {fault}")
+}
+
+fn text(bytes: &ByteArray) -> Result<String, String> {
+    let text = String::from_utf8(bytes.data().to_vec());
+    text.map_err(|fault| format!("is not UTF-8 text (byte {})", fault.utf8_error().valid_up_to()))
 }
 
 /// Returns a value in its JSON form, without the null fields of structs: a table has the fields of all of its rows in
 /// each row, so a null field is one that this row lacks.
-fn json(field: Field) -> Value {
-    match field {
+///
+/// # Errors
+/// What the value is, if it has no JSON form.
+fn json(field: Field) -> Result<Value, String> {
+    Ok(match field {
         Field::Group(row) => {
             let present = row.into_columns().into_iter().filter(|(_, field)| !matches!(field, Field::Null));
-            Value::Object(present.map(|(name, field)| (name, json(field))).collect())
+            let fields = present.map(|(name, field)| Ok((name, json(field)?)));
+            Value::Object(fields.collect::<Result<_, String>>()?)
         }
-        Field::ListInternal(list) => list.elements().iter().cloned().map(json).collect(),
+        Field::ListInternal(list) => list.elements().iter().cloned().map(json).collect::<Result<_, _>>()?,
         Field::MapInternal(map) => {
             let key = |key: &Field| match key {
                 Field::Str(key) => key.clone(),
                 key => key.to_json_value().to_string(),
             };
-            let entries = map.entries().iter();
-            Value::Object(entries.map(|(name, value)| (key(name), json(value.clone()))).collect())
+            let entries = map.entries().iter().map(|(name, value)| Ok((key(name), json(value.clone())?)));
+            Value::Object(entries.collect::<Result<_, String>>()?)
         }
-        other => other.to_json_value(),
-    }
+        Field::Bytes(bytes) => Value::String(text(&bytes)?),
+        Field::Null => Value::Null,
+        other => {
+            let value = Some(other.to_json_value()).filter(|value| !value.is_null());
+            value.ok_or_else(|| NOT_JSON.to_owned())?
+        }
+    })
 }
 
 fn is_id(field: &Field) -> bool {

@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
-use ::parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
-use arrow_array::{Array, ArrayRef, Int64Array, ListArray, RecordBatch, StringArray, StructArray};
+use arrow_array::{
+    Array, ArrayRef, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+};
 use arrow_buffer::{NullBuffer, OffsetBuffer};
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Fields, Schema};
@@ -16,7 +18,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::{config, load, seen};
+use super::{assert_refused, config, load, seen};
 use crate::config::{DataConfig, LossOn};
 
 /// The type of a column or of a part of it.
@@ -24,12 +26,13 @@ use crate::config::{DataConfig, LossOn};
 enum Kind {
     Text,
     Number,
+    Real,
     List(Box<Kind>),
     Object(Vec<(String, Kind)>),
 }
 
 fn kinds() -> impl Strategy<Value = Kind> {
-    prop_oneof![Just(Kind::Text), Just(Kind::Number)].prop_recursive(3, 12, 4, |inner| {
+    prop_oneof![Just(Kind::Text), Just(Kind::Number), Just(Kind::Real)].prop_recursive(3, 12, 4, |inner| {
         let fields = vec(inner.clone(), 1..4).prop_map(|kinds| {
             Kind::Object(kinds.into_iter().zip('a'..).map(|(kind, name)| (name.to_string(), kind)).collect())
         });
@@ -42,6 +45,7 @@ fn value(kind: &Kind) -> BoxedStrategy<Value> {
     match kind {
         Kind::Text => "[a-c]{0,2}".prop_map(Value::from).boxed(),
         Kind::Number => (0..99i64).prop_map(Value::from).boxed(),
+        Kind::Real => (0..99u8).prop_map(|eighths| Value::from(f64::from(eighths) / 8.0)).boxed(),
         Kind::List(item) => vec(value(item), 0..3).prop_map(Value::from).boxed(),
         Kind::Object(fields) => {
             let fields: Vec<_> = fields
@@ -84,10 +88,16 @@ fn columns(extra: &Kind) -> Vec<(String, Kind)> {
         .to_vec()
 }
 
+/// The number that a value of [`Kind::Real`] stands for. What JSON does not have is text here.
+fn real(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| value.as_str().unwrap().parse().unwrap())
+}
+
 fn arrow_type(kind: &Kind) -> DataType {
     match kind {
         Kind::Text => DataType::Utf8,
         Kind::Number => DataType::Int64,
+        Kind::Real => DataType::Float64,
         Kind::List(item) => DataType::List(Arc::new(Field::new("item", arrow_type(item), true))),
         Kind::Object(fields) => DataType::Struct(arrow_fields(fields)),
     }
@@ -106,6 +116,7 @@ fn arrow_array(kind: &Kind, values: &[Option<&Value>]) -> ArrayRef {
         Kind::Number => {
             Arc::new(values.iter().map(|value| value.and_then(Value::as_i64)).collect::<Int64Array>())
         }
+        Kind::Real => Arc::new(values.iter().map(|value| value.map(real)).collect::<Float64Array>()),
         Kind::List(item) => {
             let lists: Vec<&[Value]> =
                 values.iter().map(|value| value.map_or(&[][..], |list| list.as_array().unwrap())).collect();
@@ -141,6 +152,7 @@ fn parquet_type(name: &str, kind: &Kind) -> String {
     match kind {
         Kind::Text => format!("optional binary {name} (UTF8);"),
         Kind::Number => format!("optional int64 {name};"),
+        Kind::Real => format!("optional double {name};"),
         Kind::List(item) => {
             format!(
                 "optional group {name} (LIST) {{ repeated group list {{ {} }} }}",
@@ -164,7 +176,7 @@ struct Leaf {
 
 fn leaf_count(kind: &Kind) -> usize {
     match kind {
-        Kind::Text | Kind::Number => 1,
+        Kind::Text | Kind::Number | Kind::Real => 1,
         Kind::List(item) => leaf_count(item),
         Kind::Object(fields) => fields.iter().map(|(_, kind)| leaf_count(kind)).sum(),
     }
@@ -181,7 +193,7 @@ fn append(leaves: &mut [Leaf], kind: &Kind, value: Option<&Value>, [defined, rep
     };
     let defined = defined + 1;
     match kind {
-        Kind::Text | Kind::Number => {
+        Kind::Text | Kind::Number | Kind::Real => {
             leaves[0].values.push(value.clone());
             append(leaves, kind, None, [defined, repeated, lists]);
         }
@@ -214,6 +226,10 @@ fn write_leaf(group: &mut SerializedRowGroupWriter<'_, File>, leaf: &Leaf) {
         ::parquet::column::writer::ColumnWriter::Int64ColumnWriter(_) => {
             column.typed::<Int64Type>().write_batch(&numbers, levels.0, levels.1).unwrap()
         }
+        ::parquet::column::writer::ColumnWriter::DoubleColumnWriter(_) => {
+            let reals: Vec<f64> = leaf.values.iter().map(real).collect();
+            column.typed::<DoubleType>().write_batch(&reals, levels.0, levels.1).unwrap()
+        }
         _ => column.typed::<ByteArrayType>().write_batch(&texts, levels.0, levels.1).unwrap(),
     };
     column.close().unwrap();
@@ -235,20 +251,42 @@ fn write_parquet(path: &Path, columns: &[(String, Kind)], rows: &[Value]) {
     writer.close().unwrap();
 }
 
+/// Settings by which the model sees all that a record holds.
+fn config_of_all(dir: &Path) -> DataConfig {
+    let template = dir.join("all.jinja");
+    fs::write(&template, "{{ messages | tojson }}{{ tools | tojson }}").unwrap();
+    DataConfig {
+        chat_template: Some(template.to_str().unwrap().to_owned()),
+        loss_on: LossOn::All,
+        seq_len: 4096,
+        ..config()
+    }
+}
+
+#[test]
+fn numbers_that_json_lacks_are_refused_in_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config_of_all(dir.path());
+    let [arrow, parquet] = ["a.arrow", "a.parquet"].map(|name| dir.path().join(name));
+    let kind = Kind::List(Box::new(Kind::Object(vec![("score".to_owned(), Kind::Real)])));
+    for odd in ["NaN", "inf", "-inf"] {
+        let message = json!({"role": "user", "content": "y", "extra": [{"score": 1.5}, {"score": odd}]});
+        let rows = [json!({"messages": [message], "tools": []})];
+        write_arrow(&arrow, &columns(&kind), &rows);
+        write_parquet(&parquet, &columns(&kind), &rows);
+        for path in [&arrow, &parquet] {
+            assert_refused(path, &config, &["row 0", "column \"messages\" contains NaN or Infinity"]);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn absent_fields_are_absent_in_every_format((kind, rows) in conversations()) {
         let dir = tempfile::tempdir().unwrap();
-        let template = dir.path().join("all.jinja");
-        fs::write(&template, "{{ messages | tojson }}{{ tools | tojson }}").unwrap();
-        let config = DataConfig {
-            chat_template: Some(template.to_str().unwrap().to_owned()),
-            loss_on: LossOn::All,
-            seq_len: 4096,
-            ..config()
-        };
+        let config = config_of_all(dir.path());
         let [lines, arrow, parquet] = ["a.jsonl", "a.arrow", "a.parquet"].map(|name| dir.path().join(name));
         fs::write(&lines, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
         write_arrow(&arrow, &columns(&kind), &rows);
