@@ -93,6 +93,11 @@ impl Found {
         checkpoint = adapters::without_peft(checkpoint, wanted)?;
         let optimizer = Optimizer::of(&checkpoint);
         let is_numbered = optimizer.is_numbered();
+        let is_of_model = |tensor: &Tensor| tensor.role == Role::Model;
+        if !optimizer.states.is_empty() && !checkpoint.tensors.values().any(is_of_model) {
+            let reason = "it holds an optimizer without its model: name the folder or the file that has both";
+            return Err(Error::bad_request(&checkpoint.path, reason));
+        }
         if is_numbered {
             numbered::name_stacked_experts(&mut checkpoint, &optimizer, wanted)?;
         }

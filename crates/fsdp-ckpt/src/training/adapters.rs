@@ -102,7 +102,7 @@ impl ViewedModel {
             let reason = "the base of its adapters is compressed; convert it first with `fsdp ckpt convert`";
             return Err(Error::bad_request(path, reason));
         }
-        let mut base = checkpoint.without_peft(Copies::Base)?;
+        let mut base = checkpoint.without_peft(Copies::Base)?.strip_wrappers()?;
         base.values.clear();
         for (_, mut tensor) in std::mem::take(&mut base.tensors) {
             let Some(Key::Name(name)) = tensor.path.last().filter(|_| tensor.role == Role::Model) else {

@@ -7,7 +7,7 @@
 
 mod module;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Optimizer, Wanted};
 use crate::{
@@ -47,8 +47,8 @@ pub(super) fn names(
     Ok(names)
 }
 
-/// Replaces numbers by names, if the numbered optimizer updated experts that were stacked: their states then have names
-/// that [`Checkpoint::with_experts`] takes apart. Other checkpoints remain as they are.
+/// Replaces numbers by names, if experts are stacked in the module of the numbered optimizer, or in the model beside it:
+/// [`Checkpoint::with_experts`] takes states with names apart. Other checkpoints remain as they are.
 ///
 /// # Errors
 /// [`Error::BadRequest`] if states and parameters cannot be matched.
@@ -57,12 +57,15 @@ pub(super) fn name_stacked_experts(
     optimizer: &Optimizer,
     wanted: &[Wanted],
 ) -> Result<(), Error> {
-    let orders = module::stacked(wanted);
     let is_stacked = has_stacked_state(checkpoint);
+    let published = module::published(wanted);
     // Without any state of an expert, only the number of parameters shows which form they had.
-    if orders.is_empty() || (!is_stacked && assigned(optimizer, &module::published(wanted)).is_ok()) {
-        return Ok(());
-    }
+    let is_published = !is_stacked && assigned(optimizer, &published).is_ok();
+    let orders = match is_published {
+        true if checkpoint.has_fused_experts() => vec![published],
+        true => Vec::new(),
+        false => module::stacked(wanted),
+    };
     let mut fault = None;
     for parameters in &orders {
         let numbers = match assigned(optimizer, parameters) {
@@ -78,8 +81,7 @@ pub(super) fn name_stacked_experts(
             Some(reason) => fault = fault.or(Some(reason)),
         }
     }
-    let reason = fault.expect("an order that fits ends the search");
-    Err(Error::bad_request(&checkpoint.path, reason))
+    fault.map_or(Ok(()), |reason| Err(Error::bad_request(&checkpoint.path, reason)))
 }
 
 /// Whether a state that is keyed by number is a stack.
@@ -95,10 +97,13 @@ fn first_unfit(
     named: &BTreeMap<String, &Parameter>,
     wanted: &[Wanted],
 ) -> Option<String> {
+    // States that are like their parameter, as moments are. They tell the order also by parameters that are frozen here.
+    let moments: BTreeSet<&String> = wanted
+        .iter()
+        .flat_map(|one| one.states.iter().filter(|(_, shape)| *shape == one.shape).map(|(state, _)| state))
+        .collect();
     for (number, parameter) in named {
-        let one = &wanted[parameter.wanted[0]];
-        let like_parameter = one.states.iter().filter(|(_, shape)| *shape == one.shape);
-        for (state, _) in like_parameter {
+        for state in moments.iter().copied() {
             let held = optimizer.states.get(number).and_then(|states| states.get(state));
             let Some((name, tensor)) = held.and_then(|name| checkpoint.tensors.get_key_value(name)) else {
                 continue;
@@ -247,3 +252,6 @@ fn float(value: &Value) -> Option<f64> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -75,14 +75,22 @@ impl Foreign {
     /// without a base.
     pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         let wanted = wanted(job, table)?;
+        let settings = adapter_settings(job, path)?;
         let found = Found::new(formats::open(path)?, &wanted)?;
+        if settings != AdapterSettings::None && job.init.base_digest().is_none() {
+            let reason = format!(
+                "{} holds adapters without their base, which therefore cannot be random; set model.init = \"pretrained\" \
+                 and model.path to its weights",
+                path.display()
+            );
+            return Err(TrainError::Misfit { key: "model.init", reason });
+        }
         let needs_state = wanted.iter().any(|param| !param.states.is_empty());
         if needs_state && found.states.is_none() {
             return Err(TrainError::NoOptimizerState { path: path.to_owned() });
         }
         let names = |wanted: Wanted| wanted.states.into_iter().map(|(name, _)| name).collect();
         let states = wanted.into_iter().map(names).collect();
-        let settings = adapter_settings(job, path)?;
         Ok(Self { path: path.to_owned(), found, states, settings })
     }
 
@@ -283,14 +291,6 @@ fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError
 /// Compares the settings of adapters with those that PEFT saves beside them.
 fn adapter_settings<A>(job: &Job<A>, path: &Path) -> Result<AdapterSettings, TrainError> {
     let Some(adapter) = &job.config.adapter else { return Ok(AdapterSettings::None) };
-    if job.init.base_digest().is_none() {
-        let reason = format!(
-            "{} holds adapters without their base, which therefore cannot be random; set model.init = \"pretrained\" and \
-             model.path to its weights",
-            path.display()
-        );
-        return Err(TrainError::Misfit { key: "model.init", reason });
-    }
     let dir = if path.is_dir() { Some(path) } else { path.parent() };
     let Some(dir) = dir.filter(|dir| dir.join(peft::CONFIG_FILE).is_file()) else {
         return Ok(AdapterSettings::Unknown);

@@ -31,8 +31,12 @@ const STRATEGY: &str = "sharding_strategy";
 const RESHARD: &str = "reshard_after_forward";
 /// The key of `[fsdp]` that holds the mesh.
 const MESH: &str = "mesh";
+/// The key under which the configuration of `accelerate launch` holds all others.
+const OF_ACCELERATE: &str = "fsdp_config";
+
 /// Keys that transformers or accelerate read, and that change nothing here.
-const WITHOUT_EFFECT: [(&str, &str); 8] = [
+const WITHOUT_EFFECT: [(&str, &str); 9] = [
+    ("mixed_precision", "fsdp.param_dtype and fsdp.reduce_dtype set the dtypes"),
     ("version", "both versions of FSDP compute the same"),
     ("use_orig_params", "parameters always keep their own names and shapes"),
     ("sync_module_states", "all ranks begin with rows of one model in any case"),
@@ -99,19 +103,23 @@ pub(super) fn fill_in(
 /// # Errors
 /// If it is not a JSON object, or breaks a rule.
 fn parse(text: &str, origin: &str) -> Result<FsdpJson, ConfigError> {
-    let object: Map<String, Value> = serde_json::from_str(text)
+    let mut object: Map<String, Value> = serde_json::from_str(text)
         .map_err(|source| ConfigError::Json { origin: origin.to_owned(), source })?;
+    // The configuration of `accelerate launch` holds these keys in one of its own, beside others.
+    let mut around = Vec::new();
+    if let Some(Value::Object(_)) = object.get(OF_ACCELERATE) {
+        let Some(Value::Object(inner)) = object.remove(OF_ACCELERATE) else {
+            unreachable!("it was just seen")
+        };
+        around = std::mem::replace(&mut object, inner).into_iter().map(|(key, _)| key).collect();
+    }
     let mut file = File { origin, keys: without_prefix(object, origin)?, result: FsdpJson::default() };
+    around.into_iter().for_each(|key| file.warn_unread(key));
     file.wrap()?;
     file.top_level()?;
     file.overlap()?;
     file.xla()?;
-    for key in std::mem::take(&mut file.keys).into_keys() {
-        match WITHOUT_EFFECT.iter().find(|(known, _)| *known == key) {
-            Some((key, why)) => file.warn_no_effect(key, why),
-            None => file.warn_meaningless(key),
-        }
-    }
+    std::mem::take(&mut file.keys).into_keys().for_each(|key| file.warn_unread(key));
     Ok(file.result)
 }
 
@@ -237,6 +245,14 @@ impl File<'_> {
             value: value.to_string(),
             allowed: allowed.to_owned(),
         })
+    }
+
+    /// Says what is made of a key that no other part has read.
+    fn warn_unread(&mut self, key: String) {
+        match WITHOUT_EFFECT.iter().find(|(known, _)| *known == key) {
+            Some((key, why)) => self.warn_no_effect(key, why),
+            None => self.warn_meaningless(key),
+        }
     }
 
     fn warn_meaningless(&mut self, key: String) {

@@ -270,3 +270,16 @@ fn rejects_invalid_hugging_face_configs() {
     rejects(r#"{"xla": true, "fsdp_xla": false}"#, &["`xla` and `fsdp_xla` exclude each other"]);
     rejects("[]", &["fsdp_config.json: not valid JSON"]);
 }
+
+#[test]
+fn configuration_of_accelerate_is_read() {
+    let json = read(
+        r#"{"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 2,
+            "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "A,B", "fsdp_offload_params": true}}"#,
+    );
+    assert_eq!(json.keys, keys("wrap = ['A', 'B']\noffload = 'cpu'"));
+    let expected =
+        [meaningless("distributed_type"), no_effect("mixed_precision"), meaningless("num_processes")];
+    assert_eq!(json.warnings, expected);
+    assert_eq!(read(r#"{"fsdp_config": "other.json"}"#).warnings, [meaningless("config")]);
+}
