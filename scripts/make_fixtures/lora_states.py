@@ -1,7 +1,8 @@
 """States of a model with LoRA adapters of peft, one module trained in full beside them, after 4 steps.
 
 `dcp/` is of FSDP2 on two ranks, by name and with the base; `numbered.pt` is of one process, by number and with the base;
-`checkpoint-4/` is of transformers' Trainer, by number and without the base. `expected_end.safetensors` has the adapters
+`checkpoint-4/` is of transformers' Trainer, by number and without the base, and `fsdp2/checkpoint-4/` of the Trainer with FSDP2
+on two ranks, by name and without the base. `expected_end.safetensors` has the adapters
 after 4 steps more. The base, the data and the run file are those of `fsdp2.py`.
 """
 
@@ -67,6 +68,25 @@ def sharded(rank, out):
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=out / "dcp")
 
 
+def trainer_fsdp2(rank, out):
+    config = {
+        "version": 2,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+    }
+    common.allow_fsdp_on_cpu()
+    settings = {"fsdp": True, "fsdp_config": config, "save_steps": SAVED_AFTER, "max_steps": STEPS}
+    one = made(out / "fsdp2", common.RANKS, adapted(), **settings)
+    one.add_callback(StopAfter(SAVED_AFTER))
+    one.train()
+    torch.distributed.barrier()
+    if rank == 0:
+        for file in (out / "fsdp2").glob("checkpoint-*/*.*"):
+            if file.name != "trainer_state.json":
+                file.unlink()
+
+
 def trainer(rank, out):
     one = made(out / "trainer", 1, adapted(), save_steps=SAVED_AFTER, max_steps=STEPS)
     one.add_callback(StopAfter(SAVED_AFTER))
@@ -84,6 +104,7 @@ def main():
     common.run_ranks(one_process, out, ranks=1)
     common.run_ranks(sharded, out)
     common.run_ranks(trainer, out, ranks=1)
+    common.run_ranks(trainer_fsdp2, out)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ const EXTRA_STATE: &str = "_extra_state";
 /// the one with which most parameters are found, or the shortest of several.
 pub(super) fn common_prefix<V>(held: &BTreeMap<String, V>, wanted: &[Wanted]) -> String {
     let mut prefixes = BTreeSet::from([String::new()]);
-    // Several parameters provide candidates, because one of them may be missing.
-    for parameter in wanted.iter().take(3) {
+    // Several parameters provide candidates, because one of them may be missing, as a base may be.
+    for parameter in wanted.iter().filter(|one| !one.is_base).take(3) {
         for name in &parameter.names {
             let ends = held.keys().filter_map(|key| key.strip_suffix(name.as_str()));
             prefixes.extend(ends.filter(|prefix| prefix.ends_with('.')).map(str::to_owned));

@@ -149,6 +149,7 @@ fn adapters_of_peft_resume_like_pytorch() {
         ("numbered.pt", "random", 1, [taken, alpha]),
         ("numbered.pt", "pretrained", 2, [derived, alpha]),
         ("checkpoint-4", "pretrained", 2, [derived, "exp_avg, exp_avg_sq of 7"]),
+        ("fsdp2/checkpoint-4", "pretrained", 2, [derived, alpha]),
     ]
     .into_iter()
     .enumerate()
