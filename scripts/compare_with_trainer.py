@@ -105,18 +105,20 @@ class Column:
     """One kind of value: pairs by step, and the first of them that differs."""
 
     def __init__(self, name, note=""):
-        self.name, self.note, self.pairs, self.first, self.most, self.hint = name, note, 0, None, 0.0, None
+        self.name, self.note, self.pairs, self.same, self.first, self.most = name, note, 0, 0, None, 0.0
+        self.hint = None
 
     def add(self, step, ours, theirs, is_same):
         self.pairs += 1
+        self.same += is_same
         if not is_same and self.first is None:
             self.first = (step, ours, theirs)
         if ours != theirs and not (math.isnan(ours) or math.isnan(theirs)):
             self.most = max(self.most, abs(ours - theirs) / max(abs(ours), abs(theirs)))
 
     def rank(self):
-        """Orders readings of the same values: the best differs last, and compares most."""
-        return (math.inf if self.first is None else self.first[0], self.pairs)
+        """Orders readings of the same values: the best differs last, and seldom."""
+        return (math.inf if self.first is None else self.first[0], self.same)
 
 
 def windows(logs, steps, resumed):
@@ -203,11 +205,25 @@ def norms(logs, steps, bound):
     return column
 
 
+def counts_others(counts, means):
+    """Whether the Trainer counts other tokens: none of its counts is ours, and yet all losses are the same."""
+    is_known = counts is None or counts.pairs == 0 or counts.same > 0
+    return not is_known and means.pairs > 0 and means.first is None
+
+
 def report(columns, logs, steps):
     """Prints what was compared, and returns whether it is the same."""
+    columns = dict((name, (column, bound)) for name, column, bound in columns)
+    counts, means = columns["tokens"][0], columns["loss"][0]
+    if counts_others(counts, means):
+        step, ours, theirs = counts.first
+        why = f"not compared: the Trainer counts other tokens, such as those of prompts but not of padding ({theirs:.9g} at"
+        print(f"{'tokens':14} {why} its first log, step {step}, where this run has {ours:.9g})")
+        del columns["tokens"]
+    columns = [(name, *column) for name, column in columns.items()]
     for name, column, bound in columns:
         if column is None or column.pairs == 0:
-            why = "not in the Trainer's log" if column is None else "no step of the Trainer's log can be compared"
+            why = "not compared" if column is None else "no step of the Trainer's log can be compared"
             print(f"{name:14} {why}")
             continue
         note = f"; {column.note}" if column.note else ""
@@ -224,6 +240,8 @@ def report(columns, logs, steps):
         return True
     first = min(differing, key=lambda column: column.first[0])
     step, ours, theirs = first.first
+    if first is counts and means.first is None:
+        first.hint = "losses are the same; --no-tokens leaves out counts that padding may change"
     print(f"first difference: {first.name} of step {step}, {ours:.9g} here and {theirs:.9g} in the Trainer's log")
     if first.hint:
         print(f"hint: {first.hint}")
@@ -245,6 +263,11 @@ def arguments():
         metavar="STEP",
         help="the Trainer was resumed after this step: it forgets the losses since its log before (may be repeated)",
     )
+    parser.add_argument(
+        "--no-tokens",
+        action="store_true",
+        help="compare no counts of tokens: those of padded samples need not be the same",
+    )
     return parser.parse_args()
 
 
@@ -253,7 +276,7 @@ def main():
     try:
         (steps, samples), logs = read_run(args.run), read_trainer(args.trainer)
         columns = [
-            ("tokens", tokens(logs, steps, samples, args.resumed_after), None),
+            ("tokens", None if args.no_tokens else tokens(logs, steps, samples, args.resumed_after), None),
             ("learning rate", rates(logs, steps, args.rate), args.rate),
             ("loss", losses(logs, steps, args.loss, args.resumed_after), args.loss),
             ("gradient norm", norms(logs, steps, args.norm), args.norm),

@@ -175,11 +175,11 @@ fn logs_with_gaps_are_compared_where_both_have_steps() {
     let ran = compared(&sandbox, later, &state);
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     for line in [
-        "tokens         not in the Trainer's log",
-        "learning rate  not in the Trainer's log",
+        "tokens         not compared",
+        "learning rate  not compared",
         // The windows that end with steps 9 and 12; that of step 6 begins before the run.
         "loss           same, 2 values",
-        "gradient norm  not in the Trainer's log",
+        "gradient norm  not compared",
     ] {
         assert!(ran.stdout.contains(line), "{line}: {}", ran.stdout);
     }
@@ -195,6 +195,44 @@ fn logs_with_gaps_are_compared_where_both_have_steps() {
     sandbox.write("state.json", text);
     let one = compare(&sandbox, "out state.json");
     assert!(one.stdout.contains("first difference: loss of step 3, nan here"), "{}", one.stdout);
+}
+
+/// Where samples are padded, the Trainer may count other tokens than a run in every step, and yet train the same.
+#[test]
+fn counts_of_other_tokens_are_no_difference() {
+    if !has_python() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let recounted = |every: u64| {
+        let mut state = log_of(&steps(), LOGS[0]);
+        let mut more = 0;
+        for (index, entry) in state["log_history"].as_array_mut().unwrap().iter_mut().enumerate() {
+            more += if (index as u64).is_multiple_of(every) { 1000 + index as u64 } else { 0 };
+            if let Some(seen) = entry.get_mut("num_input_tokens_seen") {
+                *seen = json!(seen.as_u64().unwrap() + more);
+            }
+        }
+        state
+    };
+    let all = compared(&sandbox, &steps(), &recounted(1));
+    assert_eq!(all.code, Some(0), "{}", all.stdout);
+    assert!(
+        all.stdout.contains("tokens         not compared: the Trainer counts other tokens"),
+        "{}",
+        all.stdout
+    );
+    // Some counts agree, so the others are of other data, or of padding.
+    let some = compared(&sandbox, &steps(), &recounted(5));
+    assert_eq!(some.code, Some(1), "{}", some.stdout);
+    assert!(some.stdout.contains("first difference: tokens of step 1"), "{}", some.stdout);
+    assert!(some.stdout.contains("--no-tokens"), "{}", some.stdout);
+    assert_eq!(compare(&sandbox, "out state.json --no-tokens").code, Some(0));
+    // With other losses, the counts are the first to differ.
+    let mut state = recounted(1);
+    state["log_history"][0]["loss"] = json!(9.0);
+    let other = compared(&sandbox, &steps(), &state);
+    assert!(other.stdout.contains("first difference: tokens of step 1"), "{}", other.stdout);
 }
 
 #[test]
