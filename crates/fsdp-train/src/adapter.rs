@@ -15,7 +15,7 @@ use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::layer::{Description, Linear, Lora};
 use fsdp_nn::model::{Adapted, Architecture};
 
-use crate::config::{AdapterConfig, Init, Resolved, Targets, nearest};
+use crate::config::{AdapterConfig, Resolved, Targets, nearest};
 use crate::error::TrainError;
 
 pub use init::AdaptedInit;
@@ -50,16 +50,11 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
     Ok(Adapted::new(base, description))
 }
 
-/// Checks that the model has adapters if and only if the run file has, and that a merge has base files to read.
+/// Checks that the model has adapters if and only if the run file has.
 ///
 /// # Errors
 /// [`TrainError::Misfit`].
 pub(crate) fn expect(config: &Resolved, description: &Description) -> Result<(), TrainError> {
-    if merges(config) && config.model.init == Init::Random {
-        let reason = "adapters cannot be merged with random weights (model.init), which are in no file; \
-                      remove the key, or set model.init = \"pretrained\"";
-        return Err(TrainError::Misfit { key: "adapter.merge", reason: reason.to_owned() });
-    }
     if config.adapter.is_none() == description.adapters.is_empty() {
         return Ok(());
     }

@@ -210,6 +210,11 @@ fn base_of_a_checkpoint_precedes_other_weights() {
     let note = "the weights in model.path are not the base of these adapters, and are not used";
     assert!(ran.stderr.contains(note), "{}", ran.stderr);
     sandbox.succeed("ckpt diff merged/model other/model");
+    // No file but the checkpoint has the base.
+    sandbox.succeed(&format!(
+        "{PEFT_RUN} --set run.out_dir=alone --set adapter.merge=true --set model.init=random --resume-from lora_states/dcp"
+    ));
+    sandbox.succeed("ckpt diff merged/model alone/model");
 }
 
 #[test]

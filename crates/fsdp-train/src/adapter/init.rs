@@ -16,6 +16,7 @@ use fsdp_nn::Init;
 use fsdp_nn::layer::Description;
 use rayon::prelude::*;
 
+use super::merges;
 use super::peft::{self, ADAPTER_FILE, PeftConfig};
 use crate::config::Resolved;
 use crate::error::TrainError;
@@ -60,7 +61,8 @@ impl AdaptedInit {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Adapter`]: a base or an adapter that cannot be read, or an adapter
-    /// that differs from the run file; [`TrainError::Misfit`]: a checkpoint of the base that is gone.
+    /// that differs from the run file; [`TrainError::Misfit`]: a checkpoint of the base that is gone, or a merge with a base
+    /// that is in no file.
     pub fn open(
         config: &Resolved,
         description: &Description,
@@ -80,6 +82,11 @@ impl AdaptedInit {
                 taken_base = Some(TakenBase { path, differs: base_digest.is_some() });
                 (base, base_digest) = (InitSource::Pretrained(Arc::new(held)), held_digest);
             }
+        }
+        if merges(config) && base_digest.is_none() {
+            let reason = "adapters cannot be merged with random weights (model.init), which are in no file; \
+                          remove the key, or set model.init = \"pretrained\"";
+            return Err(TrainError::Misfit { key: "adapter.merge", reason: reason.to_owned() });
         }
         let path = config.adapter.as_ref().and_then(|adapter| Some((adapter, adapter.path.as_deref()?)));
         let adapter = match path {
