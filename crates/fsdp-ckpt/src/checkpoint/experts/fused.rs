@@ -35,7 +35,7 @@ impl Checkpoint {
         // Weights, moments and counts of a stack are of the same experts.
         let mut experts: BTreeMap<String, u64> = BTreeMap::new();
         for (name, weights) in stacks.values() {
-            let count = weights.last_key_value().map_or(0, |((expert, _), _)| expert + 1);
+            let count = weights.last_key_value().map_or(0, |((expert, _), _)| expert.saturating_add(1));
             let most = experts.entry(name.clone()).or_default();
             *most = count.max(*most);
         }

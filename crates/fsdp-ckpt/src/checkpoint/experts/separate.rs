@@ -8,6 +8,9 @@ use crate::{
     error::Error,
 };
 
+/// Maximum number of experts in a stack: a damaged shape must not make names without end.
+const EXPERTS_MAX: u64 = 1 << 16;
+
 impl Checkpoint {
     pub(super) fn separated(mut self, names: ExpertNames) -> Result<Checkpoint, Error> {
         let experts = self.stacked_experts();
@@ -68,7 +71,8 @@ impl Checkpoint {
             let [experts, rows, _] = tensor.shape[..] else { return None };
             let (_, name) = parameter(&tensor.path, tensor.role)?;
             let (_, stack) = parse_stack(&name)?;
-            rows.is_multiple_of(STACKS[stack].1 as u64).then_some((name, experts))
+            let is_stack = rows.is_multiple_of(STACKS[stack].1 as u64) && experts <= EXPERTS_MAX;
+            is_stack.then_some((name, experts))
         });
         stacks.collect()
     }

@@ -260,3 +260,15 @@ fn single_values_of_experts_are_listed_by_stack() {
     let all = layer.single_values_of_experts();
     assert_eq!(all, [("mlp.experts.gate_up_proj".to_owned(), expected.iter().map(String::as_str).collect())]);
 }
+
+#[test]
+fn damaged_numbers_of_experts_end_at_once() {
+    let stack = of_layer(&[("mlp.experts.down_proj", &[1 << 60, 0, 3])]);
+    assert_eq!(
+        stack.clone().with_experts(Experts::Separate(ExpertNames::Qwen)).unwrap().tensors,
+        stack.tensors
+    );
+    let last = format!("mlp.experts.{}.down_proj.weight", u64::MAX);
+    let lacking = of_layer(&[(&last, &[2, 3])]).with_experts(Experts::Fused).unwrap_err().to_string();
+    assert!(lacking.contains("expert 0 lacks its part"), "{lacking}");
+}
