@@ -77,7 +77,8 @@ struct Optimizer {
     wrapping: Wrappers,
     /// By parameter and state: name in the checkpoint.
     states: BTreeMap<String, BTreeMap<String, String>>,
-    groups: BTreeMap<u64, BTreeMap<String, Value>>,
+    /// By optimizer and group.
+    groups: BTreeMap<(u64, u64), BTreeMap<String, Value>>,
     /// By parameter.
     settings: BTreeMap<String, BTreeMap<String, Value>>,
 }
@@ -178,7 +179,8 @@ fn expect(checkpoint: &Checkpoint, name: &str, shape: &[usize], differences: &mu
 /// Names of everything that was not requested, except settings and step counts, which are read elsewhere.
 fn unused(checkpoint: &Checkpoint, used: &BTreeSet<&String>) -> Vec<String> {
     let is_known = |name: &String, path: &[crate::checkpoint::Key], role: Role| {
-        let of_optimizer = (role == Role::Optimizer).then(|| OptimizerName::of_path(path)).flatten();
+        let of_optimizer = (role == Role::Optimizer).then(|| name_in_optimizer(path)).flatten();
+        let of_optimizer = of_optimizer.map(|(_, name)| name);
         let is_count = matches!(&of_optimizer, Some(OptimizerName::State { state, .. }) if state == STEP);
         let is_setting = of_optimizer.is_some_and(|name| !matches!(name, OptimizerName::State { .. }));
         used.contains(name) || is_count || is_setting || steps::is_run_count(path)
@@ -192,6 +194,15 @@ fn unused(checkpoint: &Checkpoint, used: &BTreeSet<&String>) -> Vec<String> {
         .collect()
 }
 
+/// The number of an optimizer, and a name in it. A trainer's folder with several has the second one under `optimizer_1`.
+fn name_in_optimizer(path: &[crate::checkpoint::Key]) -> Option<(u64, OptimizerName)> {
+    let outer = path.first()?.text();
+    match outer.strip_prefix("optimizer_").and_then(|number| number.parse().ok()) {
+        Some(number) => Some((number, OptimizerName::of_path(&path[1..])?)),
+        None => Some((0, OptimizerName::of_path(path)?)),
+    }
+}
+
 impl Optimizer {
     fn of(checkpoint: &Checkpoint) -> Optimizer {
         let wrapping = checkpoint.wrapping();
@@ -202,21 +213,29 @@ impl Optimizer {
         let paths = tensors.map(|(name, tensor)| (name, &tensor.path, None));
         let paths = paths.chain(values.map(|(name, object)| (name, &object.path, Some(&object.value))));
         for (name, path, value) in paths {
-            match (OptimizerName::of_path(path), value) {
-                (Some(OptimizerName::State { parameter, state }), _) => {
+            let Some((number, found)) = name_in_optimizer(path) else { continue };
+            match (found, value) {
+                (OptimizerName::State { parameter, state }, _) => {
                     let parameter = wrapping.strip(&parameter).0;
-                    optimizer.states.entry(parameter).or_default().insert(state, name.clone());
+                    // Each optimizer has numbers of its own, so those of the first alone can be matched.
+                    if number == 0 || parameter.parse::<u64>().is_err() {
+                        optimizer.states.entry(parameter).or_default().insert(state, name.clone());
+                    }
                 }
-                (Some(OptimizerName::GroupSetting { group, key }), Some(value)) => {
-                    optimizer.groups.entry(group).or_default().insert(key, value.clone());
+                (OptimizerName::GroupSetting { group, key }, Some(value)) => {
+                    optimizer.groups.entry((number, group)).or_default().insert(key, value.clone());
                 }
-                (Some(OptimizerName::ParameterSetting { parameter, key }), Some(value)) => {
+                (OptimizerName::ParameterSetting { parameter, key }, Some(value)) => {
                     let parameter = wrapping.strip(&parameter).0;
                     optimizer.settings.entry(parameter).or_default().insert(key, value.clone());
                 }
                 _ => {}
             }
         }
+        let has_names = |group: &BTreeMap<String, Value>| {
+            numbered::members(group).all(|member| member.parse::<u64>().is_err())
+        };
+        optimizer.groups.retain(|(number, _), group| *number == 0 || has_names(group));
         optimizer
     }
 

@@ -76,7 +76,11 @@ fn is_number(text: &str) -> bool {
 /// Locates a parameter for which `is_meant` holds, given whether it has a state or a setting here.
 fn span(path: &[Key], is_meant: impl Fn(&str, bool) -> bool) -> Option<(usize, Range<usize>)> {
     let texts: Vec<String> = path.iter().map(Key::text).collect();
-    let is_outer = |text: &String| OPTIMIZER_STEPS.contains(&text.as_str()) || is_number(text);
+    // The number of an optimizer, alone or behind its name, is that of one of several.
+    let is_outer = |text: &String| {
+        let number = text.strip_prefix("optimizer_").unwrap_or(text);
+        OPTIMIZER_STEPS.contains(&text.as_str()) || is_number(number)
+    };
     if let [outer @ .., state, parameter, _] = &texts[..]
         && state == "state"
         && outer.iter().all(is_outer)
@@ -146,6 +150,8 @@ mod tests {
         let listed = [&listed[..], &["w", "exp_avg"].map(|step| Key::Name(step.to_owned()))].concat();
         let span = parameter_span(&listed).unwrap();
         assert_eq!(join(&with_parameter(&listed, span, "x.y")), "optimizer_states.0.state.x.y.exp_avg");
+        let second = Some("optimizer_1.optimizer.state.x.y.exp_avg".to_owned());
+        assert_eq!(renamed(&["optimizer_1", "optimizer", "state", "w", "exp_avg"]), second);
         let setting = Some("optim.param_groups.x.y.lr".to_owned());
         assert_eq!(renamed(&["optim", "param_groups.layers.0.w.lr"]), setting);
         for other in

@@ -203,9 +203,14 @@ fn assigned(optimizer: &Optimizer, parameters: &[Parameter]) -> Result<Vec<Optio
 }
 
 fn unmatched(checkpoint: &Checkpoint, [expected, got]: [usize; 2]) -> Error {
+    let is_second = |name: &String| name.starts_with("optimizer_1.");
+    let several = match checkpoint.tensors.keys().any(is_second) {
+        true => ", and there are several optimizers, each with numbers of its own",
+        false => "",
+    };
     let reason = format!(
         "the optimizer's state identifies parameters by number, and a group has {got} of them where the model has \
-         {expected} to choose from: they cannot be matched. Save the optimizer by name (DCP, \
+         {expected} to choose from{several}: they cannot be matched. Save the optimizer by name (DCP, \
          `get_optimizer_state_dict`), or apply weight decay to the same parameters"
     );
     Error::bad_request(&checkpoint.path, reason)

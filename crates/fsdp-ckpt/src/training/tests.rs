@@ -395,3 +395,36 @@ fn fsdp2_checkpoint_has_no_unused_entries() {
         assert!(found.unused.is_empty(), "{layout}: {:?}", found.unused);
     }
 }
+
+/// Folders of accelerate have the states of several optimizers under keys of their own.
+#[test]
+fn states_of_several_optimizers_are_joined_by_name() {
+    let group = |decay: f64, name: &str| {
+        let params = Value::List(vec![Value::Str(name.to_owned())]);
+        [("params", params), ("weight_decay", Value::Float(decay))]
+    };
+    let [first, second] = [group(0.1, "a.w"), group(0.0, "b.w")];
+    let of = |key: &'static str| ["optimizer", "param_groups", "0", key];
+    let under = |key: &'static str| ["optimizer_1", "optimizer", "param_groups", "0", key];
+    let firsts = first.map(|(key, value)| (of(key), value));
+    let seconds = second.map(|(key, value)| (under(key), value));
+    let mut values: Vec<(&[&str], Value)> =
+        firsts.iter().map(|(path, value)| (&path[..], value.clone())).collect();
+    values.extend(seconds.iter().map(|(path, value)| (&path[..], value.clone())));
+    let tensors = [
+        (&["a.w"][..], Role::Model, A),
+        (&["b.w"], Role::Model, B),
+        (&["optimizer", "state", "a.w", "exp_avg"], Role::Optimizer, &[10.0, 11.0]),
+        (&["optimizer", "state", "a.w", "step"], Role::Optimizer, &[4.0]),
+        (&["optimizer_1", "optimizer", "state", "b.w", "exp_avg"], Role::Optimizer, &[20.0, 21.0, 22.0]),
+        (&["optimizer_1", "optimizer", "state", "b.w", "step"], Role::Optimizer, &[3.0]),
+    ];
+    let model = [wanted("a.w", 2, true), wanted("b.w", 3, false)];
+    let made = made(&tensors, &values);
+    let found = Found::new(made.checkpoint, &model).unwrap();
+    assert_eq!(counts(&found), [4, 3]);
+    assert_eq!(read(&found)["optimizer_1.optimizer.state.b.w.exp_avg"], [20.0, 21.0, 22.0]);
+    let decays: Vec<&Value> = found.settings.iter().map(|settings| &settings["weight_decay"]).collect();
+    assert_eq!(decays, [&Value::Float(0.1), &Value::Float(0.0)]);
+    assert!(found.unused.is_empty(), "{:?}", found.unused);
+}

@@ -348,6 +348,15 @@ fn resume_errors_explain_rejected_checkpoints() {
     error: fsdp2 has no optimizer state to resume from; to train from its weights, set model.init =
     "pretrained" and model.path to it, or to the output of `fsdp ckpt convert --to safetensors`
     "#);
+    let two = Sandbox::with_fixtures(&["fsdp2", "accelerate"]);
+    let ran = two.fsdp(&format!("{RUN} --set run.out_dir=out --resume-from accelerate/two_optimizers"));
+    assert!(
+        ran.stderr.contains("there are several optimizers, each with numbers of its own"),
+        "{}",
+        ran.stderr
+    );
+    let alone = two.fsdp(&format!("{RUN} --set run.out_dir=out --resume-from accelerate/ddp/optimizer.bin"));
+    assert!(alone.stderr.contains("it holds an optimizer without its model"), "{}", alone.stderr);
     insta::assert_snapshot!(input_error("--resume-from nowhere"), @r#"
     error: nowhere is not the checkpoint of a run: No such file or directory (os error 2); give a
     directory such as runs/a/checkpoints/step-00000050 (`fsdp ckpt inspect` shows what a path holds)
