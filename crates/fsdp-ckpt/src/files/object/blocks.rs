@@ -72,21 +72,22 @@ impl ObjectReader {
             if_match: self.e_tag.clone(),
             ..GetOptions::default()
         };
-        let bytes = wait(async { self.inner.store.get_opts(&self.key, options).await?.bytes().await });
-        let bytes = match bytes {
-            Err(Error::Precondition { .. }) => return Err(self.changed()),
-            bytes => bytes.map_err(failed)?,
-        };
-        if bytes.len() as u64 != end - start {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        let found = wait(async {
+            let found = self.inner.store.get_opts(&self.key, options).await?;
+            Ok((found.meta.size, found.bytes().await?))
+        });
+        match found {
+            Ok((len, bytes)) if len == self.len && bytes.len() as u64 == end - start => Ok(bytes.into()),
+            Ok(_) | Err(Error::Precondition { .. }) => Err(self.changed()),
+            Err(error) => Err(failed(error)),
         }
-        Ok(bytes.into())
     }
 
     /// The error for an object that is not the one that was opened.
     fn changed(&self) -> io::Error {
-        let now = wait(self.inner.store.head(&self.key)).ok().and_then(|found| found.e_tag);
-        changed(self.e_tag.as_deref(), now.as_deref())
+        let now = wait(self.inner.store.head(&self.key)).ok();
+        let now = now.as_ref().map(|found| (found.e_tag.as_deref(), found.size));
+        changed((self.e_tag.as_deref(), self.len), now)
     }
 }
 

@@ -10,8 +10,8 @@ pub(super) enum StoreFault {
     NoRenames,
     /// The object was replaced after it was opened.
     #[error(
-        "the object was changed while it was read: its ETag was {expected} when it was opened and is {got} now; start again \
-         when nothing writes to it"
+        "the object was changed while it was read: it was {expected} when it was opened and is {got} now; start again when \
+         nothing writes to it"
     )]
     Changed {
         /// The version that was opened.
@@ -24,9 +24,11 @@ pub(super) enum StoreFault {
     Store(String, &'static str),
 }
 
-/// The error for an object that was changed while it was read.
-pub(super) fn changed(expected: Option<&str>, got: Option<&str>) -> io::Error {
-    let [expected, got] = [expected, got].map(|tag| tag.unwrap_or("unknown").to_owned());
+/// The error for an object that was changed while it was read. Versions are ETags and lengths.
+pub(super) fn changed(expected: (Option<&str>, u64), got: Option<(Option<&str>, u64)>) -> io::Error {
+    let words =
+        |(tag, len): (Option<&str>, u64)| format!("version {} of {len} bytes", tag.unwrap_or("without ETag"));
+    let (expected, got) = (words(expected), got.map_or_else(|| "not there".to_owned(), words));
     io::Error::new(io::ErrorKind::InvalidData, StoreFault::Changed { expected, got })
 }
 

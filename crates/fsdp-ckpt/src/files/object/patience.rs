@@ -134,8 +134,8 @@ fn is_refusal(text: &str) -> bool {
     }
     let status = text.find(STATUS).and_then(|at| text[at + STATUS.len()..].get(..3)?.parse::<u16>().ok());
     match status {
-        // Redirections, as of a proxy that asks to sign in; request timeout, too early, too many requests.
-        None | Some(302 | 303 | 307 | 308 | 408 | 425 | 429) => false,
+        // Request timeout, too early, too many requests.
+        None | Some(408 | 425 | 429) => false,
         // Not implemented, unknown version of HTTP.
         Some(501 | 505) => true,
         Some(status) => status < 500 && !PASSING_CODES.iter().any(|code| text.contains(code)),
@@ -163,7 +163,6 @@ mod tests {
             "status code: 500: x",
             "status code: 429",
             "status code: 408",
-            "status code: 302 Found",
             "cut",
             "status code: 400: <Code>RequestTimeout",
         ] {

@@ -4,30 +4,26 @@
 //! Compressed batches and files with a footer (Feather) are not supported: `datasets` writes neither.
 
 mod repeated;
+mod values;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::panic::AssertUnwindSafe;
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::{
-    ArrowPrimitiveType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
-    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
-};
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::{ArrayRef, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
-use arrow_schema::{ArrowError, DataType};
-use serde_json::{Map, Value};
+use arrow_schema::ArrowError;
 
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, check_row, invalid_id};
+use values::record;
+
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, check_row};
 use crate::data::error::DataError;
 use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
-use crate::data::record::{COMPANIONS, Fields, NOT_JSON, Record, RecordPosition};
-use crate::data::tokens::IGNORED_BIT;
+use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
 use crate::input_file;
 
 /// Bytes per read.
@@ -205,161 +201,6 @@ impl Iterator for Rows {
     fn next(&mut self) -> Option<Self::Item> {
         self.read().transpose()
     }
-}
-
-/// Returns the record of a row.
-fn record(columns: &[(String, ArrayRef)], row: usize) -> Result<Record, String> {
-    if let [(name, array)] = columns {
-        if let Some(text) = text(array, row) {
-            return text.map(Record::Text).map_err(|at| not_text(name, at));
-        }
-        if let Some(ids) = items(array, row).and_then(|items| ids(&items)) {
-            return ids.map(Record::Tokens).ok_or_else(|| invalid_id(name));
-        }
-    }
-    let field = |(name, array): &(String, ArrayRef)| {
-        let value = json(array, row).map_err(|fault| format!("column \"{name}\" {fault}"))?;
-        Ok((name.clone(), value))
-    };
-    columns.iter().map(field).collect::<Result<Map<_, _>, String>>().map(Record::Object)
-}
-
-/// Returns a text, or the offset of the first byte that is not UTF-8; `None` if the value is null or has another type.
-fn text(array: &dyn Array, row: usize) -> Option<Result<String, usize>> {
-    if array.is_null(row) {
-        return None;
-    }
-    if let Some((values, at)) = entry(array, row) {
-        return text(values, at);
-    }
-    let bytes = match array.data_type() {
-        DataType::Utf8 => return Some(Ok(array.as_string::<i32>().value(row).to_owned())),
-        DataType::LargeUtf8 => return Some(Ok(array.as_string::<i64>().value(row).to_owned())),
-        DataType::Utf8View => return Some(Ok(array.as_string_view().value(row).to_owned())),
-        DataType::Binary => array.as_binary::<i32>().value(row),
-        DataType::LargeBinary => array.as_binary::<i64>().value(row),
-        DataType::BinaryView => array.as_binary_view().value(row),
-        _ => return None,
-    };
-    Some(std::str::from_utf8(bytes).map(str::to_owned).map_err(|fault| fault.valid_up_to()))
-}
-
-/// Returns the values of a dictionary-encoded array and the index of a row's value; `None` for other arrays.
-fn entry(array: &dyn Array, row: usize) -> Option<(&ArrayRef, usize)> {
-    let dictionary = array.as_any_dictionary_opt()?;
-    let at = number(dictionary.keys(), row).ok()?.as_u64()?;
-    Some((dictionary.values(), usize::try_from(at).ok()?))
-}
-
-fn not_text(column: &str, at: usize) -> String {
-    format!("column \"{column}\" is not UTF-8 text (byte {at})")
-}
-
-/// Returns the items of a list; `None` if the value is null or not a list.
-fn items(array: &dyn Array, row: usize) -> Option<ArrayRef> {
-    if array.is_null(row) {
-        return None;
-    }
-    match array.data_type() {
-        DataType::List(_) => Some(array.as_list::<i32>().value(row)),
-        DataType::LargeList(_) => Some(array.as_list::<i64>().value(row)),
-        DataType::FixedSizeList(..) => Some(array.as_fixed_size_list().value(row)),
-        _ => None,
-    }
-}
-
-/// Returns the token ids of a list; `None` if it has items other than integers, and `Some(None)` if an integer is not a
-/// token id. The highest of 32 bits marks tokens that do not count.
-fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
-    fn primitive_ids<T: ArrowPrimitiveType<Native: TryInto<u32>>>(items: &dyn Array) -> Option<Vec<u32>> {
-        let ids = items.as_primitive::<T>().values().iter();
-        ids.map(|&id| id.try_into().ok().filter(|&id| id < IGNORED_BIT)).collect()
-    }
-    if items.is_empty() {
-        return Some(Some(Vec::new()));
-    }
-    if items.null_count() > 0 {
-        return None;
-    }
-    match items.data_type() {
-        DataType::Int8 => Some(primitive_ids::<Int8Type>(items)),
-        DataType::Int16 => Some(primitive_ids::<Int16Type>(items)),
-        DataType::Int32 => Some(primitive_ids::<Int32Type>(items)),
-        DataType::Int64 => Some(primitive_ids::<Int64Type>(items)),
-        DataType::UInt8 => Some(primitive_ids::<UInt8Type>(items)),
-        DataType::UInt16 => Some(primitive_ids::<UInt16Type>(items)),
-        DataType::UInt32 => Some(primitive_ids::<UInt32Type>(items)),
-        DataType::UInt64 => Some(primitive_ids::<UInt64Type>(items)),
-        _ => None,
-    }
-}
-
-/// Whether a value is null, also as an entry of a dictionary.
-fn is_null(array: &dyn Array, row: usize) -> bool {
-    let is_null_entry = |(values, at): (&ArrayRef, usize)| is_null(values, at);
-    array.data_type() == &DataType::Null || array.is_null(row) || entry(array, row).is_some_and(is_null_entry)
-}
-
-/// Returns a value in its JSON form, without the null fields of structs.
-///
-/// # Errors
-/// The type of the value, if it has no JSON form.
-fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
-    if array.is_null(row) {
-        return Ok(Value::Null);
-    }
-    if let Some((values, at)) = entry(array, row) {
-        return json(values, at);
-    }
-    if let Some(text) = text(array, row) {
-        return text.map(Value::String).map_err(|at| format!("is not UTF-8 text (byte {at})"));
-    }
-    if let Some(items) = items(array, row) {
-        return (0..items.len()).map(|item| json(&items, item)).collect();
-    }
-    match array.data_type() {
-        DataType::Null => Ok(Value::Null),
-        DataType::Boolean => Ok(array.as_boolean().value(row).into()),
-        DataType::Struct(fields) => {
-            let columns = array.as_struct().columns();
-            // A table has the fields of all of its rows in each row, so a null field is one that this row lacks.
-            let present = fields.iter().zip(columns).filter(|(_, column)| !is_null(column, row));
-            present.map(|(field, column)| Ok((field.name().clone(), json(column, row)?))).collect()
-        }
-        DataType::Map(..) => {
-            let entries = array.as_map().value(row);
-            let (keys, values) = (entries.column(0), entries.column(1));
-            let entry = |at| match text(keys, at) {
-                Some(Ok(key)) => Ok((key, json(values, at)?)),
-                _ => Err("has keys that are not text".to_owned()),
-            };
-            (0..entries.len()).map(entry).collect()
-        }
-        _ => number(array, row),
-    }
-}
-
-fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
-    fn primitive<T: ArrowPrimitiveType<Native: Into<Value>>>(array: &dyn Array, row: usize) -> Value {
-        array.as_primitive::<T>().value(row).into()
-    }
-    let number = match array.data_type() {
-        DataType::Int8 => primitive::<Int8Type>(array, row),
-        DataType::Int16 => primitive::<Int16Type>(array, row),
-        DataType::Int32 => primitive::<Int32Type>(array, row),
-        DataType::Int64 => primitive::<Int64Type>(array, row),
-        DataType::UInt8 => primitive::<UInt8Type>(array, row),
-        DataType::UInt16 => primitive::<UInt16Type>(array, row),
-        DataType::UInt32 => primitive::<UInt32Type>(array, row),
-        DataType::UInt64 => primitive::<UInt64Type>(array, row),
-        DataType::Float16 => array.as_primitive::<Float16Type>().value(row).to_f32().into(),
-        DataType::Float32 => primitive::<Float32Type>(array, row),
-        DataType::Float64 => primitive::<Float64Type>(array, row),
-        other => {
-            return Err(format!("is of type {other}; only text, numbers, lists and objects are supported"));
-        }
-    };
-    if number.is_null() { Err(NOT_JSON.to_owned()) } else { Ok(number) }
 }
 
 /// Runs code of the library, and returns a panic as an error.

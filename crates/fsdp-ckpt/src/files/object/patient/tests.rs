@@ -143,6 +143,6 @@ fn changed_object_is_named_with_both_versions() {
     server.plan(&Content::of("dir/a", b"after!"), None, 0, 0);
     let error = file.read_first(len).unwrap_err().to_string();
     assert!(error.contains("s3://bucket/dir/a"), "{error}");
-    assert!(error.contains("its ETag was \"") && error.contains("start again"), "{error}");
+    assert!(error.contains("it was version \"") && error.contains("start again"), "{error}");
     assert!(!error.contains('<') && server.requests() == 2, "{error}");
 }

@@ -8,7 +8,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 
 use super::super::ROW_VALUES_MAX;
-use super::{entry, items};
+use super::values::{entry, items};
 
 /// Number of rows of a record batch that are measured: rows without bytes may be without number.
 const ROWS_MAX: usize = 1 << 20;

@@ -8,7 +8,7 @@ use arrow_buffer::OffsetBuffer;
 use arrow_schema::Field;
 use proptest::prelude::*;
 
-use super::super::record;
+use super::super::values::record;
 use super::*;
 use crate::data::record::Record;
 

@@ -171,6 +171,11 @@ fn list_of_copies_of_long_text_is_refused() {
     let row_max = 67;
     // As a whole, the column has more than a row may have.
     write(&path, &[row(row_max), row(1), row(row_max)], properties());
+    assert_eq!(checked(&path).unwrap(), 64);
+    // One long text among many short ones.
+    let mut mixed = row(1);
+    mixed.as_mut().unwrap().push(Some(vec![Some("short".to_owned()); 100]));
+    write(&path, &[mixed], properties());
     assert_eq!(checked(&path).unwrap(), 1);
     write(&path, &[row(1), row(row_max + 1)], properties());
     assert!(path.metadata().unwrap().len() < 1 << 16);
