@@ -196,6 +196,13 @@ impl Error {
         matches!(self, Error::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
     }
 
+    /// Whether a file could not be read for a reason that says nothing about it: a store did not answer, or the file was
+    /// replaced meanwhile.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        use io::ErrorKind::{StaleNetworkFileHandle, TimedOut};
+        matches!(self, Error::Io { cause, .. } if matches!(cause.kind(), TimedOut | StaleNetworkFileHandle))
+    }
+
     pub(crate) fn malformed(path: impl Into<PathBuf>, reason: impl Into<String>) -> Error {
         Error::Malformed { path: path.into(), offset: None, reason: reason.into() }
     }

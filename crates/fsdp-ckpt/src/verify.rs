@@ -140,7 +140,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
         let (item, len) = (&items[number], len(&range));
         match read(&sources, item, range, options, buffer) {
             Ok(()) => _ = read_bytes.fetch_add(len, Ordering::Relaxed),
-            Err(Error::Canceled) => return Err(Error::Canceled),
+            Err(error) if matches!(error, Error::Canceled) || error.is_unanswered() => return Err(error),
             Err(error) => {
                 // Report one problem per file: the rest of a truncated file fails as well.
                 lock(&problems).entry(item.path.clone()).or_insert(error);

@@ -29,7 +29,7 @@ pub(super) fn changed(expected: (Option<&str>, u64), got: Option<(Option<&str>, 
     let words =
         |(tag, len): (Option<&str>, u64)| format!("version {} of {len} bytes", tag.unwrap_or("without ETag"));
     let (expected, got) = (words(expected), got.map_or_else(|| "not there".to_owned(), words));
-    io::Error::new(io::ErrorKind::InvalidData, StoreFault::Changed { expected, got })
+    io::Error::new(io::ErrorKind::StaleNetworkFileHandle, StoreFault::Changed { expected, got })
 }
 
 /// Converts the error of a store to an I/O error.

@@ -2,6 +2,8 @@
 
 use std::{io::ErrorKind, path::Path};
 
+use fsdp_core::FailureKind;
+
 use super::*;
 use crate::{
     error::Error as CkptError,
@@ -141,7 +143,9 @@ fn changed_object_is_named_with_both_versions() {
     server.plan(&Content::of("dir/a", b"before"), None, 0, 0);
     let (file, len) = server.files().open(&path("a")).unwrap();
     server.plan(&Content::of("dir/a", b"after!"), None, 0, 0);
-    let error = file.read_first(len).unwrap_err().to_string();
+    let error = file.read_first(len).unwrap_err();
+    assert!(error.is_unanswered() && error.kind() == FailureKind::Temporary, "{error}");
+    let error = error.to_string();
     assert!(error.contains("s3://bucket/dir/a"), "{error}");
     assert!(error.contains("it was version \"") && error.contains("start again"), "{error}");
     assert!(!error.contains('<') && server.requests() == 2, "{error}");
