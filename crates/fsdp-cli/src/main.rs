@@ -61,6 +61,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use fsdp_core::FailureKind;
+use fsdp_train::data::contain_chat_templates;
 
 use args::{Args, BenchCommand, Command};
 use error::CliError;
@@ -70,6 +71,15 @@ use exit_code::Exit;
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 fn main() -> ExitCode {
+    if let Some(served) = contain_chat_templates() {
+        return match served {
+            Ok(()) => Exit::Done.into(),
+            Err(error) => {
+                output::error(&error);
+                Exit::Input.into()
+            }
+        };
+    }
     match Args::try_parse() {
         Ok(Args { command, logs }) => {
             output::set_style(logs);

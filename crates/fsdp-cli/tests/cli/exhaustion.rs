@@ -84,6 +84,28 @@ fn thread_limit_ends_run_with_error_naming_thread() {
     }
 }
 
+/// Chat templates run in processes of their own, which need descriptors and count like threads.
+#[test]
+fn missing_process_for_templates_ends_run_with_error() {
+    let Some(user) = another_user() else { return };
+    let limited = Limited::new();
+    let lines = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n".repeat(64);
+    limited.sandbox.write("data.jsonl", lines);
+    limited.sandbox.write("chat.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    limited.sandbox.edit("run.toml", "data.txt", "data.jsonl");
+    let keys = "seq_len = 8\nchat_template = \"chat.jinja\"\nloss_on = \"all\"";
+    limited.sandbox.edit("run.toml", "seq_len = 8", keys);
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let ran = limited.run(&format!("--nproc={}", cores + 1), Some(user), SAVES);
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(ran.stderr.contains("cannot run the chat template in a process of its own"), "{}", ran.stderr);
+    let limits: Vec<u64> = (1..cores + 12).collect();
+    limited.sweep("nproc", &limits, Some(user), SAVES, &["thread", "cannot start", "process of its own"]);
+    limited.sweep("nofile", &[5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 64], None, SAVES, &["Too many open files"]);
+    let memory = [100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
+    limited.sweep("as", &memory, None, SAVES, &["memory", "thread"]);
+}
+
 #[test]
 fn state_is_saved_where_no_thread_is_left_to_save_it() {
     let Some(user) = another_user() else { return };

@@ -35,6 +35,7 @@ mod kept_tokens;
 // Conversations, and which of their tokens count.
 #[cfg(feature = "tokenizers")]
 mod chats;
+mod hostile_templates;
 
 // How a run starts: its output folder, object stores, and the checkpoint it resumes from.
 mod start;

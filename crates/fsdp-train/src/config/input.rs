@@ -1,6 +1,6 @@
 //! The `[data]` table: which files are read, how they become tokens, and how tokens become samples.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use toml::Value;
 use toml::value::Datetime;
 
@@ -152,7 +152,7 @@ pub enum Malformed {
 }
 
 /// Which tokens of a conversation count in the loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LossOn {
     /// The assistant's messages, including the token that ends a turn; of a prompt with its completion, the completion.
     Answers,

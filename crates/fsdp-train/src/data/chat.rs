@@ -1,10 +1,13 @@
 //! Turns conversations into tokens: their text by the model's own chat template, and which tokens count in the loss.
 
 mod answers;
+mod contained;
 mod conversation;
 mod fault;
 mod learned;
 mod probe;
+mod script;
+mod setup;
 mod sharegpt;
 #[cfg(not(feature = "tokenizers"))]
 #[path = "chat/absent.rs"]
@@ -13,22 +16,23 @@ mod template;
 mod template;
 mod templates;
 
-use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use fsdp_core::Digest;
-use serde::Serialize;
-use serde_json::Value;
 
+pub(super) use contained::Scripts;
+pub use contained::contain_chat_templates;
 pub(super) use conversation::{Conversation, context, messages};
+pub(super) use fault::ScriptFault;
+pub(super) use script::Script;
 
 use answers::{Answers, Tokenized};
-use fault::RenderFault;
-use template::ChatTemplate;
+use contained::Process;
+use setup::Setup;
 use templates::{Compiled, Templates};
 
-use super::encoder::EncodeFault;
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, LossOn};
@@ -56,17 +60,18 @@ pub(super) struct Marked {
     pub(super) counts: Vec<bool>,
 }
 
-/// Turns conversations into tokens.
+/// Turns conversations into tokens: first into [scripts](Chats::scripts), then those into [tokens](Chats::tokens).
 #[derive(Debug)]
 pub(super) struct Chats {
-    templates: Templates,
-    /// Compiled on first use, because only data with conversations needs a template.
-    compiled: OnceLock<Compiled>,
-    loss_on: LossOn,
-    /// Whether reasoning counts as answers do.
-    counts_reasoning: bool,
+    setup: Setup,
     /// The tokens at which generation stops.
     stops: Vec<u32>,
+    /// The arguments of the processes in which templates run; `None` if they run in this one.
+    worker: Option<&'static [OsString]>,
+    /// Such processes that have nothing to do.
+    idle: Mutex<Vec<Process>>,
+    /// The templates of this process, which are compiled on first use, because only conversations need them.
+    compiled: OnceLock<Compiled>,
 }
 
 impl Chats {
@@ -75,84 +80,61 @@ impl Chats {
     /// # Errors
     /// If a template file exists but cannot be read.
     pub(super) fn find(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Chats, DataError> {
-        let templates = Templates::find(config, tokenizer.folder(), tokenizer.chat_template())?;
-        let stops = tokenizer.stops();
-        let counts_reasoning = config.loss_on_reasoning;
-        Ok(Chats { templates, compiled: OnceLock::new(), loss_on: config.loss_on, counts_reasoning, stops })
+        let setup = Setup {
+            templates: Templates::find(config, tokenizer.folder(), tokenizer.chat_template())?,
+            special: tokenizer.special_tokens().clone(),
+            loss_on: config.loss_on,
+            counts_reasoning: config.loss_on_reasoning,
+        };
+        let (stops, worker) = (tokenizer.stops(), contained::arguments());
+        Ok(Chats { setup, stops, worker, idle: Mutex::default(), compiled: OnceLock::new() })
     }
 
     /// Which tokens count in the loss.
     pub(super) fn loss_on(&self) -> LossOn {
-        self.loss_on
+        self.setup.loss_on
     }
 
     /// Digest of everything besides the tokenizer that determines the tokens of a conversation.
     pub(super) fn digest(&self) -> Digest {
-        self.templates.digest().and(&(self.loss_on, self.counts_reasoning, &self.stops))
+        let Setup { templates, loss_on, counts_reasoning, .. } = &self.setup;
+        templates.digest().and(&(loss_on, counts_reasoning, &self.stops))
+    }
+
+    /// Returns the scripts of conversations, which are given as JSON.
+    ///
+    /// # Errors
+    /// If the templates do not compile, or if they cannot run.
+    pub(super) fn scripts<'a>(&'a self, conversations: Vec<&'a [u8]>) -> Result<Scripts<'a>, DataError> {
+        Scripts::of(self, conversations)
     }
 
     /// Returns the tokens of a conversation, and whether its answers end with no token that stops generation.
     ///
     /// # Errors
-    /// [`EncodeFault`].
-    pub(super) fn encode(
-        &self,
-        conversation: &Conversation,
-        tokenizer: &Tokenizer,
-    ) -> Result<(Marked, bool), EncodeFault> {
-        let compiled = match self.compiled.get() {
-            Some(compiled) => compiled,
-            // If two threads get here, both compile the same templates and the first result is kept.
-            None => {
-                let compiled = self.templates.compile()?;
-                self.compiled.get_or_init(|| compiled)
-            }
-        };
-        let template = compiled.select(conversation.context.contains_key(TOOLS));
-        let chat = Chat { chats: self, template, tokenizer, conversation };
-        let rendered = chat.render(&conversation.messages, false).map_err(|fault| fault.to_string())?;
-        let tokenized = chat.tokenize(&rendered.text)?;
-        let Answers { counts, is_open } = answers::find(&chat, &rendered, &tokenized)?;
+    /// A description, if the text cannot be tokenized.
+    pub(super) fn tokens(&self, script: &Script, tokenizer: &Tokenizer) -> Result<(Marked, bool), String> {
+        // The template has already written the tokens that begin and end the text.
+        let tokens = tokenizer.encode_with_offsets(&script.text);
+        let tokens = tokens.map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
+        let tokenized = Tokenized { text: &script.text, tokens, tokenizer };
+        let Answers { counts, is_open } = answers::find(script, &tokenized, self);
         // Bytes have no special tokens.
         Ok((Marked { ids: tokenized.tokens.ids, counts }, is_open && tokenizer.digest().is_some()))
     }
-}
 
-/// A conversation with its template and tokenizer.
-struct Chat<'a> {
-    chats: &'a Chats,
-    template: &'a ChatTemplate,
-    tokenizer: &'a Tokenizer,
-    conversation: &'a Conversation,
-}
-
-/// The variables of a template.
-#[derive(Serialize)]
-struct Context<'a> {
-    messages: &'a [Value],
-    add_generation_prompt: bool,
-    #[serde(flatten)]
-    others: BTreeMap<&'a str, &'a Value>,
-}
-
-impl Chat<'_> {
-    /// Renders messages, followed by the prompt for an answer if `prompt` is set.
-    fn render(&self, messages: &[Value], prompt: bool) -> Result<Rendered, RenderFault> {
-        // As in transformers, a record's own values override special tokens of the same name.
-        let absent = [(TOOLS, &Value::Null), ("documents", &Value::Null)];
-        let special = self.tokenizer.special_tokens();
-        let variables =
-            special.iter().chain(&self.conversation.context).map(|(name, value)| (name.as_str(), value));
-        let mut others: BTreeMap<&str, &Value> = absent.into_iter().chain(variables).collect();
-        others.retain(|name, _| ![MESSAGES, PROMPT].contains(name));
-        self.template.render(&Context { messages, add_generation_prompt: prompt, others })
+    /// An error of the templates, which names where they come from.
+    pub(super) fn template_fault(&self, reason: String) -> DataError {
+        self.setup.templates.fault(reason)
     }
 
-    /// Tokenizes a rendered text. The template has already written the tokens that begin and end it.
-    fn tokenize<'t>(&'t self, text: &'t str) -> Result<Tokenized<'t>, String> {
-        let tokens = self.tokenizer.encode_with_offsets(text);
-        let tokens = tokens.map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
-        Ok(Tokenized { text, tokens, tokenizer: self.tokenizer })
+    fn compiled(&self) -> Result<&Compiled, DataError> {
+        if let Some(compiled) = self.compiled.get() {
+            return Ok(compiled);
+        }
+        let compiled = self.setup.templates.compile().map_err(|reason| self.template_fault(reason))?;
+        // If two threads get here, both compile the same templates and the first result is kept.
+        Ok(self.compiled.get_or_init(|| compiled))
     }
 }
 

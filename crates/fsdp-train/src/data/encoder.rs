@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::chat::{Chats, Conversation, Marked, completion, context, messages};
+use super::chat::{Chats, Conversation, Marked, Script, ScriptFault, completion, context, messages};
 use super::error::DataError;
 use super::record::{CONVERSATIONS, Chosen, Fields, MESSAGES, Record, names};
 use super::special::Form;
@@ -35,12 +35,23 @@ impl EncodedDocument {
     }
 }
 
+/// What can be made of a record without a chat template.
+pub(super) enum Read {
+    /// Its tokens.
+    Document(EncodedDocument),
+    /// A conversation as JSON, for [`Chats::scripts`].
+    Conversation(Vec<u8>),
+}
+
 /// Reasons why a record has no tokens.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EncodeFault {
     /// The fault is not in the record: no record of this kind can be tokenized.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The chat template is at fault; describes why.
+    #[error("{0}")]
+    Template(String),
     /// The record is at fault; describes why.
     #[error("{0}")]
     Record(String),
@@ -52,20 +63,39 @@ impl From<String> for EncodeFault {
     }
 }
 
+impl From<ScriptFault> for EncodeFault {
+    fn from(fault: ScriptFault) -> EncodeFault {
+        match fault {
+            ScriptFault::Record(fault) => EncodeFault::Record(fault),
+            ScriptFault::Excess(fault) => EncodeFault::Template(fault),
+        }
+    }
+}
+
 impl Encoder<'_> {
-    /// Returns the tokens of a record.
+    /// Returns the tokens of a record, or the conversation in it.
     ///
     /// # Errors
-    /// [`EncodeFault`].
-    pub(super) fn encode(&self, record: Record) -> Result<EncodedDocument, EncodeFault> {
+    /// A description of what is wrong with the record.
+    pub(super) fn read(&self, record: Record) -> Result<Read, String> {
         match record {
-            Record::Text(text) => Ok(self.text(&text)?),
-            Record::Tokens(ids) => Ok(EncodedDocument { ids, form: Form::Ids }),
+            Record::Text(text) => self.text(&text).map(Read::Document),
+            Record::Tokens(ids) => Ok(Read::Document(EncodedDocument { ids, form: Form::Ids })),
             Record::Object(object) => self.object(object),
         }
     }
 
-    fn object(&self, object: Map<String, Value>) -> Result<EncodedDocument, EncodeFault> {
+    /// Returns the tokens of a conversation.
+    ///
+    /// # Errors
+    /// [`EncodeFault`].
+    pub(super) fn conversation(&self, script: &Script) -> Result<EncodedDocument, EncodeFault> {
+        let (marked, is_open) = self.chats.tokens(script, self.tokenizer)?;
+        let form = if is_open { Form::OpenConversation } else { Form::Conversation };
+        Ok(EncodedDocument::from_marked(marked, form))
+    }
+
+    fn object(&self, object: Map<String, Value>) -> Result<Read, String> {
         let keys: Vec<String> = names(&object).into_iter().map(str::to_owned).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match self.fields.choose(&keys)? {
@@ -74,55 +104,39 @@ impl Encoder<'_> {
         }
     }
 
-    fn single_field(
-        &self,
-        name: &str,
-        mut object: Map<String, Value>,
-    ) -> Result<EncodedDocument, EncodeFault> {
-        let field_fault = |fault: String| EncodeFault::Record(format!("\"{name}\" {fault}"));
+    fn single_field(&self, name: &str, mut object: Map<String, Value>) -> Result<Read, String> {
+        let field_fault = |fault: String| format!("\"{name}\" {fault}");
         let is_conversation = [MESSAGES, CONVERSATIONS].contains(&name);
         match object.remove(name).unwrap_or_default() {
             Value::Array(list) if is_conversation || list.first().is_some_and(Value::is_object) => {
                 let messages = messages(list, &object).map_err(field_fault)?;
-                self.conversation(Conversation::new(messages, 0, context(&mut object)?).map_err(field_fault)?)
+                conversation(messages, 0, context(&mut object)?).map_err(field_fault)
             }
             value if is_conversation => {
                 Err(field_fault(format!("is {}, but must be a list of messages", kind(&value))))
             }
-            value => Ok(self.value(&value).map_err(field_fault)?),
+            value => self.value(&value).map(Read::Document).map_err(field_fault),
         }
     }
 
-    fn pair(
-        &self,
-        [prompt, answer]: [&str; 2],
-        mut object: Map<String, Value>,
-    ) -> Result<EncodedDocument, EncodeFault> {
+    fn pair(&self, [prompt, answer]: [&str; 2], mut object: Map<String, Value>) -> Result<Read, String> {
         match [prompt, answer].map(|name| object.remove(name).unwrap_or_default()) {
             [Value::String(prompt), Value::String(answer)] => {
                 let marked = completion(&prompt, &answer, self.chats.loss_on(), self.tokenizer)?;
-                Ok(EncodedDocument::from_marked(marked, Form::Completion))
+                Ok(Read::Document(EncodedDocument::from_marked(marked, Form::Completion)))
             }
             [Value::Array(mut messages), Value::Array(answers)] => {
                 let prompt_len = messages.len();
                 messages.extend(answers);
-                let field_fault = |fault| EncodeFault::Record(format!("\"{prompt}\" {fault}"));
-                self.conversation(
-                    Conversation::new(messages, prompt_len, context(&mut object)?).map_err(field_fault)?,
-                )
+                let field_fault = |fault| format!("\"{prompt}\" {fault}");
+                conversation(messages, prompt_len, context(&mut object)?).map_err(field_fault)
             }
-            [first, second] => Err(EncodeFault::Record(format!(
+            [first, second] => Err(format!(
                 "\"{prompt}\" is {} and \"{answer}\" is {}; both must be strings, or both lists of messages",
                 kind(&first),
                 kind(&second)
-            ))),
+            )),
         }
-    }
-
-    fn conversation(&self, conversation: Conversation) -> Result<EncodedDocument, EncodeFault> {
-        let (marked, is_open) = self.chats.encode(&conversation, self.tokenizer)?;
-        let form = if is_open { Form::OpenConversation } else { Form::Conversation };
-        Ok(EncodedDocument::from_marked(marked, form))
     }
 
     fn value(&self, value: &Value) -> Result<EncodedDocument, String> {
@@ -139,6 +153,11 @@ impl Encoder<'_> {
         let ids = self.tokenizer.encode(text).map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
         Ok(EncodedDocument { ids, form: Form::Text })
     }
+}
+
+/// Checks messages, of which the first `prompt` do not count in the loss.
+fn conversation(messages: Vec<Value>, prompt: usize, context: Map<String, Value>) -> Result<Read, String> {
+    Conversation::new(messages, prompt, context)?.to_json().map(Read::Conversation)
 }
 
 /// Reads a token id, which must leave the highest of 32 bits free for marking tokens that do not count.

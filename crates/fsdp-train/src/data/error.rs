@@ -96,6 +96,15 @@ pub enum DataError {
         /// What is wrong, with line and column, and how to fix it.
         reason: String,
     },
+    /// A process in which chat templates run cannot be started, or was ended from outside.
+    #[error(
+        "cannot run the chat template in a process of its own, one for each thread that tokenizes (RAYON_NUM_THREADS sets \
+         their number): {source}"
+    )]
+    ChatProcess {
+        /// The error of the operating system, or how the process ended.
+        source: io::Error,
+    },
     /// `bos`, `eos` or `pad` is not a token of the tokenizer or of the model.
     #[error("`{key}` {reason}")]
     SpecialToken {

@@ -40,6 +40,7 @@ mod training;
 mod warning;
 
 pub(crate) use cache::CACHE;
+pub use chat::contain_chat_templates;
 pub use dataset::{Dataset, IGNORE, Loading};
 pub use error::DataError;
 pub use eval::EvalSampler;

@@ -4,9 +4,11 @@
 //! tokens are passed on in the order of the records. The contents of a round depend only on the files, so the tokens,
 //! and which error is reported, do not depend on the number of threads. At most two rounds are in memory.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use rayon::prelude::*;
 
-use super::encoder::{EncodeFault, EncodedDocument, Encoder};
+use super::encoder::{EncodeFault, EncodedDocument, Encoder, Read};
 use super::error::DataError;
 use super::expansion::{Bounds, Expansion};
 use super::files::DataFile;
@@ -36,6 +38,11 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
+    fn push(&mut self, document: &EncodedDocument) {
+        self.ids.extend_from_slice(&document.ids);
+        self.ends.push((self.ids.len(), document.form));
+    }
+
     /// Returns the number of tokens of each document, and its form.
     pub(super) fn documents(&self) -> impl Iterator<Item = (usize, Form)> {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|&(end, _)| end));
@@ -62,11 +69,8 @@ pub(super) fn run<E: From<DataError>>(
     while !round.is_empty() {
         // Bytes of the next round, read at the same time, do not count as tokenized yet.
         progress.read_bytes = reader.meter.total();
-        let encode = |batch| encode_batch(text, batch);
-        let encode_all = || round.into_par_iter().map(encode).collect::<Vec<_>>();
-        let (encoded, next) = rayon::join(encode_all, || reader.round(ROUND_BYTES));
-        for batch in encoded {
-            let batch = batch?;
+        let (encoded, next) = rayon::join(|| encode_round(text, round), || reader.round(ROUND_BYTES));
+        for batch in encoded? {
             progress.documents += batch.ends.len() as u64;
             progress.tokens += batch.ids.len() as u64;
             write(batch)?;
@@ -98,9 +102,7 @@ pub(super) fn beginning(text: &Text<'_>, bytes: usize) -> Result<Beginning, Data
     let is_cut = round.last_mut().is_some_and(|last| last.cut(bytes));
     let is_all = !is_cut && reader.batch()?.is_none();
     let bytes = round.iter().map(Batch::len_bytes).sum();
-    let batches = round.into_par_iter().map(|batch| encode_batch(text, batch)).collect::<Vec<_>>();
-    let encoded = batches.into_iter().collect::<Result<_, _>>()?;
-    Ok(Beginning { encoded, bytes, is_all })
+    Ok(Beginning { encoded: encode_round(text, round)?, bytes, is_all })
 }
 
 /// Reads files one after the other.
@@ -159,36 +161,71 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Tokenizes a batch.
+/// Tokenizes the batches of a round. Batches after an error are left out.
+///
+/// # Errors
+/// The first in the order of the records.
+fn encode_round(text: &Text<'_>, round: Vec<Batch>) -> Result<Vec<Encoded>, DataError> {
+    let first_failed = AtomicUsize::new(usize::MAX);
+    let encode = |(index, batch)| {
+        if first_failed.load(Ordering::Relaxed) < index {
+            return None;
+        }
+        let encoded = encode_batch(text, batch);
+        if encoded.is_err() {
+            first_failed.fetch_min(index, Ordering::Relaxed);
+        }
+        Some(encoded)
+    };
+    let encoded: Vec<_> = round.into_par_iter().enumerate().map(encode).collect();
+    encoded.into_iter().flatten().collect()
+}
+
+/// Tokenizes a batch up to its first error.
 fn encode_batch(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
-    let file = &text.files[batch.file];
+    let (file, encoder) = (&text.files[batch.file], &text.encoder);
     let mut out = Encoded { file: batch.file, ids: Vec::new(), ends: Vec::new(), skipped: 0 };
-    let mut first_fault = None;
-    batch.for_each(&text.encoder.fields, |(position, record)| {
-        let document = record.map(|record| text.encoder.encode(record));
-        let document = match document {
-            Ok(Err(EncodeFault::Data(fault))) => {
-                first_fault.get_or_insert(fault);
-                return;
+    let mut records = Vec::new();
+    batch.for_each(&encoder.fields, |(position, record)| {
+        let read = |record| encoder.read(record).map_err(RecordFault::Malformed);
+        records.push((position, record.and_then(read)));
+    });
+    let conversations = records.iter().filter_map(|(_, record)| match record {
+        Ok(Read::Conversation(json)) => Some(json.as_slice()),
+        _ => None,
+    });
+    let mut scripts = encoder.chats.scripts(conversations.collect())?;
+    for (position, record) in &records {
+        let fault = match record {
+            Ok(Read::Document(document)) => {
+                out.push(document);
+                continue;
             }
-            Ok(Err(EncodeFault::Record(fault))) => Err(RecordFault::Malformed(fault)),
-            Ok(Ok(document)) => Ok(document),
-            Err(fault) => Err(fault),
+            Ok(Read::Conversation(_)) => {
+                match scripts.next().and_then(|script| encoder.conversation(&script)) {
+                    Ok(document) => {
+                        out.push(&document);
+                        continue;
+                    }
+                    Err(EncodeFault::Record(fault)) => RecordFault::Malformed(fault),
+                    Err(EncodeFault::Data(fault)) => return Err(fault),
+                    Err(EncodeFault::Template(fault)) => {
+                        let place = format!("{}, {position}", file.path.display());
+                        return Err(encoder.chats.template_fault(format!("{fault} ({place})")));
+                    }
+                }
+            }
+            Err(fault) => fault.clone(),
         };
-        match document {
-            Ok(EncodedDocument { ids, form }) => {
-                out.ids.extend_from_slice(&ids);
-                out.ends.push((out.ids.len(), form));
-            }
+        match fault {
             // Folders of text usually contain files that are not UTF-8, so these are dropped. A file named by the user
             // must be text.
-            Err(RecordFault::NotText(_)) if !file.named => {}
-            Err(_) if text.malformed == Malformed::Skip => out.skipped += 1,
-            Err(fault) if first_fault.is_none() => first_fault = Some(malformed(file, position, &fault)),
-            Err(_) => {}
+            RecordFault::NotText(_) if !file.named => {}
+            _ if text.malformed == Malformed::Skip => out.skipped += 1,
+            fault => return Err(malformed(file, *position, &fault)),
         }
-    });
-    first_fault.map_or(Ok(out), Err)
+    }
+    Ok(out)
 }
 
 fn malformed(file: &DataFile, position: RecordPosition, fault: &RecordFault) -> DataError {

@@ -13,7 +13,7 @@ impl TrainError {
     pub fn kind(&self) -> FailureKind {
         match self {
             TrainError::Config(ConfigError::Read { source, .. })
-            | TrainError::Data(DataError::Read { source, .. })
+            | TrainError::Data(DataError::Read { source, .. } | DataError::ChatProcess { source })
             | TrainError::Base { source, .. }
             | TrainError::Io { source, .. } => FailureKind::of_io(source),
             TrainError::Remote { kind, .. } => *kind,

@@ -5,6 +5,12 @@ use serde::Serialize;
 use super::Rendered;
 use super::fault::RenderFault;
 
+/// A value for a template engine.
+pub(in crate::data) type Prepared = ();
+
+/// Leaves a value out.
+pub(super) fn prepare(_value: &impl Serialize) -> Prepared {}
+
 /// A chat template, of which there are none in this build.
 #[derive(Debug)]
 pub(in crate::data) enum ChatTemplate {}

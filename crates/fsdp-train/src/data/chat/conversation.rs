@@ -1,16 +1,20 @@
 //! Conversations, as found in records.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::learned::is_learned;
 use super::sharegpt;
 use crate::config::LossOn;
 
+/// Maximum size of a conversation as JSON. The longest contexts of models are some megabytes.
+const BYTES_MAX: usize = 16 << 20;
+
 /// The role whose messages the model learns.
 pub(super) const ASSISTANT: &str = "assistant";
 
 /// Messages, and the other variables that the record has for a template.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::data) struct Conversation {
     /// The messages, at least one.
     pub(super) messages: Vec<Value>,
@@ -42,6 +46,21 @@ impl Conversation {
         let checked: Vec<(Value, bool)> = checked.collect::<Result<_, _>>()?;
         let (messages, learned) = checked.into_iter().unzip();
         Ok(Conversation { messages, learned, prompt, context })
+    }
+
+    /// Returns the conversation as JSON.
+    ///
+    /// # Errors
+    /// If it is longer than a conversation may be.
+    pub(in crate::data) fn to_json(&self) -> Result<Vec<u8>, String> {
+        let json = serde_json::to_vec(self).map_err(|fault| fault.to_string())?;
+        if json.len() <= BYTES_MAX {
+            return Ok(json);
+        }
+        Err(format!(
+            "has {} bytes as JSON; the maximum for a conversation is {BYTES_MAX}: is it more than one?",
+            json.len()
+        ))
     }
 
     /// Returns the indices of the assistant's messages behind the prompt, and whether each counts in the loss.

@@ -1,7 +1,12 @@
 //! Reasons why a conversation cannot be turned into tokens.
 
+use serde::{Deserialize, Serialize};
+
 /// Limit on the instructions of the template engine per rendering: some seconds. A message takes about a hundred.
 pub(super) const FUEL: u64 = 50_000_000;
+
+/// Maximum number of characters of a message that a template chooses.
+const SHOWN_CHARS: usize = 500;
 
 /// Reasons why a template does not render a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,4 +34,25 @@ pub(in crate::data) enum RenderFault {
         /// The error message.
         reason: String,
     },
+}
+
+/// Reasons why a conversation has no [`Script`](super::script::Script).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub(in crate::data) enum ScriptFault {
+    /// The conversation is at fault.
+    #[error("{0}")]
+    Record(String),
+    /// The template took more than it may. It would for other conversations, too, so no other is tried.
+    #[error("{0}")]
+    Excess(String),
+}
+
+/// Shortens a message that a template chooses.
+#[cfg_attr(not(feature = "tokenizers"), expect(dead_code, reason = "no template is rendered"))]
+pub(super) fn shown(mut message: String) -> String {
+    if let Some((end, _)) = message.char_indices().nth(SHOWN_CHARS) {
+        message.truncate(end);
+        message.push_str(" ..");
+    }
+    message
 }

@@ -9,8 +9,9 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::Chat;
 use super::conversation::ASSISTANT;
+use super::script::Chat;
+use super::template::{Prepared, prepare};
 
 /// The text in place of a message: a Unicode noncharacter, which does not occur in text.
 const STAND_IN: &str = "\u{fdd2}";
@@ -44,24 +45,24 @@ impl Probe<'_> {
     /// Returns where the answer ends, with what the template writes after the last message. `None` as for the start.
     pub(super) fn end(&self) -> Option<usize> {
         let end = self.content(self.index)?.end;
-        let up_to = self.around(&self.chat.conversation.messages[..=self.index], self.index);
+        let up_to = self.around(&self.chat.messages[..=self.index], self.index);
         let after = up_to.map(|[_, after]| after).filter(|after| self.whole[end..].starts_with(after));
         Some(end + after.map_or(0, |after| after.len()))
     }
 
     /// Returns the bytes that depend on a message.
     fn content(&self, index: usize) -> Option<Range<usize>> {
-        self.chat.conversation.messages.get(index)?;
-        let [before, after] = self.around(&self.chat.conversation.messages, index)?;
+        self.chat.messages.get(index)?;
+        let [before, after] = self.around(&self.chat.messages, index)?;
         let start = common(self.whole.chars(), before.chars());
         let end = self.whole.len() - common(self.whole.chars().rev(), after.chars().rev());
         (start <= end).then_some(start..end)
     }
 
     /// Returns the text before and after a message in a conversation.
-    fn around(&self, messages: &[Value], index: usize) -> Option<[String; 2]> {
+    fn around(&self, messages: &[Prepared], index: usize) -> Option<[String; 2]> {
         let mut messages = messages.to_vec();
-        messages[index] = stand_in(&messages[index]);
+        messages[index] = prepare(&stand_in(&self.chat.conversation.messages[index]));
         let text = self.chat.render(&messages, false).ok()?.text;
         let (before, after) = text.split_once(STAND_IN)?;
         (!after.contains(STAND_IN)).then(|| [before, after].map(str::to_owned))
@@ -69,7 +70,7 @@ impl Probe<'_> {
 
     /// Returns what the template writes for the model to continue with this answer.
     fn prompt(&self) -> Option<String> {
-        let before = &self.chat.conversation.messages[..self.index];
+        let before = &self.chat.messages[..self.index];
         let [plain, prompted] = [false, true].map(|prompt| self.chat.render(before, prompt));
         let (plain, prompted) = (plain.ok()?.text, prompted.ok()?.text);
         let prompt = prompted[common(prompted.chars(), plain.chars())..].to_owned();
@@ -78,10 +79,10 @@ impl Probe<'_> {
 
     /// Returns how much of a text is between the previous message and an answer that is followed by another question.
     fn header_len(&self, text: &str) -> usize {
-        let mut messages = self.chat.conversation.messages[..=self.index].to_vec();
-        messages.push(json!({"role": "user", "content": "?"}));
+        let mut messages = self.chat.messages[..=self.index].to_vec();
+        messages.push(prepare(&json!({"role": "user", "content": "?"})));
         let found = self.around(&messages, self.index);
-        let found = found.or_else(|| self.around(&self.chat.conversation.messages, self.index));
+        let found = found.or_else(|| self.around(&self.chat.messages, self.index));
         let Some([before, _]) = found else { return 0 };
         let ends = before.char_indices().map(|(at, _)| &before[at..]);
         ends.filter(|end| end.len() <= text.len()).find(|end| text.starts_with(end)).map_or(0, str::len)

@@ -12,10 +12,13 @@ use minijinja_contrib::pycompat;
 use serde::Serialize;
 
 use super::Rendered;
-use super::fault::{FUEL, RenderFault};
+use super::fault::{FUEL, RenderFault, shown};
 
 /// Name of the template in its environment. It has no file extension that would enable HTML escaping.
 const NAME: &str = "chat template";
+
+/// A value as the template engine holds it, which is cheap to clone.
+pub(in crate::data) type Prepared = Value;
 
 /// A chat template.
 #[derive(Debug)]
@@ -28,6 +31,11 @@ pub(in crate::data) struct ChatTemplate {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
+
+/// Hands a value to the template engine.
+pub(super) fn prepare(value: &impl Serialize) -> Prepared {
+    Value::from_serialize(value)
+}
 
 impl ChatTemplate {
     /// Compiles a template. `strftime_now` formats `date` instead of the current time, which would make the tokens of
@@ -118,7 +126,7 @@ fn render_fault(fault: &Error) -> RenderFault {
     let mut cause: Option<&dyn std::error::Error> = Some(fault);
     while let Some(fault) = cause {
         if let Some(Raised(message)) = fault.downcast_ref() {
-            return RenderFault::Rejected(message.clone());
+            return RenderFault::Rejected(shown(message.clone()));
         }
         cause = fault.source();
     }
@@ -132,10 +140,10 @@ fn render_fault(fault: &Error) -> RenderFault {
 /// Returns the engine's error message, without the name and the line of the template.
 fn reason(fault: &Error) -> String {
     let inner = fault.source().map_or(String::new(), |source| format!(": {source}"));
-    match fault.detail() {
+    shown(match fault.detail() {
         Some(detail) => format!("{}: {detail}{inner}", fault.kind()),
         None => format!("{}{inner}", fault.kind()),
-    }
+    })
 }
 
 #[cfg(test)]

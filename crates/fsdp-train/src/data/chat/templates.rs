@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use fsdp_core::Digest;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::template::ChatTemplate;
@@ -17,7 +18,7 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 /// Sources of templates, by name.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(in crate::data) struct Templates {
     /// Where the templates come from, for errors.
     origin: String,
@@ -68,22 +69,24 @@ impl Templates {
         Digest::of(&(&self.sources, &self.date))
     }
 
+    /// An error that names where the templates come from.
+    pub(super) fn fault(&self, reason: String) -> DataError {
+        DataError::ChatTemplate { origin: self.origin.clone(), reason }
+    }
+
     /// Compiles the templates.
     ///
     /// # Errors
-    /// [`DataError::ChatTemplate`] if there is no template, or if it does not compile.
-    pub(super) fn compile(&self) -> Result<Compiled, DataError> {
-        let failed = |reason| DataError::ChatTemplate { origin: self.origin.clone(), reason };
+    /// If there is no template, or if it does not compile: line, column and reason.
+    pub(super) fn compile(&self) -> Result<Compiled, String> {
         let parse = |name| {
             let source = self.sources.get(name);
-            source.map(|source| ChatTemplate::parse(source, self.date.as_deref()).map_err(failed)).transpose()
+            source.map(|source| ChatTemplate::parse(source, self.date.as_deref())).transpose()
         };
         let (plain, with_tools) = (parse(DEFAULT)?, parse(TOOL_USE)?);
         let plain = plain.ok_or_else(|| {
-            failed(
-                "it has no chat template, which `messages` need; set data.chat_template to a file with one"
-                    .to_owned(),
-            )
+            "it has no chat template, which `messages` need; set data.chat_template to a file with one"
+                .to_owned()
         })?;
         Ok(Compiled { plain, with_tools })
     }

@@ -1,6 +1,7 @@
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::*;
+use crate::data::encoder::EncodeFault;
 use crate::data::testing::config;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chats");
@@ -19,9 +20,20 @@ fn chats(tokenizer: &str, template: Option<&str>) -> (Chats, Tokenizer) {
     (Chats::find(&config, &tokenizer).unwrap(), tokenizer)
 }
 
+/// Returns the tokens of a conversation, and whether none of its answers ends with a token that stops generation.
+fn encode(
+    chats: &Chats,
+    conversation: &Conversation,
+    tokenizer: &Tokenizer,
+) -> Result<(Marked, bool), EncodeFault> {
+    let json = conversation.to_json()?;
+    let script = chats.scripts(vec![&json])?.next()?;
+    Ok(chats.tokens(&script, tokenizer)?)
+}
+
 /// Returns the parts of the text that count in the loss.
 fn answers((chats, tokenizer): &(Chats, Tokenizer), messages: &Value) -> Result<Vec<String>, String> {
-    let marked = chats.encode(&conversation(messages), tokenizer);
+    let marked = encode(chats, &conversation(messages), tokenizer);
     let (Marked { ids, counts }, _) = marked.map_err(|fault| fault.to_string())?;
     let runs = (0..ids.len()).collect::<Vec<_>>();
     let runs = runs.chunk_by(|&one, &next| counts[one] == counts[next]).filter(|run| counts[run[0]]);
@@ -60,7 +72,7 @@ fn tokens_and_answer_mask_match_transformers() {
         let name = case["tokenizer"].as_str().unwrap();
         for chat in case["chats"].as_array().unwrap() {
             let (chats, tokenizer) = chats(name, None);
-            let (marked, _) = chats.encode(&conversation(&chat["messages"]), &tokenizer).unwrap();
+            let (marked, _) = encode(&chats, &conversation(&chat["messages"]), &tokenizer).unwrap();
             assert_eq!(json!(marked.ids), chat["ids"], "{name}: {}", chat["messages"]);
             if let Some(mask) = chat["mask"].as_array() {
                 let counts: Vec<Value> =
@@ -122,7 +134,7 @@ fn answers_within_prompt_are_masked() {
     for template in ["turns", "generation"] {
         let (chats, tokenizer) = chats("plain", Some(template));
         let conversation = Conversation::new(turns().as_array().unwrap().clone(), 4, Map::new()).unwrap();
-        let (Marked { ids, counts }, _) = chats.encode(&conversation, &tokenizer).unwrap();
+        let (Marked { ids, counts }, _) = encode(&chats, &conversation, &tokenizer).unwrap();
         let counted: Vec<u32> =
             ids.into_iter().zip(counts).filter_map(|(id, counts)| counts.then_some(id)).collect();
         assert_eq!(tokenizer.decode(&counted).unwrap(), "A test.<|close|>", "{template}");
@@ -151,8 +163,8 @@ fn undeterminable_answer_error_names_remedy() {
 fn loss_on_all_counts_every_token() {
     let (mut chats, tokenizer) = chats("plain", None);
     let digest = chats.digest();
-    chats.loss_on = LossOn::All;
-    let (marked, _) = chats.encode(&conversation(&turns()), &tokenizer).unwrap();
+    chats.setup.loss_on = LossOn::All;
+    let (marked, _) = encode(&chats, &conversation(&turns()), &tokenizer).unwrap();
     assert!(marked.counts.iter().all(|&counts| counts));
     assert_ne!(chats.digest(), digest);
 }
@@ -179,7 +191,7 @@ fn missing_template_is_data_error_not_record_error() {
     let config = config();
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let chats = Chats::find(&config, &tokenizer).unwrap();
-    let fault = chats.encode(&conversation(&turns()), &tokenizer).unwrap_err();
+    let fault = encode(&chats, &conversation(&turns()), &tokenizer).unwrap_err();
     assert!(matches!(fault, EncodeFault::Data(DataError::ChatTemplate { .. })), "{fault}");
 }
 
@@ -197,7 +209,7 @@ fn answers_are_found_where_blocks_mark_them() {
         assert_ne!(marked, plain);
         for (source, what) in [(marked, "with blocks"), (plain, "without blocks")] {
             let (chats, tokenizer) = with_template(&source);
-            let got = chats.encode(&conversation(&case["messages"]), &tokenizer);
+            let got = encode(&chats, &conversation(&case["messages"]), &tokenizer);
             let (Marked { ids, counts }, _) = got.unwrap_or_else(|fault| panic!("{name} {what}: {fault}"));
             let counts: Vec<u8> = counts.into_iter().map(u8::from).collect();
             assert_eq!(json!(ids), case["ids"], "{name} {what}: {}", case["messages"]);
@@ -228,7 +240,7 @@ fn token_that_stops_generation_counts_or_is_missed() {
         let expected = [0, 1].map(|index| format!("{}{}", two[index], end[index])).to_vec();
         assert_eq!(answers(&loaded, &both), Ok(expected), "{said}");
         let open = |(chats, tokenizer): &(Chats, Tokenizer), messages: &Value| {
-            chats.encode(&conversation(messages), tokenizer).unwrap().1
+            encode(chats, &conversation(messages), tokenizer).unwrap().1
         };
         assert_eq!(open(&loaded, &both), is_open, "{said}");
         assert_eq!(open(&loaded, &turns()), is_open, "{said}: a question at the end");
@@ -250,16 +262,16 @@ fn messages_marked_not_to_count_are_seen_but_not_learned() {
         marked[4]["weight"] = json!(1);
         for template in ["turns", "generation", "reasoning"] {
             let (mut chats, tokenizer) = chats("plain", Some(template));
-            let (plain, _) = chats.encode(&conversation(&turns()), &tokenizer).unwrap();
-            let (got, _) = chats.encode(&conversation(&marked), &tokenizer).unwrap();
+            let (plain, _) = encode(&chats, &conversation(&turns()), &tokenizer).unwrap();
+            let (got, _) = encode(&chats, &conversation(&marked), &tokenizer).unwrap();
             assert_eq!(got.ids, plain.ids, "{template} {mark}");
             let counted = |Marked { ids, counts }: Marked| {
                 let counted = ids.into_iter().zip(counts).filter_map(|(id, counts)| counts.then_some(id));
                 tokenizer.decode(&counted.collect::<Vec<u32>>()).unwrap()
             };
             assert_eq!(counted(got), "A test.<|close|>", "{template} {mark}");
-            chats.loss_on = LossOn::All;
-            let (all, _) = chats.encode(&conversation(&marked), &tokenizer).unwrap();
+            chats.setup.loss_on = LossOn::All;
+            let (all, _) = encode(&chats, &conversation(&marked), &tokenizer).unwrap();
             let ignored = Marked { counts: all.counts.iter().map(|counts| !counts).collect(), ..all };
             assert_eq!(counted(ignored), "It is 4.<|close|>", "{template} {mark}");
         }
@@ -271,7 +283,7 @@ fn last_answer_alone_counts() {
     for template in ["turns", "generation", "reasoning"] {
         let (mut chats, tokenizer) = chats("plain", Some(template));
         let digest = chats.digest();
-        chats.loss_on = LossOn::LastAnswer;
+        chats.setup.loss_on = LossOn::LastAnswer;
         assert_ne!(chats.digest(), digest);
         let found = answers(&(chats, tokenizer), &turns());
         assert_eq!(found, Ok(vec!["A test.<|close|>".to_owned()]), "{template}");
@@ -299,12 +311,12 @@ fn reasoning_counts_unless_it_is_left_out() {
         let digest = loaded.0.digest();
         let expected = vec![format!("{first}Hello!<|close|>"), format!("{second}A test.<|close|>")];
         assert_eq!(answers(&loaded, &messages), Ok(expected));
-        loaded.0.counts_reasoning = false;
+        loaded.0.setup.counts_reasoning = false;
         assert_ne!(loaded.0.digest(), digest);
         let without = ["Hello!<|close|>", "A test.<|close|>"].map(str::to_owned).to_vec();
         assert_eq!(answers(&loaded, &messages), Ok(without));
-        loaded.0.loss_on = LossOn::All;
-        let (Marked { ids, counts }, _) = loaded.0.encode(&conversation(&messages), &loaded.1).unwrap();
+        loaded.0.setup.loss_on = LossOn::All;
+        let (Marked { ids, counts }, _) = encode(&loaded.0, &conversation(&messages), &loaded.1).unwrap();
         let left_out = ids.into_iter().zip(counts).filter_map(|(id, counts)| (!counts).then_some(id));
         let left_out = loaded.1.decode(&left_out.collect::<Vec<u32>>()).unwrap();
         assert_eq!(left_out, format!("{first}{second}"));

@@ -1,13 +1,21 @@
-use serde_json::{Map, json};
+use serde_json::json;
 
 use super::*;
 use crate::data::testing::chats;
+
+fn encode_record(encoder: &Encoder<'_>, record: Value) -> Result<EncodedDocument, EncodeFault> {
+    let Value::Object(record) = record else { panic!("an object") };
+    match encoder.read(Record::Object(record))? {
+        Read::Document(document) => Ok(document),
+        Read::Conversation(json) => encoder.conversation(&encoder.chats.scripts(vec![&json])?.next()?),
+    }
+}
 
 /// Returns the tokens of a JSON object whose field `x` is the document, with the byte tokenizer.
 fn encode(value: Value) -> Result<Vec<u32>, String> {
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(Some("x")), chats: chats() };
-    let document = encoder.encode(Record::Object(Map::from_iter([("x".to_owned(), value)])));
+    let document = encode_record(&encoder, json!({"x": value}));
     document.map(|document| document.ids).map_err(|fault| fault.to_string())
 }
 
@@ -43,10 +51,7 @@ fn rejects_values_other_than_string_or_id_list() {
 fn prompts_and_messages_are_distinguished_from_texts() {
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() };
-    let encode = |record: Value| {
-        let Value::Object(record) = record else { panic!("an object") };
-        encoder.encode(Record::Object(record))
-    };
+    let encode = |record: Value| encode_record(&encoder, record);
     let document = encode(json!({"text": "x", "prompt": "a", "completion": "b"})).unwrap();
     assert_eq!(document, EncodedDocument { ids: vec![97 | IGNORED_BIT, 98], form: Form::Completion });
     let document = encode(json!({"text": "x", "prompt": "a"})).unwrap();
@@ -74,8 +79,7 @@ fn sharegpt_records_are_read_as_messages() {
     let encode = |column: Option<&str>, record: Value| {
         let chats = Chats::find(&config, &tokenizer).unwrap();
         let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(column), chats };
-        let Value::Object(record) = record else { panic!("an object") };
-        encoder.encode(Record::Object(record)).map_err(|fault| fault.to_string())
+        encode_record(&encoder, record).map_err(|fault| fault.to_string())
     };
     let user = json!({"role": "user", "content": "Hi"});
     let answer = json!({"role": "assistant", "content": "A test.", "weight": 1});

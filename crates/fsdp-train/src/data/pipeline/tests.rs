@@ -100,3 +100,38 @@ fn first_error_is_reported_for_any_thread_count() {
         assert!(message.contains("line 30000: "), "{message}");
     }
 }
+
+/// A template that takes its time and then rejects every conversation is noticed as soon as for a single one.
+#[cfg(feature = "tokenizers")]
+#[test]
+fn first_rejected_conversation_ends_the_round() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let slow = "{% for i in range(9999) %}{% endfor %}{{ raise_exception('no') }}";
+    fs::write(path("slow.jinja"), slow).unwrap();
+    let mut config = crate::data::testing::config();
+    config.chat_template = Some(path("slow.jinja").to_str().unwrap().to_owned());
+    let tokenizer = Tokenizer::load("bytes").unwrap();
+    let took = |lines: usize| {
+        let line =
+            format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}\n", "x".repeat(2000));
+        fs::write(path("a.jsonl"), line.repeat(lines)).unwrap();
+        let text = Text {
+            files: &[DataFile { path: path("a.jsonl"), named: true, kind: Kind::Jsonl, compression: None }],
+            encoder: Encoder {
+                tokenizer: &tokenizer,
+                fields: Fields::new(None),
+                chats: crate::data::chat::Chats::find(&config, &tokenizer).unwrap(),
+            },
+            malformed: Malformed::Error,
+            expansion_max: 1000,
+            watch: &Watch::NONE,
+        };
+        let start = std::time::Instant::now();
+        let fault = documents(&text, 2).unwrap_err().to_string();
+        assert!(fault.ends_with("a.jsonl: line 1: the chat template rejects it: no"), "{fault}");
+        start.elapsed()
+    };
+    let one = took(1);
+    assert!(took(4000) < 500 * one, "{one:?}");
+}

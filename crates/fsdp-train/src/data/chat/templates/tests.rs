@@ -42,12 +42,12 @@ fn missing_or_invalid_template_error_names_source() {
     let config = config();
     let found =
         |folder: Option<&str>, value: Value| Templates::find(&config, folder.map(Path::new), &value).unwrap();
-    let fault = |value: Value| found(Some("folder"), value).compile().unwrap_err().to_string();
-    let none = fault(Value::Null);
+    let fault = |templates: Templates| templates.fault(templates.compile().unwrap_err()).to_string();
+    let none = fault(found(Some("folder"), Value::Null));
     assert!(none.starts_with("folder/tokenizer_config.json: it has no chat template"), "{none}");
     assert!(none.contains("data.chat_template"), "{none}");
-    let bytes = found(None, Value::Null).compile().unwrap_err().to_string();
+    let bytes = fault(found(None, Value::Null));
     assert!(bytes.starts_with("tokenizer \"bytes\": it has no chat template"), "{bytes}");
-    let broken = fault(json!("{% if %}"));
+    let broken = fault(found(Some("folder"), json!("{% if %}")));
     assert!(broken.starts_with("folder/tokenizer_config.json: line 1, column "), "{broken}");
 }
