@@ -102,8 +102,6 @@ fn missing_process_for_templates_ends_run_with_error() {
     let limits: Vec<u64> = (1..cores + 12).collect();
     limited.sweep("nproc", &limits, Some(user), SAVES, &["thread", "cannot start", "process of its own"]);
     limited.sweep("nofile", &[5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 64], None, SAVES, &["Too many open files"]);
-    let memory = [100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
-    limited.sweep("as", &memory, None, SAVES, &["memory", "thread"]);
 }
 
 #[test]

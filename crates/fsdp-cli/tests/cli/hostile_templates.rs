@@ -1,6 +1,5 @@
 //! Chat templates that would take the whole program with them: they end only the process in which they run.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -55,12 +54,12 @@ fn hostile_template_ends_command_with_error_naming_it() {
         let sandbox = sandbox(template, 1000);
         for command in ["check run.toml", "train run.toml --set data.malformed=skip"] {
             let start = Instant::now();
-            let Ran { code, stderr, .. } = sandbox.fsdp(command);
-            assert_eq!(code, Some(2), "{template}: {stderr}");
-            let is_named =
-                stderr.contains("chat.jinja: the chat template") && stderr.contains("data.jsonl, line 1)");
-            assert!(is_named && stderr.contains(limit), "{template}: {stderr}");
-            assert!(stderr.len() < 1000 && !stderr.contains("overflow"), "{template}: {stderr}");
+            let Ran { code, stdout, stderr } = sandbox.fsdp(command);
+            let text = stdout + &stderr;
+            assert_eq!(code, Some(2), "{template}: {text}");
+            let is_named = ["chat.jinja: the chat template", "data.jsonl, line 1)", limit];
+            assert!(is_named.iter().all(|part| text.contains(part)), "{template}: {text}");
+            assert!(text.len() < 4000 && !text.contains("overflow"), "{template}: {text}");
             assert!(start.elapsed() < Duration::from_secs(200), "{template}: {:?}", start.elapsed());
         }
         assert!(workers(&sandbox).is_empty());
@@ -75,11 +74,15 @@ fn template_process_ends_with_its_program_and_inherits_nothing() {
         command.args(["train", "run.toml"]).stderr(Stdio::null());
         let mut program = command.spawn().unwrap();
         wait_until("a process that runs templates", || !workers(&sandbox).is_empty());
-        let files = fs::read_dir(workers(&sandbox)[0].join("fd")).unwrap();
-        let files: BTreeSet<String> =
-            files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned()).collect();
-        // The last is a copy of the first.
-        assert!(files.is_subset(&["0", "1", "2", "3"].map(str::to_owned).into()), "{files:?}");
+        // Besides the socket, of which it has a copy, it has only what this test has inherited itself.
+        let mut files =
+            fs::read_dir(workers(&sandbox)[0].join("fd")).unwrap().map(|file| file.unwrap().path());
+        let is_inherited = |file: &PathBuf| {
+            let own = PathBuf::from("/proc/self/fd").join(file.file_name().unwrap());
+            fs::read_link(own).ok() == fs::read_link(file).ok()
+        };
+        let is_own = |file: &PathBuf| ["0", "1", "2", "3"].iter().any(|own| file.ends_with(own));
+        assert!(files.all(|file| is_own(&file) || is_inherited(&file)));
         send(signal, program.id());
         assert_eq!(program.wait().unwrap().code(), code);
         wait_until("the end of all processes", || workers(&sandbox).is_empty());
