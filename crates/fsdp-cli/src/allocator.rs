@@ -5,8 +5,12 @@
 //! and an exit code that asks a scheduler to try again. Nothing else may happen then: what it would need may be gone.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use rustix::process::{Resource, getrlimit};
 use signal_hook::consts::SIGABRT;
 use signal_hook::low_level;
 
@@ -54,6 +58,23 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, len: usize) -> *mut u8 {
         // SAFETY: as above.
         noted(unsafe { System.realloc(memory, layout, len) })
+    }
+}
+
+/// Where the address space is limited, has all threads allocate from one heap. glibc reserves 64 MiB of address space
+/// for the heap of each thread, and tries again at every allocation if there is no room for it: with a limit of some
+/// 100 MiB, most of it is reserved and not used, and a run takes fifty times as long. Threads of a run allocate little
+/// between two steps, so they seldom wait for each other.
+pub(crate) fn share_heap_under_limit() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if getrlimit(Resource::As).current.is_some() {
+        /// `M_ARENA_MAX` of `malloc.h`.
+        const ARENA_MAX: c_int = -8;
+        unsafe extern "C" {
+            fn mallopt(parameter: c_int, value: c_int) -> c_int;
+        }
+        // SAFETY: the call sets a number that later allocations read. No other thread is running.
+        unsafe { mallopt(ARENA_MAX, 1) };
     }
 }
 

@@ -27,6 +27,7 @@ use fsdp_train::config::RunConfig;
 use fsdp_train::metrics::{ProcessInfo, ProcessTable};
 
 use crate::args::NetworkArgs;
+use crate::descriptors;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
@@ -228,6 +229,7 @@ fn join(place: ProcessPlace, run: &RunConfig, network: NetworkArgs) -> Result<Cl
     if !run.ranks.is_multiple_of(processes) {
         return Err(CliError::Processes { place, ranks: run.ranks });
     }
+    descriptors::expect(processes)?;
     let joining = Joining {
         place,
         variable: &variable,

@@ -97,6 +97,12 @@ pub(crate) enum CliError {
         what: String,
         source: io::Error,
     },
+    /// The limit on open files is too low for several processes.
+    #[error(
+        "a process of this run of {processes} needs at least {needed} file descriptors, and the limit is {limit}: Too many \
+         open files; raise it (ulimit -n)"
+    )]
+    Descriptors { limit: u64, needed: u64, processes: usize },
     /// Another process has failed.
     #[error("{verdict}{}", resume_hint(verdict))]
     World {
@@ -226,7 +232,7 @@ impl CliError {
             | CliError::Create { source, .. }
             | CliError::Start { source, .. }
             | CliError::Write { source, .. } => FailureKind::of_io(source),
-            CliError::NoCoordinator { .. } => FailureKind::Temporary,
+            CliError::NoCoordinator { .. } | CliError::Descriptors { .. } => FailureKind::Temporary,
             CliError::Signal { .. } => FailureKind::Permanent,
             // A failed call may succeed next time; a missing library or GPU stays missing.
             CliError::Gpu(DeviceError::Call { .. }) | CliError::Nccl(NcclError::Call { .. }) => {

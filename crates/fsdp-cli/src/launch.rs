@@ -24,6 +24,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::args::LaunchArgs;
+use crate::descriptors;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::logging;
@@ -39,6 +40,7 @@ use plan::Plan;
 pub(crate) fn run(args: &LaunchArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let plan = Plan::new(args)?;
+    descriptors::expect(args.nproc * args.nnodes.min)?;
     let mut meeting = Meeting::new(args, &plan)?;
     let (sender, events) = mpsc::channel();
     let mut signals =

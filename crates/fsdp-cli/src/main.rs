@@ -38,6 +38,7 @@ mod clock;
 mod cluster;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod descriptors;
 mod device;
 mod error;
 mod exit_code;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
             }
         };
     }
+    allocator::share_heap_under_limit();
     match Args::try_parse() {
         Ok(Args { command, logs }) => {
             output::set_style(logs);

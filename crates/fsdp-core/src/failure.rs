@@ -7,6 +7,7 @@ use std::io;
 
 use crate::comm::CommError;
 use crate::error::Error;
+use crate::out_of_memory::MemoryKind;
 
 /// How to respond to a failure. When several things fail at once, the greatest kind counts: a retry helps only if it
 /// helps all of them.
@@ -81,10 +82,11 @@ impl Error {
             | Error::BufferInUse { .. }
             | Error::Shared { .. }
             | Error::Released { .. }
-            | Error::OutOfMemory(_)
             | Error::Parameter { .. }
             | Error::Program { .. } => FailureKind::Permanent,
-            Error::Device(_) => FailureKind::Temporary,
+            // A device belongs to the run alone. Other programs use the machine's memory too, and its limits can be raised.
+            Error::OutOfMemory(error) if error.kind != MemoryKind::Host => FailureKind::Permanent,
+            Error::Device(_) | Error::OutOfMemory(_) => FailureKind::Temporary,
             Error::Comm(error) => error.kind(),
         }
     }

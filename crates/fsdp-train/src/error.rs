@@ -421,7 +421,10 @@ pub enum TrainError {
         message: String,
     },
     /// A rank could not be started.
-    #[error("the thread of {rank} could not be started: {source}")]
+    #[error(
+        "the thread of {rank} could not be started: {source}; use fewer ranks in this process, or raise the limit on \
+         threads (ulimit -u, pids.max) or on the address space (ulimit -v)"
+    )]
     Spawn {
         /// The rank.
         rank: Rank,

@@ -10,6 +10,7 @@
 mod available;
 mod shortage;
 
+use fsdp_comm::ThreadOptions;
 use fsdp_core::memory::Category;
 use fsdp_core::plan::Plan;
 use fsdp_nn::model::Architecture;
@@ -91,7 +92,12 @@ fn expect(
     };
     let forecast = forecast()?;
     events::predicted_memory(&forecast.usage);
-    let parts = parts((config, plan), ranks, storage, &forecast);
+    let mut parts = parts((config, plan), ranks, storage, &forecast);
+    if available.limit == Limit::AddressSpace {
+        let per_rank_bytes = ThreadOptions::default().stack_bytes as u64;
+        let bytes = per_rank_bytes.saturating_mul(ranks as u64);
+        parts.push(Part { name: "stacks of threads", per_rank_bytes, bytes });
+    }
     let needed_bytes = parts.iter().map(|part| part.bytes).sum();
     if needed_bytes <= available.bytes {
         return Ok(());

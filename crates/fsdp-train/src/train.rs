@@ -16,6 +16,7 @@ use fsdp_ckpt::export::Export;
 use fsdp_ckpt::is_url;
 use fsdp_ckpt::native::RunDir;
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::FailureKind;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
@@ -176,7 +177,12 @@ where
         let began = start.lock().map(|lock| Began { lock, step, lr });
         Divergence::of(start.explain(TrainError::from(failure), options), began, &run.log().losses)
     };
-    let ranks = launched.map_err(explain)?;
+    let ranks = launched.map_err(explain).inspect_err(|error| {
+        // Where another try may help, the same command must be able to start it.
+        if run.log().records.is_empty() && error.kind() == FailureKind::Temporary {
+            start.unsettle(out_dir);
+        }
+    })?;
     let done = ranks[0].done;
     if assembly.is_leader() {
         let best = saves.best(&ranks[0].watched);

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::support::{Ran, Sandbox};
+use crate::support::{LLAMA, Ran, Sandbox};
 
 /// Far less than `run.timeout_s`, and far more than the run takes.
 const HANGS_AFTER: &str = "60";
@@ -129,8 +129,65 @@ fn descriptor_limit_ends_run_with_error_naming_files() {
 fn memory_limit_ends_run_with_error_naming_memory() {
     let limited = Limited::new();
     // Below that, the system cannot load the program.
-    let limits = [80, 100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
+    let limits = [74, 80, 100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
     limited.sweep("as", &limits, None, SAVES, &["memory", "thread"]);
+}
+
+const LAUNCH: &str =
+    "launch --nproc 2 -- train run.toml --resume --set checkpoint.every=1 --set train.steps=4";
+
+#[test]
+fn descriptor_limit_ends_launch_with_error_naming_files() {
+    let limited = Limited::new();
+    let names = ["Too many open files"];
+    limited.sweep("nofile", &[6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 64], None, LAUNCH, &names);
+}
+
+#[test]
+fn thread_limit_ends_launch_with_error_naming_thread() {
+    let Some(user) = another_user() else { return };
+    let limited = Limited::new();
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    // Those of the agent, and of two processes.
+    let limits: Vec<u64> = (1..=6).map(|part| part * (3 * cores + 24) / 6).collect();
+    limited.sweep("nproc", &limits, Some(user), LAUNCH, &["thread", "cannot start"]);
+}
+
+#[test]
+fn tight_address_space_is_enough_for_a_small_run() {
+    let limited = Limited::new();
+    let ran = limited.run("--as=220200960", None, SAVES);
+    assert_eq!(ran.code, Some(0), "210 MiB: {}", ran.stderr);
+}
+
+#[test]
+fn memory_limit_on_many_ranks_or_tokens_leaves_no_folder() {
+    let limited = Limited::new();
+    limited.sandbox.write("data.txt", "what one rank keeps of a tensor. ".repeat(100));
+    std::fs::create_dir(limited.sandbox.path("large")).unwrap();
+    limited.sandbox.write("large/config.json", LLAMA.replace(": 256", ": 262144"));
+    let ranks = "--set run.ranks=256 --set train.global_batch_size=256 --set train.micro_batch_size=1";
+    let many_ranks = format!("{ranks} --set train.steps=2 --set checkpoint.every=1");
+    let many_tokens = "--set model.path=large --set train.steps=2 --set checkpoint.every=1".to_owned();
+    // From limits that are reported at the start to those that suffice.
+    for (args, limits) in [(many_ranks, [600, 1_000, 2_000, 30_000]), (many_tokens, [200, 230, 260, 290])] {
+        for mebibytes in limits {
+            let out = format!("out-{mebibytes}");
+            let train = format!("train run.toml --set run.out_dir={out} {args}");
+            let ran = limited.run(&format!("--as={}", mebibytes << 20_u64), None, &train);
+            let case = format!("{train}: {mebibytes} MiB: {:?}: {}", ran.code, ran.stderr);
+            assert!(matches!(ran.code, Some(0 | 2 | 75)), "{case}");
+            let is_named = ["memory", "thread"].iter().any(|name| ran.stderr.contains(name));
+            assert!(ran.code == Some(0) || is_named, "{case}");
+            if ran.code != Some(0)
+                && !ran.stderr.contains("step 1/2")
+                && !ran.stderr.contains("no more memory")
+            {
+                let again = limited.sandbox.fsdp(&train);
+                assert_eq!(again.code, Some(0), "the same command: {case} then {}", again.stderr);
+            }
+        }
+    }
 }
 
 #[test]

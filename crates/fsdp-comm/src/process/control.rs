@@ -21,6 +21,7 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{FailureKind, Rank};
 
 use super::auth::Token;
+use super::auth::gate::no_thread;
 use super::frame::VALUE_MAX;
 use super::message::Join;
 use super::protocol::{Machine, Pulse, Request};
@@ -114,8 +115,9 @@ impl Control {
         process: usize,
     ) -> Result<Arc<Self>, JoinError> {
         let shared = driver.shared();
-        let thread = std::thread::Builder::new().name(format!("fsdp-control-{process}"));
-        let thread = Some(thread.spawn(move || driver.run())?);
+        let name = format!("fsdp-control-{process}");
+        let thread = std::thread::Builder::new().name(name.clone()).spawn(move || driver.run());
+        let thread = Some(thread.map_err(|error| no_thread(&name, &error))?);
         Ok(Arc::new(Control { shared, roster, process, thread }))
     }
 

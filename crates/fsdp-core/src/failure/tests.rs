@@ -28,8 +28,8 @@ fn every_core_error_has_expected_kind() {
     let (rank, peer) = (Rank(0), Rank(1));
     let (len, dtype) = (1, DType::F32);
     let missing = CommError::Missing { missing: [peer].into(), call: CALL, status: [].into() };
-    let (kind, category) = (MemoryKind::Device, Category::Activation);
-    let full = OutOfMemory { kind, category, bytes: Some(4), in_use: text() };
+    let category = Category::Activation;
+    let full = |kind| OutOfMemory { kind, category, bytes: Some(4), in_use: text() };
     let program = Error::Program { block: text(), source: "no such token".into() };
     let [param, alias, first, second] = std::array::from_fn(|_| text());
     let table = [
@@ -43,7 +43,8 @@ fn every_core_error_has_expected_kind() {
         (Error::BufferInUse { buffer: 3, name: text() }, FailureKind::Permanent),
         (Error::Shared { len, dtype, readers: 1 }, FailureKind::Permanent),
         (Error::Released { len, dtype }, FailureKind::Permanent),
-        (full.into(), FailureKind::Permanent),
+        (full(MemoryKind::Device).into(), FailureKind::Permanent),
+        (full(MemoryKind::Host).into(), FailureKind::Temporary),
         (Error::Parameter { block: text(), param: text(), why: "is sharded" }, FailureKind::Permanent),
         (program, FailureKind::Permanent),
         (Error::Device("the GPU fell off the bus".into()), FailureKind::Temporary),

@@ -5,6 +5,7 @@
 //! every step, so nothing is allocated after the first. [`Scratch`] is temporary storage of a kernel call; no rank
 //! counts it, and its total is the maximum ever in use at once.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -109,8 +110,8 @@ impl HostPool {
 
     /// Returns `len` elements of unspecified contents for the duration of a kernel.
     ///
-    /// # Panics
-    /// If memory is exhausted. A kernel cannot fail, and its scratch is small compared to its operands.
+    /// If memory is exhausted, this ends the process as any small allocation does: a kernel cannot fail, and its scratch is
+    /// small compared to its operands.
     pub(crate) fn scratch<A: Pod>(self: &Arc<Self>, len: usize) -> Scratch<A> {
         let line_count = (len * size_of::<A>()).div_ceil(size_of::<Line>());
         let mut free = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,7 +123,9 @@ impl HostPool {
             reused.filter(|lines| lines.len() >= line_count).unwrap_or_else(|| {
                 match try_zeroed_vec(line_count) {
                     Ok(lines) => lines,
-                    Err(()) => panic!("the host has no room for {line_count} x 64 bytes of scratch"),
+                    Err(()) => {
+                        handle_alloc_error(Layout::array::<Line>(line_count).unwrap_or(Layout::new::<Line>()))
+                    }
                 }
             });
         Scratch { lines, len, pool: Arc::clone(self), element: PhantomData }

@@ -330,6 +330,17 @@ impl Saver {
         })
     }
 
+    /// Allocates the memory for the copies of the state, so that no save lacks it.
+    ///
+    /// # Errors
+    /// [`fsdp_core::OutOfMemory`].
+    pub(crate) fn claim<M: Memory, P: Program<M>>(
+        &mut self,
+        engine: &Engine<M, P>,
+    ) -> Result<(), TrainError> {
+        self.snapshot.claim(engine, &self.options.table.held[self.shard])
+    }
+
     /// Starts saving the state of an engine.
     ///
     /// # Errors

@@ -1,12 +1,14 @@
 //! A copy of the part of the state that one rank saves, so that training can continue while it is written.
 //!
-//! The first save allocates the buffers; later ones reuse them.
+//! The buffers are allocated before the first step, or else by the first save; later ones reuse them.
+
+use std::collections::TryReserveError;
 
 use fsdp_core::engine::{Engine, UnitShards};
-use fsdp_core::memory::{HostSliceMut, Slice};
+use fsdp_core::memory::{Category, HostSliceMut, Slice};
 use fsdp_core::program::Program;
 use fsdp_core::wrap::UnitId;
-use fsdp_core::{DType, Memory, Queue};
+use fsdp_core::{DType, Memory, MemoryKind, OutOfMemory, Queue};
 
 use super::table::{Held, ValueLocation};
 use crate::error::TrainError;
@@ -37,11 +39,25 @@ impl Snapshot {
         step: u64,
         late: &LateParams,
     ) -> Result<(), TrainError> {
-        if self.values.is_empty() {
-            self.values = held.iter().map(|held| Values::zeroed(engine, held.place)).collect();
-        }
+        self.claim(engine, held)?;
         for (held, values) in held.iter().zip(&mut self.values) {
             values.copy(engine, held.place, (step, late))?;
+        }
+        Ok(())
+    }
+
+    /// Allocates the memory of the copy, without touching it.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub(super) fn claim<M: Memory, P: Program<M>>(
+        &mut self,
+        engine: &Engine<M, P>,
+        held: &[Held],
+    ) -> Result<(), TrainError> {
+        if self.values.is_empty() {
+            let claimed: Result<_, _> = held.iter().map(|held| Values::claim(engine, held.place)).collect();
+            self.values = claimed.map_err(fsdp_core::Error::from)?;
         }
         Ok(())
     }
@@ -57,19 +73,33 @@ impl Snapshot {
 }
 
 impl Values {
-    fn zeroed<M: Memory, P: Program<M>>(engine: &Engine<M, P>, place: ValueLocation) -> Self {
-        let (dtype, len) = match place {
-            ValueLocation::Steps { .. } => (DType::F32, 1),
-            ValueLocation::Params { len, .. } => (engine.plan().policy.param_dtype.master(), len),
+    /// Empty values with room for those of a place.
+    fn claim<M: Memory, P: Program<M>>(
+        engine: &Engine<M, P>,
+        place: ValueLocation,
+    ) -> Result<Self, OutOfMemory> {
+        let (dtype, len, category) = match place {
+            ValueLocation::Steps { .. } => (DType::F32, 1, Category::OptimizerState),
+            ValueLocation::Params { len, .. } => {
+                (engine.plan().policy.param_dtype.master(), len, Category::ParameterShard)
+            }
             ValueLocation::State { unit, segment, tensor, len, .. } => {
-                (engine.shards(UnitId(unit)).state_tensors[segment][tensor].dtype, len)
+                let dtype = engine.shards(UnitId(unit)).state_tensors[segment][tensor].dtype;
+                (dtype, len, Category::OptimizerState)
             }
         };
+        let full = |_| OutOfMemory {
+            kind: MemoryKind::Host,
+            category,
+            bytes: Some(len * dtype.size_bytes()),
+            in_use: "it is for the copy that a checkpoint is written from".to_owned(),
+        };
         match dtype {
-            DType::F64 => Values::F64(vec![0.0; len]),
-            DType::U8 => Values::U8(vec![0; len]),
-            _ => Values::F32(vec![0.0; len]),
+            DType::F64 => with_room(len).map(Values::F64),
+            DType::U8 => with_room(len).map(Values::U8),
+            _ => with_room(len).map(Values::F32),
         }
+        .map_err(full)
     }
 
     fn copy<M: Memory, P: Program<M>>(
@@ -95,10 +125,22 @@ impl Values {
             }
         };
         let out = match self {
-            Values::F32(values) => HostSliceMut::F32(values),
-            Values::F64(values) => HostSliceMut::F64(values),
-            Values::U8(values) => HostSliceMut::U8(values),
+            Values::F32(values) => HostSliceMut::F32(filled(values, slice.len)),
+            Values::F64(values) => HostSliceMut::F64(filled(values, slice.len)),
+            Values::U8(values) => HostSliceMut::U8(filled(values, slice.len)),
         };
         Ok(engine.memory().read(Queue::Compute, slice, out)?)
     }
+}
+
+/// An empty vector with room for `len` values.
+fn with_room<T>(len: usize) -> Result<Vec<T>, TryReserveError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map(|()| values)
+}
+
+/// The values, `len` of them, for which there is room.
+fn filled<T: Clone + Default>(values: &mut Vec<T>, len: usize) -> &mut [T] {
+    values.resize(len, T::default());
+    values
 }

@@ -28,7 +28,7 @@ use crate::config::{Resolved, WatchedLoss};
 use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
-use crate::metrics::Recorder;
+use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, Recorder, STEPS, TENSORBOARD};
 use crate::rule::LateParams;
 use crate::train::{Attempts, RunOptions};
 use crate::wire_result;
@@ -291,6 +291,23 @@ impl Start {
         let metrics = Recorder::resume(config, lines_until)?;
         lock.remove_cleared()?;
         Ok(metrics)
+    }
+
+    /// Removes what [`Start::settle`] has written, unless the run continues or replaces an earlier one: for a run that
+    /// has failed before its first step was done.
+    pub(crate) fn unsettle(&self, out_dir: &Path) {
+        let settled = self.folder.as_ref().filter(|folder| folder.is_settled.load(Ordering::Relaxed));
+        let is_new = |folder: &Folder| matches!(folder.earlier, Earlier::Replaced { has_checkpoints: false });
+        if is_url(out_dir) || !settled.is_some_and(is_new) {
+            return;
+        }
+        // What is left shows only that a run began there.
+        for file in [RESOLVED, METRICS, STEPS, EVALUATIONS] {
+            let _ = fs::remove_file(out_dir.join(file));
+        }
+        for folder in [TENSORBOARD, MLFLOW] {
+            let _ = fs::remove_dir_all(out_dir.join(folder));
+        }
     }
 
     /// Adds details to the error of a failed run: if a rank could not read the newest checkpoint, names the newest

@@ -43,6 +43,21 @@ fn left(bytes: u64) -> Option<Available> {
     Some(Available { bytes, limit: Limit::Machine })
 }
 
+#[test]
+fn limited_address_space_must_hold_stacks_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(dir.path(), 4, &[]);
+    let (bytes, stacks) = (needed(&job, Storage::Shared), 4 * (2 << 20));
+    let fits = |bytes, limit| {
+        let forecast = || job.forecast::<HostMemory>();
+        expect(forecast, (&job.config, &job.plan), 4, Storage::Shared, Some(Available { bytes, limit }))
+            .is_ok()
+    };
+    assert!(fits(bytes, Limit::Machine), "memory that is not touched is free");
+    assert!(!fits(bytes + stacks - 1, Limit::AddressSpace));
+    assert!(fits(bytes + stacks, Limit::AddressSpace));
+}
+
 /// Total bytes in the storage of all buffers, after two steps.
 fn held(job: &Job<HfModel>, storage: Storage) -> u64 {
     let pool = HostPool::new();

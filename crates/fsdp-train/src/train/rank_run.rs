@@ -42,9 +42,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     pub(super) fn new(
         run: &'r Run<'a, A>,
         trainer: RankTrainer<'a, M, A>,
+        saver: Option<Saver>,
         observer: Box<dyn Observer>,
     ) -> Self {
-        let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
         let (reports, clock) = (WaitReports::new(run.start.step), StepClock::default());
         let watched = run.start.watched.clone();
         Self { run, trainer, saver, cleanup: None, unproven: None, watched, observer, reports, clock }

@@ -22,7 +22,7 @@ use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
 use crate::adapter::{merges, peft};
 use crate::atomic_file::write_small;
 use crate::checkpoint::{
-    Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, assembly_error,
+    Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Saver, Source, Start, assembly_error,
 };
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
@@ -128,6 +128,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             }
             None => RankTrainer::new(self.job, seat)?,
         };
+        let mut saver = Saver::of_rank(self.saves, self.job.plan.mesh, trainer.rank());
+        if let (Some(saver), true) = (&mut saver, self.job.config.checkpoint.every > 0) {
+            saver.claim(trainer.engine())?;
+        }
         // When all ranks have answered, all inputs are known to be valid; only then is an earlier run replaced.
         if trainer.any(self.options.stop.load(Ordering::Relaxed))? {
             return Err(TrainError::Stopped);
@@ -135,7 +139,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         if trainer.rank().0 == 0 {
             self.take_over()?;
         }
-        RankRun::new(self, trainer, observer).run()
+        RankRun::new(self, trainer, saver, observer).run()
     }
 
     /// The records so far.

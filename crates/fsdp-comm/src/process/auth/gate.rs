@@ -60,7 +60,8 @@ impl Gate {
         authenticate: impl Fn(TcpStream, Duration) + Send + Sync + 'static,
     ) -> io::Result<()> {
         let accept = move || self.accept(&is_needed, &Arc::new(authenticate));
-        thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(accept).map(drop)
+        let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+        thread.spawn(accept).map(drop).map_err(|error| no_thread(name, &error))
     }
 
     fn accept(
@@ -112,6 +113,11 @@ impl Gate {
             thread::sleep(POLL_INTERVAL);
         }
     }
+}
+
+/// The error of a thread that could not be started, which the system's own does not name.
+pub(crate) fn no_thread(name: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot start the thread \"{name}\": {error}"))
 }
 
 #[cfg(test)]
