@@ -108,7 +108,7 @@ fn truncated_weights_are_rejected() {
     sandbox.write("model/model.safetensors", &bytes[..bytes.len() - 1000]);
     insta::assert_snapshot!(sandbox.input_error_with(""), @r"
     error: model/model.safetensors: not a valid safetensors file: tensor
-    `model.layers.1.mlp.down_proj.weight` ends at data byte 31872, but the file holds only 31064
+    `model.layers.1.self_attn.q_proj.weight` ends at data byte 31488, but the file holds only 31064
     (truncated?); fetch or export the file again
     ");
     sandbox.write("model/model.safetensors", &bytes[..5]);

@@ -62,18 +62,19 @@ impl Limited {
     }
 }
 
-/// A user without processes, if this one may become another.
-fn another_user() -> Option<u32> {
+/// A user without processes, if this one may become another: another one for each `number`, since limits on threads hold
+/// for all processes of a user.
+fn another_user(number: u32) -> Option<u32> {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
         println!("skipped: only root can start processes as a user that has no others");
     }
-    is_root.then(|| 61_000 + std::process::id() % 1_000)
+    is_root.then(|| 61_000 + std::process::id() % 1_000 * 4 + number)
 }
 
 #[test]
 fn thread_limit_ends_run_with_error_naming_thread() {
-    let Some(user) = another_user() else { return };
+    let Some(user) = another_user(0) else { return };
     let limited = Limited::new();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let limits: Vec<u64> = (1..cores + 10).collect();
@@ -87,7 +88,7 @@ fn thread_limit_ends_run_with_error_naming_thread() {
 /// Chat templates run in processes of their own, which need descriptors and count like threads.
 #[test]
 fn missing_process_for_templates_ends_run_with_error() {
-    let Some(user) = another_user() else { return };
+    let Some(user) = another_user(1) else { return };
     let limited = Limited::new();
     let lines = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n".repeat(64);
     limited.sandbox.write("data.jsonl", lines);
@@ -106,7 +107,7 @@ fn missing_process_for_templates_ends_run_with_error() {
 
 #[test]
 fn state_is_saved_where_no_thread_is_left_to_save_it() {
-    let Some(user) = another_user() else { return };
+    let Some(user) = another_user(2) else { return };
     let limited = Limited::new();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     // The main thread, those of the pool, and two ranks.
@@ -133,8 +134,7 @@ fn memory_limit_ends_run_with_error_naming_memory() {
     limited.sweep("as", &limits, None, SAVES, &["memory", "thread"]);
 }
 
-const LAUNCH: &str =
-    "launch --nproc 2 -- train run.toml --resume --set checkpoint.every=1 --set train.steps=4";
+const LAUNCH: &str = "launch --nproc 2 --max-restarts 0 -- train run.toml --resume --set checkpoint.every=1 --set train.steps=4";
 
 #[test]
 fn descriptor_limit_ends_launch_with_error_naming_files() {
@@ -145,11 +145,11 @@ fn descriptor_limit_ends_launch_with_error_naming_files() {
 
 #[test]
 fn thread_limit_ends_launch_with_error_naming_thread() {
-    let Some(user) = another_user() else { return };
+    let Some(user) = another_user(3) else { return };
     let limited = Limited::new();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     // Those of the agent, and of two processes.
-    let limits: Vec<u64> = (1..=6).map(|part| part * (3 * cores + 24) / 6).collect();
+    let limits: Vec<u64> = (1..=4).map(|part| part * (3 * cores + 26) / 4).collect();
     limited.sweep("nproc", &limits, Some(user), LAUNCH, &["thread", "cannot start"]);
 }
 

@@ -117,7 +117,7 @@ impl Chats {
         // The template has already written the tokens that begin and end the text.
         let tokens = tokenizer.encode_with_offsets(&script.text);
         let tokens = tokens.map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
-        let tokenized = Tokenized { text: &script.text, tokens, tokenizer };
+        let tokenized = Tokenized { text: &script.text, tokens, tokenizer, stops: &self.stops };
         let Answers { counts, is_open } = answers::find(script, &tokenized, self);
         // Bytes have no special tokens.
         Ok((Marked { ids: tokenized.tokens.ids, counts }, is_open && tokenizer.digest().is_some()))

@@ -72,7 +72,7 @@ pub(super) struct Log {
     pub(super) evaluations: Vec<Evaluation>,
     /// The training losses so far, on the first rank of the world including those of earlier starts.
     pub(super) losses: Losses,
-    /// The last step whose weights are known to give a sound loss: at first, the one that the run begins with.
+    /// The last step whose weights are known to give a sound loss.
     proven: u64,
     /// The newest checkpoint saved by this run.
     pub(super) saved: Option<Saved>,
@@ -427,13 +427,15 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 impl Log {
     /// Creates the log of a run that begins after `step` steps.
     fn new(losses: Losses, step: u64, export: Option<Export>) -> Self {
+        let is_sound = |&step: &u64| losses.judge(step).is_some_and(|judged| judged.is_ok());
+        let proven = (0..=step).rev().find(is_sound).unwrap_or(0);
         Self {
             metrics: None,
             records: Vec::new(),
             slow: SlowRank::default(),
             evaluations: Vec::new(),
             losses,
-            proven: step,
+            proven,
             saved: None,
             not_saved: None,
             trouble: None,

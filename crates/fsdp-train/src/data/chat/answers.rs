@@ -13,6 +13,8 @@ pub(super) struct Tokenized<'a> {
     pub(super) text: &'a str,
     pub(super) tokens: Encoded,
     pub(super) tokenizer: &'a Tokenizer,
+    /// The tokens at which generation stops.
+    pub(super) stops: &'a [u32],
 }
 
 /// Which tokens of a conversation count in the loss.
@@ -47,12 +49,15 @@ impl Tokenized<'_> {
     /// Returns a special token: the last token of a range, ignoring white space after it, or else the next token after
     /// the range, ignoring white space before it. Some templates write the token that ends an answer outside of their
     /// `{% generation %}` blocks. Others end an answer only by the token that begins the next message, and that is where
-    /// generation stops, too.
+    /// generation stops, too. If only the token after the range stops generation, the other one belongs to the answer,
+    /// such as the end of a tool call.
     fn closing(&self, tokens: &Range<usize>) -> Option<usize> {
         let is_special = |&token: &usize| self.tokenizer.is_special(self.tokens.ids[token]);
+        let is_stop = |token: usize| self.stops.contains(&self.tokens.ids[token]);
         let last = tokens.clone().rev().find(|&token| self.is_visible(token)).filter(is_special);
         let mut after = tokens.end..self.tokens.ids.len();
-        last.or_else(|| after.find(|&token| self.is_visible(token)).filter(is_special))
+        let next = after.find(|&token| self.is_visible(token)).filter(is_special);
+        next.filter(|&next| is_stop(next) && !last.is_some_and(is_stop)).or(last).or(next)
     }
 
     /// Returns the answer in a byte range. White space after the token that ends an answer belongs to the template.
@@ -107,12 +112,13 @@ pub(super) fn find(script: &Script, tokenized: &Tokenized<'_>, chats: &Chats) ->
             counts[tokenized.reasoning(&answer.tokens)].fill(false);
         }
     }
-    let is_open = loss_on != LossOn::All && is_open(script, tokenized.tokenizer, &found, &chats.stops);
+    let is_open = loss_on != LossOn::All && is_open(script, tokenized, &found);
     Answers { counts, is_open }
 }
 
 /// Whether there are answers that count, none of which ends with a token that stops generation.
-fn is_open(script: &Script, tokenizer: &Tokenizer, found: &[Answer], stops: &[u32]) -> bool {
+fn is_open(script: &Script, tokenized: &Tokenized<'_>, found: &[Answer]) -> bool {
+    let Tokenized { tokenizer, stops, .. } = tokenized;
     let mut ends = found.iter().filter_map(|answer| answer.end);
     if found.is_empty() || ends.clone().any(|id| stops.contains(&id)) {
         return false;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::learned::is_learned;
+use super::learned::{self, mark};
 use super::sharegpt;
 use crate::config::LossOn;
 
@@ -18,8 +18,8 @@ pub(super) const ASSISTANT: &str = "assistant";
 pub(in crate::data) struct Conversation {
     /// The messages, at least one.
     pub(super) messages: Vec<Value>,
-    /// Whether each message may count in the loss, by its own marks.
-    learned: Vec<bool>,
+    /// Whether each message counts in the loss, by its own marks.
+    marks: Vec<Option<bool>>,
     /// Number of leading messages that form the prompt and do not count in the loss.
     pub(super) prompt: usize,
     /// Other variables of the record: `tools`, and the fields of `chat_template_kwargs`.
@@ -43,9 +43,9 @@ impl Conversation {
         let checked = numbered.map(|(index, message)| {
             checked(message).map_err(|fault| format!("message {} {fault}", index + 1))
         });
-        let checked: Vec<(Value, bool)> = checked.collect::<Result<_, _>>()?;
-        let (messages, learned) = checked.into_iter().unzip();
-        Ok(Conversation { messages, learned, prompt, context })
+        let checked: Vec<(Value, Option<bool>)> = checked.collect::<Result<_, _>>()?;
+        let (messages, marks) = checked.into_iter().unzip();
+        Ok(Conversation { messages, marks, prompt, context })
     }
 
     /// Returns the conversation as JSON.
@@ -63,6 +63,19 @@ impl Conversation {
         ))
     }
 
+    /// Checks that the marks of all messages can be followed.
+    ///
+    /// # Errors
+    /// A description of the first that cannot.
+    pub(super) fn check_marks(&self, loss_on: LossOn) -> Result<(), String> {
+        let numbered = (1..).zip(self.messages.iter().zip(&self.marks));
+        for (number, (message, mark)) in numbered {
+            let role = message["role"].as_str().unwrap_or_default();
+            learned::check(*mark, role, loss_on).map_err(|fault| format!("message {number} {fault}"))?;
+        }
+        Ok(())
+    }
+
     /// Returns the indices of the assistant's messages behind the prompt, and whether each counts in the loss.
     pub(super) fn answers(&self, loss_on: LossOn) -> Vec<(usize, bool)> {
         let is_from = |role: &'static str| move |&index: &usize| self.messages[index]["role"] == role;
@@ -74,7 +87,7 @@ impl Conversation {
                 (0..last).rev().find(is_from("user")).unwrap_or(0)
             }
         };
-        answers.into_iter().map(|index| (index, index >= first && self.learned[index])).collect()
+        answers.into_iter().map(|index| (index, index >= first && self.marks[index] != Some(false))).collect()
     }
 }
 
@@ -101,6 +114,7 @@ pub(in crate::data) fn context(record: &mut Map<String, Value>) -> Result<Map<St
     };
     let tools = match record.remove("tools") {
         // Columnar formats have one type per column, so tools, whose types vary, are stored there as text.
+        Some(Value::String(json)) if json.is_empty() => Value::Null,
         Some(Value::String(json)) => {
             serde_json::from_str(&json).map_err(|fault| format!("\"tools\": {fault}"))?
         }
@@ -114,9 +128,9 @@ pub(in crate::data) fn context(record: &mut Map<String, Value>) -> Result<Map<St
     Ok(context)
 }
 
-/// Checks that a message has a role and content, and returns it with whether it may count in the loss. Null fields are
+/// Checks that a message has a role and content, and returns it with its mark. Null fields are
 /// dropped, because templates test whether a field exists. The content of a message with tool calls may be null.
-fn checked(message: Value) -> Result<(Value, bool), String> {
+fn checked(message: Value) -> Result<(Value, Option<bool>), String> {
     let Value::Object(mut message) = message else {
         return Err("is not an object with role and content".to_owned());
     };
@@ -133,8 +147,8 @@ fn checked(message: Value) -> Result<(Value, bool), String> {
             return Err(format!("(of role \"{role}\") has content that is neither text nor a list of parts"));
         }
     }
-    let is_learned = is_learned(&message, role)?;
-    Ok((Value::Object(message), is_learned))
+    let mark = mark(&message)?;
+    Ok((Value::Object(message), mark))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::conversation::ASSISTANT;
+use crate::config::LossOn;
 
 /// The weight of a message in OpenAI's format for fine-tuning: 0 or 1.
 const WEIGHT: &str = "weight";
@@ -13,11 +14,11 @@ const FLAGS: [&str; 2] = ["train", "training"];
 /// Axolotl's key for parts of a message.
 const PARTS: &str = "train_detail";
 
-/// Returns whether a message of the assistant may count in the loss, which it does unless it says otherwise.
+/// Returns whether a message is marked to count in the loss; `None` if it has no marks.
 ///
 /// # Errors
-/// For marks that cannot be followed.
-pub(super) fn is_learned(message: &Map<String, Value>, role: &str) -> Result<bool, String> {
+/// For marks that make no sense.
+pub(super) fn mark(message: &Map<String, Value>) -> Result<Option<bool>, String> {
     let weight = message.get(WEIGHT).map(|weight| match weight.as_f64() {
         Some(0.0) => Ok(false),
         Some(1.0) => Ok(true),
@@ -34,13 +35,29 @@ pub(super) fn is_learned(message: &Map<String, Value>, role: &str) -> Result<boo
             FLAGS[0]
         ));
     }
-    if role != ASSISTANT && marks.contains(&true) {
-        return Err(format!(
-            "(of role \"{role}\") is marked to count in the loss, but only what the assistant says can; remove \
-             the mark, or count everything: data.loss_on = \"all\""
-        ));
+    Ok((!marks.is_empty()).then(|| !marks.contains(&false)))
+}
+
+/// Checks that a mark can be followed. Either what the assistant says counts in the loss, or everything, of which an
+/// answer can be left out.
+///
+/// # Errors
+/// A description of why it cannot.
+pub(super) fn check(mark: Option<bool>, role: &str, loss_on: LossOn) -> Result<(), String> {
+    let (marked, advice) = match (mark, loss_on) {
+        (Some(false), LossOn::All) => ("not to count", "give data.loss_on another value"),
+        (Some(true), LossOn::Answers | LossOn::LastAnswer) => {
+            ("to count", "count everything: data.loss_on = \"all\"")
+        }
+        _ => return Ok(()),
+    };
+    match role {
+        ASSISTANT => Ok(()),
+        _ => Err(format!(
+            "(of role \"{role}\") is marked {marked} in the loss, but only what the assistant says can be chosen; remove \
+             the mark, or {advice}"
+        )),
     }
-    Ok(!marks.contains(&false))
 }
 
 #[cfg(test)]

@@ -27,8 +27,8 @@ pub(super) struct Probe<'a> {
 
 impl Probe<'_> {
     /// Returns where the answer starts: after the prompt for it. If the prompt does not stand in the text, because it
-    /// begins reasoning that the template left out, the answer starts where that of an earlier message would. `None` if
-    /// the template repeats the message or depends on its text otherwise.
+    /// begins reasoning that the template left out, the answer starts where that of an earlier message would, or else with
+    /// its content. `None` if the template repeats the message or depends on its text otherwise.
     pub(super) fn start(&self) -> Option<usize> {
         let content = self.content(self.index)?;
         // Templates may leave out the message before, such as a system prompt.
@@ -38,7 +38,7 @@ impl Probe<'_> {
         let prompt = self.prompt().and_then(|prompt| Some((turn + header.find(&prompt)?, prompt.len())));
         Some(match prompt {
             Some((at, len)) if at <= content.start => at + len,
-            _ => content.start.min(turn + self.header_len(header)),
+            _ => self.header_len(header).map_or(content.start, |len| content.start.min(turn + len)),
         })
     }
 
@@ -78,14 +78,14 @@ impl Probe<'_> {
     }
 
     /// Returns how much of a text is between the previous message and an answer that is followed by another question.
-    fn header_len(&self, text: &str) -> usize {
+    fn header_len(&self, text: &str) -> Option<usize> {
         let mut messages = self.chat.messages[..=self.index].to_vec();
         messages.push(prepare(&json!({"role": "user", "content": "?"})));
         let found = self.around(&messages, self.index);
         let found = found.or_else(|| self.around(&self.chat.messages, self.index));
-        let Some([before, _]) = found else { return 0 };
+        let [before, _] = found?;
         let ends = before.char_indices().map(|(at, _)| &before[at..]);
-        ends.filter(|end| end.len() <= text.len()).find(|end| text.starts_with(end)).map_or(0, str::len)
+        ends.filter(|end| end.len() <= text.len()).find(|end| text.starts_with(end)).map(str::len)
     }
 }
 

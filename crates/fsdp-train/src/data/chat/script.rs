@@ -123,6 +123,7 @@ impl<'a> Chat<'a> {
     /// answer is the difference. Otherwise a [`Probe`] finds it.
     fn script(&self) -> Result<Script, String> {
         let Setup { loss_on, counts_reasoning, .. } = *self.setup;
+        self.conversation.check_marks(loss_on)?;
         let whole = self.render(&self.messages, false).map_err(|fault| fault.to_string())?;
         let answers = self.conversation.answers(loss_on);
         let spans = |wanted: bool| -> Result<Spans, String> {

@@ -322,3 +322,53 @@ fn reasoning_counts_unless_it_is_left_out() {
         assert_eq!(left_out, format!("{first}{second}"));
     }
 }
+
+/// Templates that write reasoning unless the answer has some, as for Nemotron 3, and prompts that begin it.
+#[test]
+fn header_before_an_answer_with_its_own_reasoning_does_not_count() {
+    let template = "{% for message in messages %}{{ '<|open|>' + message.role + '\\n' }}\
+                    {% if message.role == 'assistant' and '<think>' not in message.content %}<think></think>{% endif %}\
+                    {{ message.content + '<|close|>\\n' }}{% endfor %}\
+                    {% if add_generation_prompt %}{{ '<|open|>assistant\\n<think>\\n' }}{% endif %}";
+    let loaded = with_template(template);
+    for (content, counted) in [
+        ("<think>B.</think>A test.", "B.</think>A test.<|close|>"),
+        ("So: <think>B.</think>A test.", "So: <think>B.</think>A test.<|close|>"),
+    ] {
+        let mut messages = turns();
+        messages[4]["content"] = json!(content);
+        let found = answers(&loaded, &messages).unwrap();
+        assert_eq!(found[1], counted);
+    }
+}
+
+/// As for Phi 3: the text ends with another token than each answer, and an answer may end with a special token itself.
+#[test]
+fn stop_after_a_special_token_of_the_answer_counts() {
+    let template = "{% for message in messages %}\
+                    {{ '<|open|>' + message.role + '\\n' + message.content + '<|close|>\\n' }}{% endfor %}\
+                    {% if add_generation_prompt %}{{ '<|open|>assistant\\n' }}{% else %}</s>{% endif %}";
+    let mut loaded = with_template(template);
+    let mut messages = turns();
+    messages[2]["content"] = json!("It is<s>");
+    loaded.0.stops = loaded.1.encode("<|close|>").unwrap();
+    assert_eq!(answers(&loaded, &messages).unwrap()[0], "It is<s><|close|>");
+    loaded.0.stops.clear();
+    assert_eq!(answers(&loaded, &messages).unwrap()[0], "It is<s>");
+}
+
+#[test]
+fn marks_on_questions_are_refused_where_they_cannot_be_followed() {
+    let (mut chats, tokenizer) = chats("plain", Some("turns"));
+    let mut marked = turns();
+    marked[1]["train"] = json!(false);
+    assert!(encode(&chats, &conversation(&marked), &tokenizer).is_ok());
+    chats.setup.loss_on = LossOn::All;
+    let fault = encode(&chats, &conversation(&marked), &tokenizer).unwrap_err();
+    assert!(
+        format!("{fault:?}").contains("message 2 (of role \\\"user\\\") is marked not to count"),
+        "{fault:?}"
+    );
+    marked[1]["train"] = json!(true);
+    assert!(encode(&chats, &conversation(&marked), &tokenizer).is_ok());
+}

@@ -72,6 +72,7 @@ fn tools_may_be_json_text_and_kwargs_reach_template() {
         assert_eq!(of(record), Ok(json!({"tools": tools, "enable_thinking": false})));
     }
     assert_eq!(of(json!({"tools": null, "chat_template_kwargs": null})), Ok(json!({})));
+    assert_eq!(of(json!({"tools": ""})), Ok(json!({})));
     for record in [json!({"tools": "["}), json!({"tools": 5}), json!({"chat_template_kwargs": []})] {
         assert!(of(record.clone()).is_err(), "{record}");
     }
