@@ -3,11 +3,12 @@
 
 pub use fsdp_core::Error;
 
-/// What a model is made of: its description, and the computation of each block.
-///
-/// A model implements [`Architecture`]: a [`Description`], built with [`Describe`] from layers, and for each block the
-/// calls to a [`Builder`]. [`HfConfig`] builds the model of a Hugging Face `config.json`.
 pub mod model {
+    //! What a model is made of: its description, and the computation of each block.
+    //!
+    //! A model implements [`Architecture`]: a [`Description`], built with [`Describe`] from layers, and for each block the
+    //! calls to a [`Builder`]. [`HfConfig`] builds the model of a Hugging Face `config.json`.
+
     pub use fsdp_core::model::BlockId;
     pub use fsdp_nn::ModelError;
     pub use fsdp_nn::graph::{Builder, Tensor};
@@ -19,19 +20,21 @@ pub mod model {
     pub use fsdp_nn::op::Function;
 }
 
-/// Where ranks run: as threads of this process, with memory and kernels of the host.
-///
-/// [`Threads`] starts them. Ranks in several processes, on GPUs and on XLA devices are started by the command.
 pub mod ranks {
+    //! Where ranks run: as threads of this process, with memory and kernels of the host.
+    //!
+    //! [`Threads`] starts them. Ranks in several processes, on GPUs and on XLA devices are started by the command.
+
     pub use fsdp_comm::{ThreadOptions, Threads};
     pub use fsdp_nn::{HostMemory, HostOptions};
 }
 
-/// Runs: the run file, training, evaluation, and verification against unsharded training.
-///
-/// [`Resolved`] is a run file with all its defaults. With a model and its weights it is a [`Job`], which is checked
-/// before any rank starts.
 pub mod run {
+    //! Runs: the run file, training, evaluation, and verification against unsharded training.
+    //!
+    //! [`Resolved`] is a run file with all its defaults. With a model and its weights it is a [`Job`], which is checked
+    //! before any rank starts.
+
     pub use fsdp_train::checkpoint::Resume;
     pub use fsdp_train::config::{ConfigError, Loaded, Resolved};
     pub use fsdp_train::evaluate::{Evaluated, evaluate};
@@ -40,11 +43,12 @@ pub mod run {
     pub use fsdp_train::{InitSource, Job, TrainError};
 }
 
-/// Checkpoints of any format: reading, converting, verifying and comparing them.
-///
-/// [`open`] finds out the format, and reads no more than the names and shapes. Tensors are never held in memory as a
-/// whole.
 pub mod checkpoint {
+    //! Checkpoints of any format: reading, converting, verifying and comparing them.
+    //!
+    //! [`open`] finds out the format, and reads no more than the names and shapes. Tensors are never held in memory as a
+    //! whole.
+
     pub use fsdp_ckpt::Error;
     pub use fsdp_ckpt::checkpoint::{Checkpoint, Tensor};
     pub use fsdp_ckpt::conversion::{Conversion, ConversionReport, Target, convert};

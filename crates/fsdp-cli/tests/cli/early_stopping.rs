@@ -93,7 +93,8 @@ fn resumed_run_keeps_best_checkpoints() {
     let before = best(&sandbox);
     sandbox.succeed(&format!("{kept_all} --resume --set run.ranks=4"));
     assert_eq!(best(&sandbox), before);
-    let mut expected = [before[0], before[1], 8];
+    // The state after 8 steps evaluates so badly that it may be lost, so the newest one that does not stays as well.
+    let mut expected = [before[0], before[1], 7, 8];
     expected.sort_unstable();
     assert_eq!(kept(&sandbox), expected);
 }

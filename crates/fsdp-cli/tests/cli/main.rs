@@ -43,7 +43,9 @@ mod stores;
 mod trace_file;
 mod unsound;
 
-// Reading the checkpoints of other trainers, and writing checkpoints for them.
+// Reading the checkpoints of other trainers, and writing checkpoints and models for others.
+mod dcp_layouts;
+mod exports;
 mod others;
 
 // SIGINT and SIGTERM.

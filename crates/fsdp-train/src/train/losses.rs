@@ -66,6 +66,14 @@ impl Losses {
         })
     }
 
+    /// The newest state up to step `until` that is known to be sound; 0 if none is.
+    pub(super) fn newest_sound(&self, until: u64) -> u64 {
+        let mut states =
+            self.by_step.iter().rev().map(|of_step| of_step.step - 1).filter(|&done| done <= until);
+        let is_sound = |&done: &u64| self.judge(done).is_some_and(|judged| judged.is_ok());
+        states.find(is_sound).unwrap_or(0)
+    }
+
     /// Whether a loss of the state after `done` steps is one to continue from.
     pub(super) fn is_sound(&self, done: u64, loss: f64) -> bool {
         let nothing = self.first().map_or(self.uniform, |first| first.max(self.uniform)) + MARGIN;

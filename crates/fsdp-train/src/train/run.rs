@@ -72,7 +72,7 @@ pub(super) struct Log {
     pub(super) evaluations: Vec<Evaluation>,
     /// The training losses so far, on the first rank of the world including those of earlier starts.
     pub(super) losses: Losses,
-    /// The last step whose weights are known to give a sound loss.
+    /// The last step whose weights are known to give a sound loss; 0 if none is.
     proven: u64,
     /// The newest checkpoint saved by this run.
     pub(super) saved: Option<Saved>,
@@ -108,7 +108,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         assembly: &'a dyn Assembly,
         (plan, export, companions): (ExportPlan, Option<Export>, Companions),
     ) -> Self {
-        let log = Mutex::new(Log::new(Losses::new(job.architecture.head().vocab), start.step, export));
+        let log = Mutex::new(Log::new(Losses::new(job.architecture.head().vocab), export));
         Self { job, options, start, saves, assembly, plan, companions, log }
     }
 
@@ -178,6 +178,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         }
         let mut log = self.log();
         log.losses.begin_with(metrics.take_losses());
+        log.proven = log.losses.newest_sound(self.start.step);
         log.metrics = Some(metrics);
         drop(log);
         self.job.data.keep().for_each(|warning| self.options.reporter.warn(&RunWarning::Data(warning)));
@@ -425,17 +426,14 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 }
 
 impl Log {
-    /// Creates the log of a run that begins after `step` steps.
-    fn new(losses: Losses, step: u64, export: Option<Export>) -> Self {
-        let is_sound = |&step: &u64| losses.judge(step).is_some_and(|judged| judged.is_ok());
-        let proven = (0..=step).rev().find(is_sound).unwrap_or(0);
+    fn new(losses: Losses, export: Option<Export>) -> Self {
         Self {
             metrics: None,
             records: Vec::new(),
             slow: SlowRank::default(),
             evaluations: Vec::new(),
             losses,
-            proven,
+            proven: 0,
             saved: None,
             not_saved: None,
             trouble: None,
@@ -446,9 +444,7 @@ impl Log {
     /// Returns the last step whose weights are known to give a sound loss, after the loss of the weights of `step` has
     /// been recorded.
     pub(super) fn prove(&mut self, step: u64) -> u64 {
-        if self.losses.judge(step).is_some_and(|judged| judged.is_ok()) {
-            self.proven = self.proven.max(step);
-        }
+        self.proven = self.proven.max(self.losses.newest_sound(step));
         self.proven
     }
 

@@ -48,6 +48,8 @@ fn state_is_judged_by_the_next_step() {
         [Some(Ok(())), Some(Ok(())), Some(Ok(())), Some(Ok(())), Some(Err(Spoiled::High(1e9))), None]
     );
     assert_eq!(run.first(), Some(5.5));
+    assert_eq!([0, 2, 3, 5, 9].map(|until| run.newest_sound(until)), [0, 2, 3, 3, 3]);
+    assert_eq!(Losses::new(256).newest_sound(9), 0);
 }
 
 #[test]
