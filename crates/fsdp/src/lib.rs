@@ -1,3 +1,4 @@
+//! What users of the library need, from the crates that have it.
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 

@@ -32,13 +32,14 @@ const ENDING: &str = "
 |---|---|---|
 | ZeRO-3, FSDP | `FULL_SHARD` | the defaults, with `wrap`; `reshard_after_forward = true` frees the root too, as ZeRO-3 does |
 | ZeRO-2 | `SHARD_GRAD_OP` | `reshard_after_forward = false` |
-| ZeRO-1 | none | as for ZeRO-2, with `accumulation = \"unsharded\"`: gradients stay whole until the end of a step |
+| ZeRO-1 | none | as for ZeRO-2, with `accumulation = \"unsharded\"`: gradients stay whole until the end of a step. Its memory; its traffic too with one micro-batch per rank and step (with more, [parameters are gathered for each](memory.md#what-strategies-cost)) |
 | DDP | `NO_SHARD` | `mesh = { replicate = R }` with all R ranks |
 | HSDP | `HYBRID_SHARD` | `mesh = { replicate = N }` with N nodes |
 | HSDP with ZeRO-2 in a node | `HYBRID_SHARD_ZERO2` | both `mesh = { replicate = N }` and `reshard_after_forward = false` |
 
 In an `fsdp_config.json`, the strategy is `sharding_strategy` or `reshard_after_forward`. The number of nodes comes from the
-launcher; `fsdp.mesh` in the run file overrides it.
+launcher; without one it is 1, with a warning, and `fsdp.mesh` in the run file overrides it. `auto_wrap_policy`, `cpu_offload` and
+`backward_prefetch` mean the same as there; each key that changes nothing here is named with the reason.
 ";
 
 /// What the tables are for.
