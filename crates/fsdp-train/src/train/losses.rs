@@ -77,9 +77,10 @@ impl Losses {
     /// Whether a loss of the state after `done` steps is one to continue from.
     pub(super) fn is_sound(&self, done: u64, loss: f64) -> bool {
         let nothing = self.first().map_or(self.uniform, |first| first.max(self.uniform)) + MARGIN;
-        // The median is not negative, so most losses need none.
+        // The median is not negative and no bound is above `nothing`, so most losses need no median.
         loss <= nothing / 2.0
-            || loss <= f64::midpoint(self.median(done).unwrap_or(nothing).min(nothing), nothing)
+            || loss <= nothing
+                && loss <= f64::midpoint(self.median(done).unwrap_or(nothing).min(nothing), nothing)
     }
 
     /// The median of the losses up to step `done`: those of all states before the one after that step.

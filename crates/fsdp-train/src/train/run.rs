@@ -444,7 +444,9 @@ impl Log {
     /// Returns the last step whose weights are known to give a sound loss, after the loss of the weights of `step` has
     /// been recorded.
     pub(super) fn prove(&mut self, step: u64) -> u64 {
-        self.proven = self.proven.max(self.losses.newest_sound(step));
+        if self.losses.judge(step).is_some_and(|judged| judged.is_ok()) {
+            self.proven = self.proven.max(step);
+        }
         self.proven
     }
 
