@@ -25,7 +25,8 @@ cd "$out/unpacked"
     printf '%s = { path = "%s" }\n' "${folder%-*}" "$folder"
   done
 } >Cargo.toml
-echo "building $(ls -d fsdp* | wc -l) packages"
+folders=(fsdp*)
+echo "building ${#folders[@]} packages"
 export CARGO_TARGET_DIR="${PACKAGES_TARGET_DIR:-$out/target}"
 cargo check --workspace --features fsdp-cli/object-store,fsdp-cli/xla --quiet
 cargo run -p fsdp --example own_model --quiet

@@ -131,7 +131,7 @@ def load(path: Path, *, dtype: Literal["bf16", "f16", "f32"] | None = None) -> d
     """The weights of a checkpoint of any format, as tensors of torch by name.
 
     They are converted to a temporary safetensors file and read from it, so there must be room for it (in TMPDIR) and
-    for all weights in memory. Needs `torch` and `safetensors`."""
+    for all weights in memory. Needs what `pip install fsdp[torch]` installs."""
     from safetensors.torch import load_file
 
     with tempfile.TemporaryDirectory(prefix="fsdp-") as folder:
