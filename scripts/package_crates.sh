@@ -25,8 +25,8 @@ cd "$out/unpacked"
     printf '%s = { path = "%s" }\n' "${folder%-*}" "$folder"
   done
 } >Cargo.toml
-folders=(fsdp*)
-echo "building ${#folders[@]} packages"
+packages=(fsdp*)
+echo "building ${#packages[@]} packages"
 export CARGO_TARGET_DIR="${PACKAGES_TARGET_DIR:-$out/target}"
 cargo check --workspace --features fsdp-cli/object-store,fsdp-cli/xla --quiet
 cargo run -p fsdp --example own_model --quiet
