@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Checks that the repository says everywhere that it is this version.
+#
+# usage: scripts/release_checks.sh VERSION
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=${1:?usage: scripts/release_checks.sh VERSION}
+fail() {
+  echo "error: $*" >&2
+  exit 1
+}
+
+[[ $version =~ ^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$ ]] || fail "$version is not a version, such as 0.1.0"
+
+# Of the workspace, and of each crate where others need it.
+for found in $(sed -n 's/^version = "\(.*\)"/\1/p; s/^fsdp-.*version = "\(.*\)".*/\1/p' Cargo.toml); do
+  [ "$found" = "$version" ] || fail "Cargo.toml has the version $found instead of $version"
+done
+for lock in Cargo.lock fuzz/Cargo.lock; do
+  for found in $(grep --after-context 1 '^name = "fsdp-*[a-z]*"' "$lock" | sed -n 's/^version = "\(.*\)"/\1/p'); do
+    [ "$found" = "$version" ] || fail "$lock has the version $found instead of $version: cargo update --workspace, in its folder"
+  done
+done
+
+grep -Eq "^## \[${version//./\\.}\] - [0-9]{4}-[0-9]{2}-[0-9]{2}\$" CHANGELOG.md ||
+  fail "CHANGELOG.md has no heading \"## [$version] - DATE\""
+scripts/release_notes.sh "$version" >/dev/null
+
+kept=tests/golden/versions/${version%.*}
+compgen -G "$kept/trained/*/expected.json" >/dev/null ||
+  fail "$kept has no checkpoints of this version, which later ones must read: tests/golden/README.md says how they are made"
