@@ -21,9 +21,11 @@ name=fsdp-$version-$target
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-python3 -m venv "$work/tools"
-"$work/tools/bin/pip" install --quiet cargo-zigbuild==0.24.1 ziglang==0.15.2
-PATH="$work/tools/bin:$PATH"
+# At a place that stays: Cargo builds everything again if the path of the linker is another one.
+tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/binary-tools")
+python3 -m venv "$tools"
+"$tools/bin/pip" install --quiet cargo-zigbuild==0.24.1 ziglang==0.15.2
+PATH="$tools/bin:$PATH"
 if ! rustup target list --installed | grep -qx "$target"; then
   rustup target add "$target"
 fi
@@ -40,6 +42,11 @@ fi
 mkdir "$work/$name"
 install -m 755 "$binary" "$work/$name/fsdp"
 cp LICENSE-APACHE LICENSE-MIT README.md CHANGELOG.md "$work/$name"
+{
+  python3 scripts/third_party.py "$target" object-store
+  printf '\n%0100d\nmusl:\n\n' 0 | tr 0 =
+  cat "$tools"/lib/python3*/site-packages/ziglang/lib/libc/musl/COPYRIGHT
+} >"$work/$name/LICENSES-OF-OTHERS"
 if [ "$target" = "$here" ]; then
   "$binary" man "$work/$name/man"
   mkdir "$work/$name/completions"

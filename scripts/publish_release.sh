@@ -6,5 +6,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:?usage: scripts/publish_release.sh FOLDER}
 tag=${GITHUB_REF_NAME:?is set by the workflow}
-scripts/release_notes.sh "${tag#v}" |
-  gh release create "$tag" --verify-tag --title "fsdp ${tag#v}" --notes-file - "$folder"/*
+notes=$(scripts/release_notes.sh "${tag#v}")
+gh release create "$tag" --verify-tag --title "fsdp ${tag#v}" --notes-file - "$folder"/* <<<"$notes"

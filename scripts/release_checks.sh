@@ -13,11 +13,13 @@ fail() {
 [[ $version =~ ^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$ ]] || fail "$version is not a version, such as 0.1.0"
 
 # Of the workspace, and of each crate where others need it.
-for found in $(sed -n 's/^version = "\(.*\)"/\1/p; s/^fsdp-.*version = "\(.*\)".*/\1/p' Cargo.toml); do
+mapfile -t versions < <(sed -n 's/^version = "\(.*\)"/\1/p; s/^fsdp-.*version = "\(.*\)".*/\1/p' Cargo.toml)
+for found in "${versions[@]}"; do
   [ "$found" = "$version" ] || fail "Cargo.toml has the version $found instead of $version"
 done
 for lock in Cargo.lock fuzz/Cargo.lock; do
-  for found in $(grep --after-context 1 '^name = "fsdp-*[a-z]*"' "$lock" | sed -n 's/^version = "\(.*\)"/\1/p'); do
+  mapfile -t versions < <(grep --after-context 1 '^name = "fsdp-*[a-z]*"' "$lock" | sed -n 's/^version = "\(.*\)"/\1/p')
+  for found in "${versions[@]}"; do
     [ "$found" = "$version" ] || fail "$lock has the version $found instead of $version: cargo update --workspace, in its folder"
   done
 done

@@ -1,5 +1,7 @@
 //! Reads, writes, converts and verifies checkpoints, in the formats of PyTorch and others and in the native format.
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! | module | contents |
 //! | --- | --- |
 //! | [`safetensors`] | the file format: header parser with limits, canonical layout, positioned reads |

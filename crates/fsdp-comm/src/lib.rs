@@ -1,6 +1,8 @@
 //! Shared parts of the communicators: launching ranks, rendezvous, collective algorithms over links, and the
 //! conformance suite.
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! - [`launch`]: the contract between a trainer and its launcher.
 //! - [`threads`]: ranks that are threads, and the communicator between them; [`ranks`]: how launchers run their own
 //!   ranks.

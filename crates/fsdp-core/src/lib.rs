@@ -1,6 +1,8 @@
 //! The core of fully sharded data parallel training, free of side effects: no clock, randomness, environment, threads
 //! or files.
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! A training step is data: a schedule of operations that is compiled and checked before it runs. Modules in reading
 //! order:
 //!

@@ -1,5 +1,7 @@
 //! Ranks on GPUs: CUDA memory, kernels and NCCL, and compute by libtorch.
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! | module | contents |
 //! |---|---|
 //! | [`device`] | memory of one GPU: buffers, streams, copies, operations with own kernels; the interface for NCCL |

@@ -1,5 +1,7 @@
 //! Links over MPI: messages between processes that `mpirun` or `srun` has started.
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! The MPI library is opened at run time, so one program supports Open MPI, MPICH (and libraries that are binary
 //! compatible with it) and the standard ABI of MPI 5, and also runs where none is installed. Only messages between two
 //! ranks are used; the collectives are the algorithms of `fsdp-comm`. MPI's own reductions add in an unspecified order,

@@ -1,5 +1,7 @@
 //! Compute: operations, graphs of them, layers, models, update rules and the host backend.
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! | module | contents |
 //! |---|---|
 //! | [`op`], [`backend`] | operations as values, each with forward and backward; the trait that executes them |

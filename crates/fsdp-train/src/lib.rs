@@ -1,5 +1,7 @@
 //! Training runs: configuration, data, the trainer of a rank, metrics, export, the oracle and verification.
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! Everything is generic over the compute backend ([`TrainBackend`]) and over the
 //! [`Launcher`](fsdp_comm::launch::Launcher) that starts the ranks. Start with [`Job`], which combines a configuration
 //! and a model and checks them before any rank starts.

@@ -1,5 +1,7 @@
 //! XLA devices: a step is one compiled program, run on any device that has a [PJRT] plugin (TPUs, GPUs, CPUs).
 //!
+//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
+//!
 //! The engine runs unchanged on top of a memory that traces instead of computing ([`XlaMemory`]): each operation of a
 //! schedule, and each operation within a block, is lowered to StableHLO by one rule per kind (`ops`). When the schedule
 //! ends, the program is compiled, or taken from those already compiled, and runs on the devices of all ranks: one

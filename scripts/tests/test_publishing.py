@@ -1,0 +1,100 @@
+"""What publishes a release, with fakes of `docker` and `gh`: ``python -m unittest discover scripts/tests``."""
+
+import io
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import tarfile
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).parents[2]
+VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+# Writes its arguments, its input unless that is a terminal, and what is in the folder that its last argument names.
+FAKE = """#!/bin/sh
+for last; do :; done
+echo "$(basename "$0") $*" >>"$CALLS"
+case "$*" in *--password-stdin* | *--notes-file*) sed 's/^/  < /' >>"$CALLS" ;; esac
+[ ! -d "$last" ] || (cd "$last" && find . -type f | sort | sed 's|^|  has |') >>"$CALLS"
+"""
+
+
+class Publishing(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.dist = self.folder / "dist"
+        (self.folder / "bin").mkdir()
+        self.dist.mkdir()
+        for name in ("docker", "gh"):
+            (self.folder / "bin" / name).write_text(FAKE)
+            (self.folder / "bin" / name).chmod(0o755)
+        for processor in ("x86_64", "aarch64"):
+            name = f"fsdp-{VERSION}-{processor}-unknown-linux-musl"
+            with tarfile.open(self.dist / f"{name}.tar.gz", "w:gz") as tar:
+                for file in ("fsdp", "LICENSE-MIT"):
+                    tar.addfile(tarfile.TarInfo(f"{name}/{file}"), io.BytesIO())
+            (self.dist / f"fsdp-{VERSION}-py3-none-manylinux_2_28_{processor}.whl").write_text("")
+        (self.dist / f"fsdp_cuda-{VERSION}-py3-none-manylinux_2_34_x86_64.whl").write_text("")
+
+    def calls(self, *command, code=0, **variables):
+        calls = self.folder / "calls"
+        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def test_image_of_this_machine_is_built_and_run(self):
+        calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--try")
+        processor = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+        self.assertRegex(calls[0], "^docker build --file containers/Dockerfile --tag fsdp:latest /")
+        self.assertEqual(calls[1:], [f"  has ./{processor}/fsdp", "docker run --rm fsdp:latest --version"])
+
+    def test_images_are_pushed_for_their_processors(self):
+        calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--push", "ghcr.io/Somebody", REGISTRY_TOKEN="secret")
+        self.assertEqual(calls[:2], ["docker login ghcr.io --username token --password-stdin", "  < secret"])
+        builds = [call for call in calls if call.startswith("docker buildx build")]
+        self.assertIn("--platform linux/amd64,linux/arm64 --file containers/Dockerfile", builds[0])
+        self.assertIn("--platform linux/amd64 --file containers/cuda.Dockerfile", builds[1])
+        for name, build in zip(("fsdp", "fsdp-cuda"), builds):
+            for tag in (VERSION, "latest"):
+                self.assertIn(f" --tag ghcr.io/somebody/{name}:{tag} ", build)
+        context = [call.split()[1] for call in calls if call.startswith("  has ")]
+        wheels = [f"./{path.name}" for path in sorted(self.dist.glob("*x86_64.whl"))]
+        binaries = ["./amd64/fsdp", "./arm64/fsdp"]
+        self.assertEqual(context, [*binaries, *binaries, *wheels])
+
+    def test_login_is_left_to_the_user_without_a_token(self):
+        calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--push", "example.org/x", REGISTRY_TOKEN="")
+        self.assertFalse([call for call in calls if "login" in call])
+
+    def test_images_need_both_archives(self):
+        next(self.dist.glob("*aarch64*.tar.gz")).unlink()
+        calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--push", "example.org/x", code=2, REGISTRY_TOKEN="")
+        self.assertFalse([call for call in calls if "build --push" in call])
+
+    def test_unknown_way_to_build_images_is_refused(self):
+        self.assertEqual(self.calls(ROOT / "scripts/images.sh", self.dist, code=2), [])
+
+    def test_release_without_notes_is_not_published(self):
+        tag = {"GITHUB_REF_NAME": "v999.0.0"}
+        calls = self.calls(ROOT / "scripts/publish_release.sh", self.dist, code=1, **tag)
+        self.assertEqual(calls, [])
+
+    def test_release_has_all_files(self):
+        changelog = (ROOT / "CHANGELOG.md").read_text()
+        version = next(iter(re.findall(r"^## \[([0-9.]+)\] - ", changelog, re.MULTILINE)), None)
+        if version is None:
+            self.skipTest("CHANGELOG.md has no version yet")
+        calls = self.calls(ROOT / "scripts/publish_release.sh", self.dist, GITHUB_REF_NAME=f"v{version}")
+        self.assertRegex(calls[0], f"^gh release create v{version} --verify-tag ")
+        for path in self.dist.iterdir():
+            self.assertIn(str(path), calls[0])
+        self.assertGreater(len(calls), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
