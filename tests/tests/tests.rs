@@ -96,8 +96,14 @@ mod going_on;
 // Starting several replicas from files.
 mod loading;
 
+// Run files and checkpoints of this version and of those before (tests/golden/versions).
+mod versions;
+
 // Links between documents, and the pages of the site.
 mod documents;
+
+// What packages say of themselves.
+mod packages;
 
 // Code conventions.
 mod tidy;

@@ -1,0 +1,77 @@
+//! What the packages of the workspace say of themselves on crates.io and docs.rs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use toml::Table;
+
+/// What the documentation of every crate says that is only a part of another one's.
+const PART: &str = "//! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version \
+                    may change it.\n";
+/// Crates that users name.
+const FOR_USERS: [&str; 2] = ["fsdp", "fsdp-cli"];
+/// Features without documentation of their own, or that docs.rs cannot build: it has no libtorch.
+const WITHOUT_PAGES: [&str; 5] = ["bench", "cuda", "default", "gpu-tests", "torch"];
+
+/// Returns all packages: the folder, and what the manifest says.
+fn packages() -> Vec<(PathBuf, Table)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<PathBuf> = crates.chain([root.join("tests")]).collect();
+    folders.sort();
+    let manifest = |folder: &PathBuf| fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap();
+    folders.into_iter().map(|folder| (folder.clone(), manifest(&folder))).collect()
+}
+
+fn name(manifest: &Table) -> &str {
+    manifest["package"]["name"].as_str().unwrap()
+}
+
+#[test]
+fn parts_say_what_they_are_a_part_of() {
+    let mut seen = 0;
+    for (folder, manifest) in packages() {
+        let library = folder.join("src/lib.rs");
+        if manifest["package"].get("publish").is_none() && library.exists() {
+            let says = fs::read_to_string(library).unwrap().contains(PART);
+            assert_eq!(says, !FOR_USERS.contains(&name(&manifest)), "{}", name(&manifest));
+            seen += 1;
+        }
+    }
+    assert!(seen > 5, "{seen} libraries were found");
+}
+
+#[test]
+fn pages_on_docs_rs_have_the_features() {
+    for (folder, manifest) in packages() {
+        let features = manifest.get("features").and_then(|features| features.as_table());
+        let with_pages: Vec<&str> = features
+            .into_iter()
+            .flat_map(|features| features.keys().map(String::as_str))
+            .filter(|feature| !WITHOUT_PAGES.contains(feature))
+            .collect();
+        if folder.join("src/lib.rs").exists() && !with_pages.is_empty() {
+            let listed = &manifest["package"]["metadata"]["docs"]["rs"]["features"];
+            assert_eq!(listed, &toml::Value::from(with_pages), "{}", name(&manifest));
+        }
+    }
+}
+
+#[test]
+fn all_but_the_tests_are_published() {
+    for (_, manifest) in packages() {
+        let package = manifest["package"].as_table().unwrap();
+        assert_eq!(
+            package.contains_key("publish"),
+            package["name"].as_str() == Some("fsdp-tests"),
+            "{package}"
+        );
+        for key in ["description", "license", "keywords", "categories", "documentation"] {
+            assert!(
+                package.contains_key(key) || package.contains_key("publish"),
+                "{} lacks {key}",
+                name(&manifest)
+            );
+        }
+    }
+}
