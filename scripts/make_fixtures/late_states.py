@@ -1,4 +1,5 @@
-"""Runs in which the optimizer has not updated all parameters in all steps: some had no gradient at first, some never.
+"""Runs in which the optimizer has not updated all parameters in all steps: some had no gradient at first, some never, and
+AdamW's count of one was set to 0 although it has moments, as after loading a state whose counts were reset.
 
 Each is saved after 10 steps, by name (DCP) and by number (`torch.save` of `state_dict`), then every parameter gets
 gradients for 5 steps more. The model, its data and its run file are those of `fsdp2.py`.
@@ -13,6 +14,8 @@ STEPS = common.SAVED_AFTER + 5
 FRESH = ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.input_layernorm.weight"]
 # Updated only from this step (from 0) on.
 LATE = {"model.layers.0.mlp.up_proj.weight": 4, "lm_head.weight": 9}
+# Counted from 0 again at the save.
+RESET = "model.layers.0.mlp.down_proj.weight"
 
 
 def steps(model, optimizer, ids, numbers):
@@ -37,6 +40,9 @@ def by_name(model, optimizer):
 def write(out, model, optimizer):
     ids = common.tokens(STEPS)
     steps(model, optimizer, ids, range(common.SAVED_AFTER))
+    state = optimizer.state[dict(model.named_parameters())[RESET]]
+    if "step" in state:
+        state["step"] = torch.zeros_like(state["step"])
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, out / "numbered.pt")
     # What TransformerEngine's modules return from `get_extra_state`, beside their weights.
     extra = {"model.layers.0.mlp.gate_proj._extra_state.amax": torch.ones(3)}

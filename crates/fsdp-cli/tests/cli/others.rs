@@ -131,8 +131,8 @@ fn parameters_with_fewer_steps_resume_like_pytorch() {
             let ran = sandbox.succeed(&format!("{run} {from}"));
             let warned = folded(&ran.stderr).replace('\n', " ");
             assert!(warned.contains("no state of 2 parameters"), "{out}: {warned}");
-            let fewer =
-                "fewer steps of 2 parameters: lm_head.weight (1), model.layers.0.mlp.up_proj.weight (6)";
+            let fewer = "fewer steps of 3 parameters: lm_head.weight (1), model.layers.0.mlp.down_proj.weight (0), \
+                         model.layers.0.mlp.up_proj.weight (6)";
             assert_eq!(warned.contains(fewer), optimizer == "adamw", "{out}: {warned}");
             sandbox.succeed(&format!("ckpt diff {out}/model {end} --atol 1e-5"));
             let settings = settings.replace(" --at-step 10", "");

@@ -23,6 +23,7 @@ use super::run_state::Change;
 use super::settings;
 use super::table::{STEPS, StateTable, rows_of, state_rows};
 use crate::adapter::peft::{self, PeftConfig};
+use crate::config::OptimizerConfig;
 use crate::error::TrainError;
 use crate::init::{self, InitSource};
 use crate::job::Job;
@@ -123,6 +124,12 @@ impl Foreign {
         let trainer = self.found.run_count();
         let trainer = read(&trainer)?.zip(trainer);
         let step = self.step(&counts, at_step, trainer, summary)?;
+        let is_sgd = matches!(job.config.train.optimizer, OptimizerConfig::Sgd(_));
+        if step == 0 && is_sgd && (0..self.states.len()).any(|index| self.is_held(index)) {
+            let reason = "0 steps, but the optimizer has momenta, which SGD begins with its first step; pass --at-step N with \
+                          the number of steps done";
+            return Err(TrainError::Misfit { key: "--at-step", reason: reason.to_owned() });
+        }
         let late = |(index, states): (usize, &Vec<String>)| {
             let counted = match self.is_fresh(index) {
                 true => 0,
@@ -165,10 +172,21 @@ impl Foreign {
         Ok(step)
     }
 
+    /// The parameters that this run trains, and of which the optimizer has no state.
+    pub(super) fn fresh<'a, A>(&self, job: &'a Job<A>) -> impl Iterator<Item = &'a str> {
+        let params = job.plan.spec.params.iter().enumerate();
+        params.filter(|(index, _)| self.is_fresh(*index)).map(|(_, param)| &*param.fqn)
+    }
+
     /// Whether the optimizer has no state of a parameter that this run trains.
     fn is_fresh(&self, param: usize) -> bool {
         let held = self.found.states.as_ref().map(|states| &states[param]);
         held.is_some_and(Vec::is_empty) && !self.states[param].is_empty()
+    }
+
+    /// Whether the optimizer has states of a parameter that this run trains.
+    fn is_held(&self, param: usize) -> bool {
+        !self.states[param].is_empty() && !self.is_fresh(param)
     }
 
     /// Describes the checkpoint, except for its step.
@@ -177,8 +195,7 @@ impl Foreign {
             ImportSummary { format: self.found.checkpoint.format.clone(), ..ImportSummary::default() };
         let taken = self.found.weights.iter().flatten().count();
         summary.taken.push(format!("{taken} parameters"));
-        let is_held = |index: &usize| !self.states[*index].is_empty() && !self.is_fresh(*index);
-        let held = (0..self.states.len()).filter(is_held).count();
+        let held = (0..self.states.len()).filter(|&index| self.is_held(index)).count();
         if let Some(states) = self.states.iter().find(|states| !states.is_empty()) {
             summary.taken.push(format!("{} of {held}", states.join(", ")));
         }

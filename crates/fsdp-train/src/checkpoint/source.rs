@@ -1,5 +1,6 @@
 //! A checkpoint from which a run can resume, its own or another trainer's, and the checks that it can.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub(super) struct Chosen {
     pub(super) watched: Vec<WatchedLoss>,
     /// The parameters that began later than the run.
     pub(super) late: LateParams,
+    /// Those of them of which another trainer's optimizer had no state.
+    pub(super) fresh: BTreeSet<String>,
     pub(super) resumed: Resumed,
 }
 
@@ -43,7 +46,8 @@ impl Chosen {
     pub(super) fn warning(&self) -> Option<RunWarning> {
         let is_first = matches!(self.source, Source::Foreign(_)) && !self.late.is_empty();
         let (path, step) = (self.resumed.path.clone(), self.resumed.step);
-        is_first.then(|| RunWarning::LateParams { path, step, late: self.late.clone() })
+        let (late, fresh) = (self.late.clone(), self.fresh.clone());
+        is_first.then_some(RunWarning::LateParams { path, step, late, fresh })
     }
 }
 
@@ -102,7 +106,7 @@ fn choose_native<A>(
     reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
     let resumed = Resumed { step: saved.step, path, changes, taken: None };
     let (earlier, watched, late) = (saved.changes, saved.watched, saved.late);
-    Ok(Chosen { source: Source::Native(reader), earlier, watched, late, resumed })
+    Ok(Chosen { source: Source::Native(reader), earlier, watched, late, fresh: BTreeSet::new(), resumed })
 }
 
 fn choose_foreign<A>(
@@ -121,8 +125,8 @@ fn choose_foreign<A>(
     summary.derived.push(format!("learning rate of the next step: {}", job.schedule.lr(step)));
     let changes = foreign.changes(job, step)?;
     let resumed = Resumed { step, path: foreign.path().to_owned(), changes, taken: Some(summary) };
-    let (earlier, watched) = (Vec::new(), Vec::new());
-    Ok(Chosen { source: Source::Foreign(foreign), earlier, watched, late, resumed })
+    let (earlier, watched, fresh) = (Vec::new(), Vec::new(), foreign.fresh(job).map(str::to_owned).collect());
+    Ok(Chosen { source: Source::Foreign(foreign), earlier, watched, late, fresh, resumed })
 }
 
 /// Resolves the path of a checkpoint.

@@ -242,7 +242,7 @@ impl Start {
             options.reporter.resumed(chosen.as_ref().map(|chosen| &chosen.resumed));
         }
         let (step, source, changes, watched, late) = match chosen {
-            Some(Chosen { source, earlier, watched, late, resumed }) => {
+            Some(Chosen { source, earlier, watched, late, resumed, .. }) => {
                 let changes = earlier.into_iter().chain(resumed.changes).collect();
                 (resumed.step, Some(source), changes, watched, late)
             }

@@ -1,5 +1,6 @@
 //! Warnings that do not end a run.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,6 +32,8 @@ pub enum RunWarning {
         step: u64,
         /// The parameters, and the steps that they missed.
         late: LateParams,
+        /// Those of which it had no state at all.
+        fresh: BTreeSet<String>,
     },
     /// A warning about the data.
     Data(DataWarning),
@@ -59,12 +62,12 @@ impl fmt::Display for RunWarning {
             RunWarning::PassedOver { path, fault } => {
                 write!(f, "{} is damaged and was skipped: {fault}", path.display())
             }
-            RunWarning::LateParams { path, step, late } => write!(
+            RunWarning::LateParams { path, step, late, fresh } => write!(
                 f,
                 "the optimizer in {} has {}; after {step} steps of the run, they continue with their own step counts, as \
                  in torch.optim",
                 path.display(),
-                missed_steps(*step, late)
+                missed_steps(*step, late, fresh)
             ),
             RunWarning::Data(warning) => warning.fmt(f),
             RunWarning::NotListening { address, fault } => {
@@ -78,8 +81,8 @@ impl fmt::Display for RunWarning {
 }
 
 /// What an optimizer lacks of the steps of a run: `no state of 2 parameters (a, b), which begin with zeros`.
-fn missed_steps(step: u64, late: &LateParams) -> String {
-    let (fresh, fewer): (Vec<_>, Vec<_>) = late.iter().partition(|(_, missed)| **missed == step);
+fn missed_steps(step: u64, late: &LateParams, fresh: &BTreeSet<String>) -> String {
+    let (fresh, fewer): (Vec<_>, Vec<_>) = late.iter().partition(|(name, _)| fresh.contains(*name));
     let fresh: Vec<String> = fresh.into_iter().map(|(name, _)| name.clone()).collect();
     let counted = |(name, missed): (&String, &u64)| format!("{name} ({})", step - missed);
     let fewer: Vec<String> = fewer.into_iter().map(counted).collect();
@@ -110,16 +113,17 @@ mod tests {
 
     #[test]
     fn late_parameters_are_named_with_their_counts() {
-        let late =
-            |all: &[(&str, u64)]| all.iter().map(|(name, missed)| ((*name).to_owned(), *missed)).collect();
-        assert_eq!(
-            missed_steps(5, &late(&[("a", 5)])),
-            "no state of 1 parameter (a), which begin with zeros"
-        );
-        let both = late(&[("a", 5), ("b", 1), ("c", 4)]);
+        let missed = |all: &[(&str, u64)], fresh: &[&str]| {
+            let late = all.iter().map(|(name, missed)| ((*name).to_owned(), *missed)).collect();
+            missed_steps(5, &late, &fresh.iter().map(|&name| name.to_owned()).collect())
+        };
+        assert_eq!(missed(&[("a", 5)], &["a"]), "no state of 1 parameter (a), which begin with zeros");
+        let both = missed(&[("a", 5), ("b", 1), ("c", 4)], &["a"]);
         let expected = "no state of 1 parameter (a), which begin with zeros, and fewer steps of 2 parameters: b (4), c (1)";
-        assert_eq!(missed_steps(5, &both), expected);
-        let many = late(&[("a", 5), ("b", 5), ("c", 5), ("d", 5), ("e", 5)]);
-        assert!(missed_steps(5, &many).contains("5 parameters (a, b, c, d, ..)"));
+        assert_eq!(both, expected);
+        let all = ["a", "b", "c", "d", "e"];
+        assert!(missed(&all.map(|name| (name, 5)), &all).contains("5 parameters (a, b, c, d, ..)"));
+        // It has moments, which are used.
+        assert_eq!(missed(&[("a", 5)], &[]), "fewer steps of 1 parameter: a (0)");
     }
 }
