@@ -22,6 +22,7 @@ mod header_json;
 mod reader;
 mod tensor_type;
 
+pub(crate) use header::row_bytes;
 pub use header::{HEADER_LEN_MAX, Header, Metadata, TensorEntry, TensorSpec};
 pub use reader::SafetensorsReader;
 pub(crate) use reader::malformed;

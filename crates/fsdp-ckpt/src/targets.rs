@@ -57,16 +57,20 @@ impl Selection {
         tied
     }
 
-    /// Refuses a tensor whose type PyTorch does not have.
+    /// Refuses a tensor whose type or size PyTorch does not have.
     pub(crate) fn expect_torch_types(&self, destination: &Path) -> Result<(), Error> {
-        let Some(tensor) = self.tensors.iter().find(|tensor| tensor.dtype.torch_name().is_none()) else {
-            return Ok(());
-        };
-        let OutputTensor { name, dtype, .. } = tensor;
-        let reason = format!(
-            "tensor `{name}` is {dtype}, a type that PyTorch does not have; convert to safetensors, or leave the tensor out"
-        );
-        Err(Error::bad_request(destination, reason))
+        for OutputTensor { name, dtype, shape, .. } in &self.tensors {
+            let fault = match shape.iter().find(|&&size| i64::try_from(size).is_err()) {
+                Some(size) => format!("has a dimension of {size}, more than PyTorch can count"),
+                None if dtype.torch_name().is_none() => {
+                    format!("is {dtype}, a type that PyTorch does not have")
+                }
+                None => continue,
+            };
+            let reason = format!("tensor `{name}` {fault}; convert to safetensors, or leave the tensor out");
+            return Err(Error::bad_request(destination, reason));
+        }
+        Ok(())
     }
 }
 

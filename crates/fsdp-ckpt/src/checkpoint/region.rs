@@ -86,8 +86,9 @@ pub(crate) fn len_bytes(shape: &[u64], size: usize) -> Option<u64> {
 pub(crate) fn packed_strides(sizes: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; sizes.len()];
     for dim in (1..sizes.len()).rev() {
-        // Saturates only for sizes that no file can contain; such a box is caught by its length.
-        strides[dim - 1] = sizes[dim].max(1).saturating_mul(strides[dim]);
+        // Saturates, at what PyTorch can count, only for sizes that no file can contain: such a box is caught by its
+        // length, or is empty and has no use for strides.
+        strides[dim - 1] = sizes[dim].max(1).saturating_mul(strides[dim]).min(i64::MAX as u64);
     }
     strides
 }
@@ -188,5 +189,7 @@ mod tests {
         assert_eq!(packed_strides(&[]), [] as [u64; 0]);
         assert_eq!(packed_strides(&[4, 3, 2]), [6, 2, 1]);
         assert_eq!(packed_strides(&[2, 0, 3]), [3, 3, 1]);
+        // Of an empty tensor, they may be anything that PyTorch can count.
+        assert_eq!(packed_strides(&[0, 1 << 62, 1 << 62]), [i64::MAX as u64, 1 << 62, 1]);
     }
 }

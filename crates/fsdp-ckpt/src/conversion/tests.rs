@@ -98,6 +98,42 @@ fn packed_types_are_copied_by_conversions() {
     }
 }
 
+/// A safetensors file with an empty tensor of this shape, and one of a byte.
+fn file_with_empty_tensor(path: &Path, shape: &[u64]) {
+    let header = serde_json::json!({
+        "z": { "dtype": "F32", "shape": shape, "data_offsets": [0, 0] },
+        "a": { "dtype": "U8", "shape": [1], "data_offsets": [0, 1] },
+    });
+    let header = serde_json::to_vec(&header).unwrap();
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header, &[7]].concat()).unwrap();
+}
+
+#[test]
+fn empty_tensors_of_any_size_are_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("empty.safetensors");
+    let most = i64::MAX as u64;
+    let shapes: [&[u64]; 5] = [&[0], &[0, 1 << 62, 1 << 62], &[0, most, most], &[most, 0], &[3, 0, most]];
+    for (index, shape) in shapes.into_iter().enumerate() {
+        file_with_empty_tensor(&path, shape);
+        let source = formats::open(&path).unwrap();
+        for target in [Target::Safetensors, Target::Native, Target::Torch, Target::Dcp] {
+            let out = dir.path().join(format!("{target:?}{index}"));
+            let conversion = Conversion { world_size: NonZero::new(2).unwrap(), ..Conversion::new(target) };
+            converted(&source, &out, &conversion).unwrap();
+            let result = formats::open(&out).unwrap();
+            assert!(is_same(&source, &result), "{target:?} {shape:?}: {:?}", outcomes(&source, &result));
+        }
+    }
+    file_with_empty_tensor(&path, &[0, most + 1]);
+    let source = formats::open(&path).unwrap();
+    for target in [Target::Torch, Target::Dcp] {
+        let error =
+            converted(&source, &dir.path().join("out"), &Conversion::new(target)).unwrap_err().to_string();
+        assert!(error.contains("`z` has a dimension of 9223372036854775808, more than PyTorch"), "{error}");
+    }
+}
+
 #[test]
 fn types_that_torch_lacks_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();

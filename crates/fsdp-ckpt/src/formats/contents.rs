@@ -57,11 +57,16 @@ pub(super) fn kind_of(start: &[u8]) -> FileKind {
         [] => FileKind::Empty,
         start if start.starts_with(ZIP_START) => FileKind::Zip,
         start if start.starts_with(legacy::MAGIC) => FileKind::Legacy,
-        // A header length below 2^40, then the header.
-        [_, _, _, _, _, 0, 0, 0, b'{', ..] => FileKind::Safetensors,
+        // A header length below 2^40, then the header, which may begin with white space.
+        [_, _, _, _, _, 0, 0, 0, header @ ..] if is_object_start(header) => FileKind::Safetensors,
         start if start.trim_ascii_start().starts_with(b"{") => FileKind::Json,
         _ => FileKind::Other,
     }
+}
+
+/// Whether a text begins with a JSON object, or with white space as far as it is known.
+fn is_object_start(text: &[u8]) -> bool {
+    !text.is_empty() && matches!(text.trim_ascii_start().first(), None | Some(b'{'))
 }
 
 /// Whether a directory holds a checkpoint. Looks only at file names and first bytes.

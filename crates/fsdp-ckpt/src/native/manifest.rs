@@ -17,7 +17,7 @@ use crate::{
     error::Fault,
     file_io::is_plain_name,
     ranges::{first_coverage_fault, wide},
-    safetensors::{TensorEntry, TensorSpec, TensorType},
+    safetensors::{TensorEntry, TensorSpec, TensorType, row_bytes},
 };
 
 /// Name of the manifest in the directory of a checkpoint.
@@ -87,8 +87,7 @@ impl ManifestTensor {
 
     /// Bytes per row.
     pub fn row_bytes(&self) -> u64 {
-        // Parsing and planning have checked that the product does not overflow.
-        self.shape.iter().skip(1).map(|&size| size as u64).product::<u64>() * self.dtype.size_bytes() as u64
+        row_bytes(&self.shape, self.dtype)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Fault},
     export,
     ranges::{first_coverage_fault, wide},
-    safetensors::{Header, Metadata, TensorSpec},
+    safetensors::{Header, Metadata, TensorSpec, row_bytes},
 };
 
 /// Maximum bytes per chunk, unless a single row is longer.
@@ -209,9 +209,9 @@ pub(super) fn file_name(rank: usize) -> String {
 }
 
 fn chunk_rows(spec: &TensorSpec, rows: usize) -> usize {
-    let elements: u64 = spec.shape.iter().skip(1).map(|&size| size as u64).product();
-    let row_bytes = elements * spec.dtype.size_bytes() as u64;
-    let fitting = CHUNK_BYTES_MAX.checked_div(row_bytes).map_or(usize::MAX, |rows| rows as usize);
+    let fitting = CHUNK_BYTES_MAX
+        .checked_div(row_bytes(&spec.shape, spec.dtype))
+        .map_or(usize::MAX, |rows| rows as usize);
     fitting.min(rows).max(1)
 }
 

@@ -82,16 +82,21 @@ impl TensorEntry {
 
     /// Places a tensor at byte `start` of the data, with checked arithmetic.
     pub(crate) fn place(spec: TensorSpec, start: u64) -> Result<TensorEntry, Fault> {
-        let size_bytes = spec.dtype.size_bytes() as u64;
-        let row_bytes =
-            spec.shape.iter().skip(1).try_fold(size_bytes, |bytes, &d| bytes.checked_mul(d as u64));
-        let row_count = spec.shape.first().copied().unwrap_or(1) as u64;
-        let placed = row_bytes.and_then(|row| Some((row, start.checked_add(row.checked_mul(row_count)?)?)));
-        match placed {
-            Some((row_bytes, end)) => Ok(TensorEntry { spec, row_bytes, start, end }),
+        // In this order, as the reference implementation does: after a 0, no dimension is too large.
+        let elements = spec.shape.iter().try_fold(1, |elements: u64, &d| elements.checked_mul(d as u64));
+        let end = elements.and_then(|elements| elements.checked_mul(spec.dtype.size_bytes() as u64));
+        match end.and_then(|len| start.checked_add(len)) {
+            Some(end) => Ok(TensorEntry { row_bytes: row_bytes(&spec.shape, spec.dtype), spec, start, end }),
             None => Err(too_large(&spec)),
         }
     }
+}
+
+/// Bytes of a row of a tensor whose bytes can be counted. The rows of an empty tensor may be too large to be counted; they
+/// have none.
+pub(crate) fn row_bytes(shape: &[usize], dtype: TensorType) -> u64 {
+    let size_bytes = dtype.size_bytes() as u64;
+    shape.iter().skip(1).try_fold(size_bytes, |bytes, &size| bytes.checked_mul(size as u64)).unwrap_or(0)
 }
 
 /// A verified header: its tensors account for every byte of the file after the header.
@@ -131,7 +136,7 @@ impl Header {
         let text = std::str::from_utf8(text).map_err(|error| {
             Fault::at(LENGTH_BYTES as usize + error.valid_up_to(), "its header is not UTF-8")
         })?;
-        if !text.starts_with('{') {
+        if !text.trim_ascii_start().starts_with('{') {
             return Err(Fault::new("its header does not begin with `{`"));
         }
         let mut raw = header_json::read(text)?;

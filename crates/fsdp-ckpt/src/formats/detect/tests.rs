@@ -57,6 +57,22 @@ fn format_is_detected_without_file_extension() {
     }
 }
 
+/// As the safetensors library does; a file of JSON has no header length before it.
+#[test]
+fn header_may_begin_with_white_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.safetensors");
+    let entry = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    for space in [" ", "\n\t\r ", &" ".repeat(100)] {
+        let header = format!("{space}{entry}");
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"\x07"].concat();
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(open(&path).unwrap().format, "safetensors file");
+    }
+    fs::write(&path, b"\x08\0\0\0\0\0\0\0        ").unwrap();
+    assert!(message(&path).contains("its header does not begin with `{`"), "{}", message(&path));
+}
+
 #[test]
 fn folder_of_checkpoints_error_lists_them() {
     let dir = tempfile::tempdir().unwrap();

@@ -138,7 +138,7 @@ fn rejects_invalid_or_repeated_file_names() {
 fn rejects_impossible_tensors_and_values() {
     let fault = refused(|text| text["tensors"]["w"]["dtype"] = json!("F31"));
     assert_eq!(fault, "tensor `w` has the unknown dtype `F31`");
-    for shape in [json!([2, u64::MAX]), json!([u64::MAX / 2, 4]), json!([0, u64::MAX, 2])] {
+    for shape in [json!([2, u64::MAX]), json!([u64::MAX / 2, 4]), json!([2, u64::MAX, 2])] {
         let fault = refused(|text| text["tensors"]["w"]["shape"] = shape);
         assert!(fault.ends_with("has more bytes than can be counted"), "{fault}");
     }

@@ -61,7 +61,7 @@ fn rejects_header_beyond_end_of_file() {
 
 #[test]
 fn rejects_non_object_header() {
-    for text in ["[]", " {}", ""] {
+    for text in ["[]", " []", ""] {
         assert_eq!(fault(text, 0), "its header does not begin with `{`");
     }
 }
@@ -241,9 +241,42 @@ fn rejects_range_of_wrong_size() {
 
 #[test]
 fn rejects_overflowing_size() {
-    for shape in ["[4294967296,4294967296]", "[0,4294967296,4294967296]", "[18446744073709551615]"] {
+    for shape in [
+        "[4294967296,4294967296]",
+        "[4294967296,4294967296,0]",
+        "[2,4294967296,4294967296]",
+        "[18446744073709551615]",
+    ] {
         let text = format!(r#"{{"a":{{"dtype":"F64","shape":{shape},"data_offsets":[0,0]}}}}"#);
         assert!(fault(&text, 0).ends_with("has more bytes than can be counted"), "{shape}");
+    }
+}
+
+/// After a dimension of 0, the reference implementation allows any other.
+#[test]
+fn empty_tensor_may_have_rows_of_any_size() {
+    let max = usize::MAX;
+    for shape in [[0, 1 << 62, 1 << 62], [0, max, max], [2, 0, max], [max, 0, max], [1 << 62, 0, 3]] {
+        let text = format!(
+            r#"{{"z":{{"dtype":"F64","shape":{shape:?},"data_offsets":[0,0]}},"a":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#
+        );
+        let header = parse(&text, 1).unwrap();
+        let entry = header.entry("z").unwrap();
+        assert_eq!((entry.shape(), entry.data_range()), (&shape[..], 0..0));
+        assert_eq!(entry.row_bytes() * entry.row_count() as u64, 0, "{shape:?}");
+    }
+}
+
+#[test]
+fn white_space_around_the_header_is_skipped() {
+    let entry = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let expected = parse(entry, 1).unwrap();
+    for (before, after) in [(" ", ""), ("", " \n"), ("\t\r\n  ", "   ")] {
+        assert_eq!(parse(&format!("{before}{entry}{after}"), 1).unwrap().entries(), expected.entries());
+    }
+    for wrong in ["\u{b}", "\u{c}", "\u{a0}", "\u{feff}", "\0", ","] {
+        parse(&format!("{wrong}{entry}"), 1).unwrap_err();
+        parse(&format!("{entry}{wrong}"), 1).unwrap_err();
     }
 }
 
