@@ -105,7 +105,7 @@ pub struct Conversion {
     pub strip_prefix: Option<String>,
     /// Renamings, applied in this order after the prefix is removed.
     pub renames: Vec<Rename>,
-    /// A Hugging Face configuration to write next to the weights as `config.json`.
+    /// A Hugging Face configuration to write next to the weights as `config.json`, in a directory of safetensors.
     pub config: Option<PathBuf>,
     /// Metadata of the safetensors files.
     pub metadata: Metadata,
@@ -178,7 +178,8 @@ pub fn convert(
     };
     refuse_inside(checkpoint, destination)?;
     let kind = output_kind(conversion.target, destination);
-    if conversion.config.is_some() && kind == OutputKind::File {
+    let has_config = conversion.target == Target::Safetensors && kind == OutputKind::Directory;
+    if conversion.config.is_some() && !has_config && conversion.experts.is_none() {
         let reason = "a configuration needs a directory, but the output is one file; name a directory";
         return Err(Error::wrong_path(destination, reason));
     }
@@ -193,7 +194,7 @@ pub fn convert(
     for tensor in &selection.tensors {
         checkpoint.tensors[&tensor.source].check_coverage(&checkpoint.sources)?;
     }
-    let config = conversion.config.as_deref().map(config::read).transpose()?;
+    let config = conversion.config.as_deref().filter(|_| has_config).map(config::read).transpose()?;
     if config.as_ref().is_some_and(|config| config.ties_embeddings) {
         config::tie_head(checkpoint, &mut selection, options)?;
     }

@@ -9,7 +9,7 @@
 //! In stage 0 nothing is partitioned: the only model file holds whole parameters, and the optimizer state with
 //! parameters by number, as in PyTorch.
 //!
-//! Checkpoints of models with tensor parallelism, pipeline parallelism or experts are not read.
+//! Checkpoints of models with tensor parallelism, pipeline parallelism or layers of `deepspeed.moe` are not read.
 //!
 //! The layout is the one that DeepSpeed's own `zero_to_fp32.py` reads. Tests use checkpoints of DeepSpeed 0.19.8.
 
@@ -49,8 +49,8 @@ const MODEL_FILES: &str = "_model_states.pt";
 const UNSHARDED: &str = "mp_rank_00_model_states.pt";
 
 /// Names the unsupported kinds of parallelism and the way out.
-const NOT_SUPPORTED: &str = "models split by tensor or pipeline parallelism, and experts, are not supported; \
-                             gather the model first";
+const NOT_SUPPORTED: &str = "models split by tensor or pipeline parallelism, and DeepSpeed's own expert \
+                             layers, are not supported; gather the model first";
 
 /// Keys of model files that are read elsewhere or mean nothing outside of a run.
 const KNOWN_KEYS: [&str; 8] = [

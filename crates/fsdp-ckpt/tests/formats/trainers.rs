@@ -225,8 +225,7 @@ fn deepspeed_pipeline_and_experts_are_rejected_naming_file() {
         let folder = fixture(&format!("deepspeed_parallel/{kind}"));
         for path in [folder.clone(), folder.join("global_step2")] {
             let message = formats::open(&path).unwrap_err().to_string();
-            let way_out =
-                "tensor or pipeline parallelism, and experts, are not supported; gather the model first";
+            let way_out = "tensor or pipeline parallelism, and DeepSpeed's own expert layers, are not supported; gather the model first";
             assert!(message.contains(way_out), "{}: {message}", path.display());
         }
         let message = formats::open(&folder).unwrap_err().to_string();

@@ -123,7 +123,8 @@ pub(crate) struct ConvertArgs {
     /// How many times tied weights are written [default: as in SRC]
     #[arg(long, value_name = "COUNT", value_enum)]
     pub(crate) tied: Option<TiedArg>,
-    /// Form of the weights of experts [default: as in SRC]
+    /// Form of the weights of experts [default: as in SRC]; separate names are those of the family in
+    /// --config, else in a config.json in the directory SRC or beside the file SRC
     #[arg(long, value_name = "FORM", value_enum)]
     pub(crate) experts: Option<ExpertsArg>,
     /// Remove what module wrappers add to names (_orig_mod., module., _fsdp_wrapped_module.,
@@ -136,7 +137,8 @@ pub(crate) struct ConvertArgs {
     /// Replace what matches in names (may be repeated)
     #[arg(long, value_name = "REGEX=REPL", value_parser = Rename::parse)]
     pub(crate) rename: Vec<Rename>,
-    /// A Hugging Face config.json to put beside the weights; it also says whether weights are tied
+    /// A Hugging Face config.json to put beside the weights (directories of safetensors); it also says
+    /// whether weights are tied, and with --experts, for any format, of which family the model is
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]

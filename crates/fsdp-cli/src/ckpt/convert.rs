@@ -52,8 +52,8 @@ fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     if args.max_shard_size.is_some() && args.to != TargetArg::Safetensors {
         return inapplicable("--max-shard-size", "safetensors");
     }
-    if args.config.is_some() && args.to != TargetArg::Safetensors {
-        return inapplicable("--config", "safetensors");
+    if args.config.is_some() && args.to != TargetArg::Safetensors && args.experts.is_none() {
+        return inapplicable("--config", "safetensors, or with --experts");
     }
     if args.layout.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Torch) {
         return inapplicable("--layout", "dcp and torch");
@@ -83,8 +83,8 @@ fn experts(form: ExpertsArg, args: &ConvertArgs) -> Result<Experts, CliError> {
     if form == ExpertsArg::Fused {
         return Ok(Experts::Fused);
     }
-    let what = "separate names depend on the family of the model: name its config.json with --config (safetensors), or \
-                put it beside SRC";
+    let what = "separate names depend on the family of the model: name its config.json with --config, or put it into the \
+                directory SRC, or beside the file SRC";
     let unknown = || CliError::Option { option: "--experts", what: what.to_owned() };
     Ok(Experts::Separate(names.ok_or_else(unknown)?))
 }

@@ -118,7 +118,8 @@ fn invalid_ckpt_options_are_rejected() {
     error: --max-shard-size: it does not apply to --to dcp, only to safetensors; leave it out
     ");
     insta::assert_snapshot!(conversion_error("--to native --config config.json"), @r"
-    error: --config: it does not apply to --to native, only to safetensors; leave it out
+    error: --config: it does not apply to --to native, only to safetensors, or with --experts; leave it
+    out
     ");
     insta::assert_snapshot!(conversion_error("--to safetensors --strip-prefix module."), @r"
     error: dcp_2rank: no name begins with `module.`; names are, for example,

@@ -197,9 +197,60 @@ fn stacked_experts_train_and_convert_like_transformers() {
         sandbox.succeed(&format!("ckpt diff {twice} {stacked}"));
         let again = sandbox.fsdp(&format!("ckpt convert {state} again --to dcp --experts separate"));
         assert_eq!(again.code, Some(2), "{}", again.stderr);
-        assert!(again.stderr.contains("put it beside SRC"), "{}", again.stderr);
+        assert!(folded(&again.stderr).contains("or put it into the directory SRC"), "{}", again.stderr);
+        convert_with_family(&sandbox, &folder, (&stacked, &single));
         let again = sandbox.fsdp(&format!("ckpt convert {stacked} again --to dcp --experts fused"));
         assert!(again.stderr.contains("it has no experts in the other form"), "{}", again.stderr);
+    }
+}
+
+/// The family of the model follows from `--config` for every format and both forms of the experts.
+fn convert_with_family(sandbox: &Sandbox, folder: &str, (stacked, single): (&str, &str)) {
+    for (to, end) in
+        [("dcp", ""), ("native", ""), ("torch", ".pt"), ("safetensors", ".safetensors"), ("safetensors", "")]
+    {
+        for (form, from, expected) in [("fused", single, stacked), ("separate", stacked, single)] {
+            let out = format!("{single}-{form}-{to}{end}");
+            sandbox.succeed(&format!(
+                "ckpt convert {from} {out} --to {to} --experts {form} --config {folder}/model/config.json --no-sync"
+            ));
+            sandbox.succeed(&format!("ckpt diff {out} {expected} --only model"));
+            let has_config = sandbox.path(&format!("{out}/config.json")).exists();
+            assert_eq!(has_config, to == "safetensors" && end.is_empty(), "{out}");
+        }
+    }
+}
+
+/// The same models under DeepSpeed, whose flat groups hold stacks; in stage 0, the moments have numbers.
+#[test]
+fn stacked_experts_of_deepspeed_resume_and_convert() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "fused_experts", "deepspeed_experts"]);
+    for (kind, class) in [("mixtral", "Mixtral"), ("qwen3_moe", "Qwen3Moe")] {
+        let model = format!("fused_experts/{kind}/model");
+        let run = format!(
+            r#"{RUN} --set model.path={model} --set fsdp.wrap=["{class}DecoderLayer"] --set train.steps=6"#
+        );
+        for (stage, ranks) in [(0, 1), (2, 2), (3, 3)] {
+            let (out, from) = (format!("{kind}-{stage}"), format!("deepspeed_experts/{kind}_zero{stage}"));
+            let settings = format!("--set run.ranks={ranks} --set run.out_dir={out}");
+            let ran = sandbox.succeed(&format!("{run} {settings} --resume-from {from}"));
+            assert!(ran.stderr.contains("step 3 (opt"), "{}", ran.stderr);
+            let (end, fused) = (format!("{out}-end.safetensors"), format!("{out}-fused.safetensors"));
+            sandbox.succeed(&format!(
+                "ckpt convert {from}/expected_end.safetensors {end} --to safetensors --strip-prefix model. --no-sync"
+            ));
+            sandbox.succeed(&format!(
+                "ckpt convert {out}/model {fused} --to safetensors --experts fused --no-sync"
+            ));
+            sandbox.succeed(&format!("ckpt diff {fused} {end} --atol 1e-5"));
+            let only = if stage == 0 { "--only model" } else { "--only all" };
+            let separate = format!("--experts separate --config {model}/config.json --no-sync {only}");
+            sandbox.succeed(&format!("ckpt convert {from} {out}-separate --to dcp {separate}"));
+            sandbox.succeed(&format!(
+                "ckpt convert {out}-separate {out}-again --to dcp --experts fused --no-sync"
+            ));
+            sandbox.succeed(&format!("ckpt diff {out}-again {from} {only}").replace(" --only all", ""));
+        }
     }
 }
 
