@@ -35,17 +35,39 @@ const MESH: &str = "mesh";
 const OF_ACCELERATE: &str = "fsdp_config";
 
 /// Keys that transformers or accelerate read, and that change nothing here.
-const WITHOUT_EFFECT: [(&str, &str); 9] = [
-    ("mixed_precision", "fsdp.param_dtype and fsdp.reduce_dtype set the dtypes"),
+const WITHOUT_EFFECT: [(&str, &str); 27] = [
+    ("mixed_precision", DTYPES),
+    ("mixed_precision_policy", DTYPES),
+    ("downcast_bf16", DTYPES),
+    ("fp8_config", DTYPES),
     ("version", "both versions of FSDP compute the same"),
     ("use_orig_params", "parameters always keep their own names and shapes"),
     ("sync_module_states", "all ranks begin with rows of one model in any case"),
     ("cpu_ram_efficient_loading", "every rank reads only its own rows in any case"),
     ("limit_all_gathers", "fsdp.forward_prefetch and fsdp.backward_prefetch bound the gathers in flight"),
-    ("state_dict_type", "checkpoints are always sharded; `fsdp ckpt convert` writes other forms"),
+    ("state_dict_type", CHECKPOINTS),
+    ("state_dict_config", CHECKPOINTS),
+    ("optim_state_dict_config", CHECKPOINTS),
+    ("param_init_fn", "every rank computes or reads only its own rows in any case"),
+    ("ignored_modules", "all parameters are sharded; fsdp.frozen names those that are not trained"),
     ("xla_fsdp_v2", "both implementations of XLA compute the same"),
     ("activation_checkpointing_offload", "inputs of recomputed layers stay on the device"),
+    ("parallelism_config", "fsdp.mesh sets the number of replicas, and models are split in no other way"),
+    ("distributed_type", "every run is sharded as [fsdp] says"),
+    ("num_processes", "the launcher and run.ranks set the number of ranks"),
+    ("num_machines", LAUNCHER),
+    ("machine_rank", LAUNCHER),
+    ("main_process_ip", LAUNCHER),
+    ("main_process_port", LAUNCHER),
+    ("rdzv_backend", LAUNCHER),
+    ("gpu_ids", LAUNCHER),
+    ("use_cpu", "run.device sets the device"),
+    ("gradient_accumulation_steps", "train.global_batch_size and train.micro_batch_size set the number"),
 ];
+
+const DTYPES: &str = "fsdp.param_dtype and fsdp.reduce_dtype set the dtypes";
+const CHECKPOINTS: &str = "checkpoints are always sharded; `fsdp ckpt convert` writes other forms";
+const LAUNCHER: &str = "the launcher sets it (`fsdp launch`, torchrun, mpirun or srun)";
 
 /// The contents of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -208,8 +230,12 @@ impl File<'_> {
             let (file, settings) = (self.origin.to_owned(), strategy.settings());
             self.result.warnings.push(Warning::Strategy { file, key, strategy: strategy.name(), settings });
         }
-        let reshards = named.map(|(_, strategy)| strategy.reshards());
-        if let Some(reshards) = reshards.or(reshard.map(ReshardAfterForward::reshards)) {
+        let reshards = match (named, reshard) {
+            (Some((_, strategy)), _) => Some(strategy.reshards()),
+            (None, Some(ReshardAfterForward::Is(reshards))) => Some(reshards),
+            (None, _) => None,
+        };
+        if let Some(reshards) = reshards {
             self.set(RESHARD, if reshards { toml::Value::from("auto") } else { false.into() });
         }
         Ok(())

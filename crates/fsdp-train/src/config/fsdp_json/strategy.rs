@@ -113,11 +113,4 @@ impl ReshardAfterForward {
     pub(super) fn read(value: &Value) -> Option<Self> {
         boolean(value).map(Self::Is).or_else(|| Strategy::read(value).map(Self::Of))
     }
-
-    pub(super) fn reshards(self) -> bool {
-        match self {
-            Self::Is(reshards) => reshards,
-            Self::Of(strategy) => strategy.reshards(),
-        }
-    }
 }

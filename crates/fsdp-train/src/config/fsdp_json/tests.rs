@@ -44,6 +44,12 @@ fn config_from_xla_guide_is_parsed() {
 fn prefix_is_optional_and_single_class_needs_no_list() {
     let one = read(r#"{"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}"#);
     assert_eq!(one, read(r#"{"fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}"#));
+    // As an argument of accelerate's class.
+    assert_eq!(one, read(r#"{"transformer_cls_names_to_wrap": ["LlamaDecoderLayer"]}"#));
+    rejects(
+        r#"{"transformer_layer_cls_to_wrap": "A", "transformer_cls_names_to_wrap": "A"}"#,
+        &["`transformer_layer_cls_to_wrap` and `transformer_cls_names_to_wrap` exclude each other"],
+    );
 }
 
 #[test]
@@ -244,6 +250,18 @@ fn keys_of_transformers_and_accelerate_are_known() {
     assert!(!json.warnings.iter().any(|warning| matches!(warning, Warning::Meaningless { .. })));
 }
 
+/// What is said of the dtypes names the keys that set them.
+#[test]
+fn mixed_precision_policies_name_run_file_keys() {
+    for value in [r#""bf16""#, "null", r#"{"param_dtype": "bfloat16", "reduce_dtype": "float32"}"#] {
+        let json = read(&format!(r#"{{"fsdp_mixed_precision_policy": {value}}}"#));
+        let [warning] = &json.warnings[..] else { panic!("{value}: {:?}", json.warnings) };
+        let expected = "`mixed_precision_policy` has no effect here: fsdp.param_dtype and fsdp.reduce_dtype set the dtypes";
+        assert!(warning.to_string().ends_with(expected), "{warning}");
+        assert_eq!(json.keys, keys(""));
+    }
+}
+
 #[test]
 fn keys_without_effect_cause_warnings() {
     let json = read(r#"{"xla_fsdp_grad_ckpt": true, "xla_fsdp_settings": {"compute_dtype": "bfloat16"}}"#);
@@ -278,8 +296,7 @@ fn configuration_of_accelerate_is_read() {
             "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "A,B", "fsdp_offload_params": true}}"#,
     );
     assert_eq!(json.keys, keys("wrap = ['A', 'B']\noffload = 'cpu'"));
-    let expected =
-        [meaningless("distributed_type"), no_effect("mixed_precision"), meaningless("num_processes")];
+    let expected = ["distributed_type", "mixed_precision", "num_processes"].map(no_effect);
     assert_eq!(json.warnings, expected);
     assert_eq!(read(r#"{"fsdp_config": "other.json"}"#).warnings, [meaningless("config")]);
 }

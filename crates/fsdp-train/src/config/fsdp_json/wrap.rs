@@ -7,6 +7,8 @@ use crate::config::error::ConfigError;
 
 const POLICY: &str = "auto_wrap_policy";
 const CLASSES: &str = "transformer_layer_cls_to_wrap";
+/// Its name in accelerate's Python class.
+const PLUGIN_CLASSES: &str = "transformer_cls_names_to_wrap";
 const SIZE: &str = "min_num_params";
 
 /// The values of `auto_wrap_policy`.
@@ -27,8 +29,7 @@ impl File<'_> {
     /// Reads the policy. Without one, the classes or the size that are there choose.
     pub(super) fn wrap(&mut self) -> Result<(), ConfigError> {
         let policy = self.take(POLICY, &POLICIES.map(|(_, name)| name).join(", "), policy)?;
-        let classes =
-            self.take(CLASSES, "class names, as a list or separated by commas", classes)?.unwrap_or_default();
+        let classes = self.classes()?;
         let size = self.take(SIZE, "an integer of at least 0", non_negative_integer)?.unwrap_or(0);
         let (has_classes, has_size) = (!classes.is_empty(), size > 0);
         let [by_class, by_size] = WRAP;
@@ -44,7 +45,10 @@ impl File<'_> {
             None | Some(Policy::Classes) if has_classes => self.set(by_class, classes),
             None | Some(Policy::Size) if has_size => self.set(by_size, size),
             Some(Policy::Classes) => {
-                self.warn_needs(POLICY, "`transformer_layer_cls_to_wrap`: the whole model is one unit")
+                self.warn_needs(
+                    POLICY,
+                    "`transformer_layer_cls_to_wrap`: the whole model is one unit, where Hugging Face wraps its layers",
+                )
             }
             Some(Policy::Size) => self.warn_needs(POLICY, "`min_num_params`: the whole model is one unit"),
             None | Some(Policy::None) => {}
@@ -56,6 +60,22 @@ impl File<'_> {
             self.warn_needs(SIZE, "`auto_wrap_policy`: SIZE_BASED_WRAP");
         }
         Ok(())
+    }
+
+    /// Reads the classes, under either of their names.
+    fn classes(&mut self) -> Result<Vec<String>, ConfigError> {
+        let allowed = "class names, as a list or separated by commas";
+        let [first, second] =
+            [self.take(CLASSES, allowed, classes)?, self.take(PLUGIN_CLASSES, allowed, classes)?];
+        if first.is_some() && second.is_some() {
+            return Err(ConfigError::Conflict {
+                origin: self.origin.to_owned(),
+                first: CLASSES.to_owned(),
+                second: PLUGIN_CLASSES.to_owned(),
+                remedy: "they mean the same; remove one of the two",
+            });
+        }
+        Ok(first.or(second).unwrap_or_default())
     }
 }
 
