@@ -19,12 +19,20 @@ const FIRST_MATRIX: &str = ".lora_A.weight";
 pub(super) fn without_peft(checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<Checkpoint, Error> {
     let wants_adapters = wanted.iter().any(|one| one.names[0].ends_with(FIRST_MATRIX));
     let refused = |reason: String| Err(Error::bad_request(&checkpoint.path, reason));
+    if let Some([(first, one), (second, other)]) = different_ranks(&checkpoint) {
+        let reason = format!(
+            "its adapters have different ranks: {one} in `{first}`, {other} in `{second}` (PEFT's rank_pattern); adapter.rank is \
+             one for all modules, so this run cannot be continued"
+        );
+        return refused(reason);
+    }
     match (checkpoint.has_adapters(), wants_adapters) {
         (false, false) => return Ok(checkpoint),
         (true, true) => {}
         (true, false) => {
             let reason = format!(
-                "it is of a model with LoRA adapters: set [adapter] with {}, and the alpha and rslora of that run",
+                "it is of a model with LoRA adapters: set [adapter] with {}, and adapter.alpha and adapter.rslora to that \
+                 run's lora_alpha and use_rslora",
                 settings(&checkpoint)?
             );
             return refused(reason);
@@ -52,6 +60,16 @@ pub(super) fn without_peft(checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<
         plain.notes.push("names are read without those of PEFT's modules (base_layer, ..)".to_owned());
     }
     Ok(plain)
+}
+
+/// Two first matrices of adapters of different ranks, with these; `None` if all ranks are the same.
+fn different_ranks(checkpoint: &Checkpoint) -> Option<[(&str, u64); 2]> {
+    let of_model = checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Model);
+    let mut ranks = of_model
+        .filter(|(name, tensor)| name.contains(".lora_A.") && tensor.shape.len() == 2)
+        .map(|(name, tensor)| (&name[..], tensor.shape[0]));
+    let first = ranks.next()?;
+    ranks.find(|(_, rank)| *rank != first.1).map(|other| [first, other])
 }
 
 /// Whether a name ends with another one, which begins where one of its steps does.

@@ -199,6 +199,22 @@ fn numbers_may_count_frozen_parameters() {
 }
 
 #[test]
+fn adapters_of_different_ranks_are_refused() {
+    let names = ["q", "k"].map(|module| format!("base_model.model.l.{module}.lora_A.default.weight"));
+    let mut made =
+        made(&[(&[&names[0]], Role::Model, &[0.0; 8]), (&[&names[1]], Role::Model, &[0.0; 4])], &[]);
+    for (name, rank) in [(&names[0], 4), (&names[1], 2)] {
+        made.checkpoint.tensors.get_mut(name).unwrap().shape = vec![rank, 2];
+    }
+    for wanted in [wanted("l.q.lora_A.weight", 8, true), wanted("l.q.weight", 8, true)] {
+        let error = Found::new(made.checkpoint.clone(), &[wanted]).unwrap_err().to_string();
+        let expected =
+            format!("have different ranks: 2 in `{}`, 4 in `{}` (PEFT's rank_pattern)", names[1], names[0]);
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
 fn extra_state_of_modules_is_not_a_parameter() {
     for extra in ["_extra_state", "_extra_state.amax", "a._extra_state", "a._extra_state.scale.0"] {
         let path = ["model", extra];

@@ -5,7 +5,7 @@ use std::path::Path;
 use fsdp_ckpt::model_files::ModelReader;
 use serde_json::Value;
 
-use crate::support::{Ran, Sandbox};
+use crate::support::{Ran, Sandbox, folded};
 
 /// Runs `fsdp` in the repository root, to which the paths in examples are relative.
 fn fsdp(sandbox: &Sandbox, args: &str) -> Ran {
@@ -142,7 +142,7 @@ fn adapters_of_peft_resume_like_pytorch() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "lora_states"]);
     let taken = "7 parameters; exp_avg, exp_avg_sq of 7; the base of the adapters; step 4";
     let derived = "the base of the adapters, from model.path";
-    let alpha = "alpha and rslora of the adapters: those of the run file apply";
+    let alpha = "those of the run file apply (adapter.alpha = 3, adapter.rslora = true)";
     for (number, (path, init, ranks, said)) in [
         ("dcp", "random", 2, [taken, alpha]),
         ("dcp", "pretrained", 1, [derived, alpha]),
@@ -217,6 +217,29 @@ fn base_of_a_checkpoint_precedes_other_weights() {
     sandbox.succeed("ckpt diff merged/model alone/model");
 }
 
+/// Patterns of ranks and alphas that change nothing are read, and others are refused by the key that they would need.
+#[test]
+fn patterns_of_adapters_are_read_or_refused_by_key() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "lora_states"]);
+    let path = sandbox.path("lora_states/checkpoint-4/adapter_config.json");
+    let plain = std::fs::read_to_string(&path).unwrap();
+    for (key, value, why) in [
+        ("rank_pattern", r#"{"q_proj": 2, "layers.0.mlp.down_proj": 2}"#, None),
+        ("alpha_pattern", r#"{"v_proj": 3.0}"#, None),
+        ("rank_pattern", r#"{"q_proj": 2, "v_proj": 4}"#, Some("adapter.rank is one for all modules")),
+        ("alpha_pattern", r#"{"v_proj": 6}"#, Some("adapter.alpha is one for all modules")),
+        ("use_dora", "true", Some("`use_dora` is true, which is not supported")),
+    ] {
+        let at = plain.find(&format!("\"{key}\": ")).unwrap();
+        let rest = plain[at..].split_once('\n').unwrap().1;
+        std::fs::write(&path, format!("{}\"{key}\": {value},\n{rest}", &plain[..at])).unwrap();
+        let run = format!("{PEFT_RUN} --set run.out_dir=out --overwrite --set model.init=pretrained");
+        let ran = sandbox.fsdp(&format!("{run} --resume-from lora_states/checkpoint-4"));
+        assert_eq!(ran.code, Some(if why.is_some() { 2 } else { 0 }), "{key} = {value}: {}", ran.stderr);
+        assert!(why.is_none_or(|why| folded(&ran.stderr).replace('\n', " ").contains(why)), "{}", ran.stderr);
+    }
+}
+
 #[test]
 fn adapters_that_differ_from_the_run_are_refused() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "lora_states"]);
@@ -241,6 +264,6 @@ fn adapters_that_differ_from_the_run_are_refused() {
     let whole = r#"train fsdp2/run.toml --set model.path=fsdp2 --set data.train=["fsdp2/tokens.bin"] --set run.out_dir=out"#;
     let ran = sandbox.fsdp(&format!("{whole} --resume-from lora_states/dcp"));
     let set = "set [adapter] with rank = 2, target_modules = [\"down_proj\", \"q_proj\", \"v_proj\"], modules_to_save = \
-               [\"lm_head\"], and the alpha and rslora of that run";
+               [\"lm_head\"], and adapter.alpha and adapter.rslora to that run's lora_alpha and use_rslora";
     assert!(ran.stderr.contains(set), "{}", ran.stderr);
 }

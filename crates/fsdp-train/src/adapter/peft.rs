@@ -126,13 +126,25 @@ fn expect_lora(fields: &Map<String, Value>) -> Result<(), String> {
             "bias" => value == "none",
             // The initialization does not matter, unless it modified the base.
             "init_lora_weights" => *value == true || value == "gaussian",
+            "rank_pattern" => is_same_for_all(value, fields.get("r")),
+            "alpha_pattern" => is_same_for_all(value, fields.get("lora_alpha")),
             key => HARMLESS.contains(&key),
         };
+        if !is_unset && !is_plain && key.ends_with("_pattern") {
+            let ours = if key == "rank_pattern" { "rank" } else { "alpha" };
+            return Err(format!("`{key}` is {value}, but adapter.{ours} is one for all modules"));
+        }
         if !is_unset && !is_plain {
             return Err(format!("`{key}` is {value}, which is not supported: only plain LoRA is"));
         }
     }
     Ok(())
+}
+
+/// Whether a pattern gives all modules the value that they have without it.
+fn is_same_for_all(pattern: &Value, value: Option<&Value>) -> bool {
+    let is_same = |one: &Value| value.is_some_and(|value| value.as_f64() == one.as_f64());
+    pattern.as_object().is_some_and(|pattern| pattern.values().all(is_same))
 }
 
 /// The text of `adapter_config.json` for the adapters of a run.

@@ -211,7 +211,14 @@ impl Foreign {
             summary.missing.push("settings of the optimizer: those of the run file apply".to_owned());
         }
         if self.settings == AdapterSettings::Unknown {
-            summary.missing.push("alpha and rslora of the adapters: those of the run file apply".to_owned());
+            let adapter = job.config.adapter.as_ref().expect("the run has adapters");
+            summary.missing.push(format!(
+                "alpha and rslora of the adapters, which no {} beside it shows: those of the run file apply \
+                 (adapter.alpha = {}, adapter.rslora = {})",
+                peft::CONFIG_FILE,
+                adapter.alpha,
+                adapter.rslora
+            ));
         }
         summary.missing.push("random state: dropout follows from the seed and the step".to_owned());
         summary.unused.clone_from(&self.found.unused);
@@ -308,8 +315,9 @@ fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError
 /// Compares the settings of adapters with those that PEFT saves beside them.
 fn adapter_settings<A>(job: &Job<A>, path: &Path) -> Result<AdapterSettings, TrainError> {
     let Some(adapter) = &job.config.adapter else { return Ok(AdapterSettings::None) };
-    let dir = if path.is_dir() { Some(path) } else { path.parent() };
-    let Some(dir) = dir.filter(|dir| dir.join(peft::CONFIG_FILE).is_file()) else {
+    // A trainer's folder may hold the checkpoint in a folder of its own.
+    let mut around = path.ancestors().take(2);
+    let Some(dir) = around.find(|dir| dir.join(peft::CONFIG_FILE).is_file()) else {
         return Ok(AdapterSettings::Unknown);
     };
     PeftConfig::read(dir)?.expect(adapter)?;
