@@ -53,6 +53,7 @@ pub use warning::RunWarning;
 pub use crate::loss_scale::LossScale;
 
 pub(crate) use cleanup::{Cleanup, CleanupResult};
+pub(crate) use folder::RESOLVED;
 pub(crate) use restore::restore;
 pub(crate) use save_coordination::{Outcome, assembly_error};
 pub(crate) use saver::{Destination, SaveOptions, Saver, Writer};

@@ -38,7 +38,7 @@ use crate::wire_result;
 
 use divergence::Began;
 pub(crate) use divergence::{ATTEMPTS_FILE, Attempts};
-pub use divergence::{Divergence, SetAside, Unfit};
+pub use divergence::{Divergence, Exploded, SetAside, Unfit};
 pub use ending::{Ending, Kept};
 use run::{Log, RankResult, Run};
 
@@ -172,10 +172,12 @@ where
     let begin = Instant::now();
     let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run.rank(seat));
     let cleared = run.clear(launched.is_ok());
-    let explain = |failure| {
+    let began = || {
         let (step, lr) = (start.step, job.config.train.optimizer.lr());
-        let began = start.lock().map(|lock| Began { lock, step, lr });
-        Divergence::of(start.explain(TrainError::from(failure), options), began, &run.log().losses)
+        start.lock().map(|lock| Began { lock, step, lr })
+    };
+    let explain = |failure| {
+        Divergence::of(start.explain(TrainError::from(failure), options), began(), &run.log().losses)
     };
     let ranks = launched.map_err(explain).inspect_err(|error| {
         // Where another try may help, the same command must be able to start it.
@@ -192,6 +194,8 @@ where
         let announced = assembly.announce(OUTCOME, wire_result::encode(ended.as_ref()));
         ended?;
         announced.map_err(fsdp_core::Error::from)?;
+        let exploded = began().and_then(|began| Divergence::at_end(done, &began, &run.log().losses));
+        exploded.into_iter().for_each(|exploded| options.reporter.warn(&RunWarning::Exploded(exploded)));
     } else {
         let limit = Duration::from_secs_f64(job.config.run.timeout_s);
         wire_result::decode::<()>(&assembly.hear(OUTCOME, limit).map_err(assembly_error)?)?;

@@ -281,8 +281,11 @@ impl Start {
                 if *has_checkpoints {
                     lock.clear()?;
                 }
-                // Without checkpoints to replace, this is another try of the same run.
-                Attempts::forget_after(out_dir, (!has_checkpoints).then_some(0))?;
+                match has_checkpoints {
+                    true => Attempts::forget_replaced(out_dir, config)?,
+                    // Without checkpoints to replace, this is another try of the same run.
+                    false => Attempts::forget_after(out_dir, Some(0))?,
+                }
                 0
             }
         };

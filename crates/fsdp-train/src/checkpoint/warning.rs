@@ -7,9 +7,10 @@ use std::path::PathBuf;
 
 use crate::data::DataWarning;
 use crate::rule::LateParams;
+use crate::train::Exploded;
 
 /// A condition that the user should know, and despite which the run continues.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RunWarning {
     /// The file system of the output folder has no locks.
@@ -35,6 +36,8 @@ pub enum RunWarning {
         /// Those of which it had no state at all.
         fresh: BTreeSet<String>,
     },
+    /// The run has come to its end with a loss that no run should continue from.
+    Exploded(Exploded),
     /// A warning about the data.
     Data(DataWarning),
     /// The metrics endpoint could not be opened.
@@ -69,6 +72,7 @@ impl fmt::Display for RunWarning {
                 path.display(),
                 missed_steps(*step, late, fresh)
             ),
+            RunWarning::Exploded(exploded) => exploded.fmt(f),
             RunWarning::Data(warning) => warning.fmt(f),
             RunWarning::NotListening { address, fault } => {
                 write!(f, "metrics are not served at run.metrics_listen = \"{address}\": {fault}")

@@ -4,6 +4,8 @@
 //! a run must go back further: to the newest state whose own loss is sound ([`Losses`]), and from which the run has not
 //! already failed with rates down to a thousandth of the highest. All newer states are set aside, so that `--resume`
 //! finds that one. A run that fails again gets other advice than before, and in the end the one to start over.
+//!
+//! A run whose loss grows without end may also stay finite until its last step. It is told the same, but its states stay.
 
 mod attempts;
 
@@ -29,6 +31,18 @@ pub struct Divergence {
     pub newest: Option<(u64, PathBuf)>,
     /// The lowest learning rate with which the run diverged from there; `None` if the update rule has none.
     pub failed_lr: Option<f64>,
+    /// The number of steps after which this start began, if one with the same learning rate, or a lower one, had failed from
+    /// there before.
+    pub repeated: Option<u64>,
+}
+
+/// A run that came to its end with a loss that no run should continue from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exploded {
+    /// What is wrong with the last step.
+    reason: Unfit,
+    /// Where the run can resume instead.
+    instead: Divergence,
 }
 
 /// A checkpoint that was renamed, because no run should resume from it.
@@ -94,12 +108,7 @@ impl Divergence {
 
     fn at(diverged_step: u64, began: &Began<'_>, losses: &Losses) -> Self {
         let run = began.lock.run();
-        let mut attempts = Attempts::read(run.out_dir());
-        attempts.add(began.step, diverged_step, began.lr);
-        let mut found = Self::default();
-        if let Err(error) = attempts.write(run.out_dir()) {
-            found.faults.push(format!("that it diverged could not be recorded ({error})"));
-        }
+        let (attempts, mut found) = Self::recorded(diverged_step, began);
         let steps = run.steps().unwrap_or_default();
         for step in steps.into_iter().rev().filter(|&step| step <= diverged_step) {
             let reason = match step == diverged_step {
@@ -122,6 +131,35 @@ impl Divergence {
         }
         found.failed_lr = attempts.lowest_lr(found.newest.as_ref().map_or(0, |(step, _)| *step));
         found
+    }
+
+    /// Records a failure after `until` steps, beside those before.
+    fn recorded(until: u64, began: &Began<'_>) -> (Attempts, Self) {
+        let out_dir = began.lock.run().out_dir();
+        let mut attempts = Attempts::read(out_dir);
+        let has_failed =
+            attempts.lowest_lr(began.step).zip(began.lr).is_some_and(|(failed, lr)| failed <= lr);
+        attempts.add(began.step, until, began.lr);
+        let mut found = Self { repeated: has_failed.then_some(began.step), ..Self::default() };
+        if let Err(error) = attempts.write(out_dir) {
+            found.faults.push(format!("that it diverged could not be recorded ({error})"));
+        }
+        (attempts, found)
+    }
+
+    /// What to say of a run that has ended after `done` steps, if the loss of its last step is not one to continue from.
+    pub(super) fn at_end(done: u64, began: &Began<'_>, losses: &Losses) -> Option<Exploded> {
+        let before = done.checked_sub(1).filter(|_| done > began.step)?;
+        let reason = unfit_loss(before, losses)?;
+        let (attempts, mut instead) = Self::recorded(done, began);
+        let run = began.lock.run();
+        let steps = run.steps().unwrap_or_default().into_iter().rev().filter(|&step| step < before);
+        instead.newest = steps
+            .filter(|&step| unfit_loss(step, losses).is_none() && attempts.given_up(step).is_none())
+            .map(|step| (step, run.checkpoint(step)))
+            .next();
+        instead.failed_lr = attempts.lowest_lr(instead.newest.as_ref().map_or(0, |(step, _)| *step));
+        Some(Exploded { reason, instead })
     }
 
     /// What to set in the run file, for a way out that lowers the learning rate.
@@ -151,7 +189,7 @@ impl fmt::Display for Divergence {
         if let Some(more) = self.aside.len().checked_sub(SHOWN).filter(|&more| more > 0) {
             write!(f, "{more} more were set aside likewise; ")?;
         }
-        self.faults.iter().try_for_each(|fault| write!(f, "{fault}; "))?;
+        self.write_before(f)?;
         let lower = self.lower();
         match &self.newest {
             Some((step, path)) => write!(
@@ -164,11 +202,46 @@ impl fmt::Display for Divergence {
                 "there is no earlier checkpoint: start over with {lower} and --overwrite, and save more often \
                  (checkpoint.every)"
             ),
-            None => write!(
+            None => self.write_start_over(f),
+        }
+    }
+}
+
+impl Divergence {
+    /// What precedes the way out.
+    fn write_before(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.faults.iter().try_for_each(|fault| write!(f, "{fault}; "))?;
+        match self.repeated {
+            Some(step) => {
+                write!(f, "a run from step {step} had failed with this learning rate or a lower one before; ")
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn write_start_over(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "no saved state is worth continuing: start over (--overwrite) with {}, clipped gradients (train.grad_clip) or \
+             a longer warm-up (train.lr_schedule.warmup_steps)",
+            self.lower()
+        )
+    }
+}
+
+impl fmt::Display for Exploded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { reason, instead } = self;
+        write!(f, "the last state is not worth continuing: {reason}; ")?;
+        instead.write_before(f)?;
+        match &instead.newest {
+            Some((step, path)) => write!(
                 f,
-                "no saved state is worth continuing: start over (--overwrite) with {lower}, clipped gradients \
-                 (train.grad_clip) or a longer warm-up (train.lr_schedule.warmup_steps)"
+                "with {}, --resume-from {} --overwrite continues from step {step}, the newest checkpoint worth it",
+                instead.lower(),
+                path.display()
             ),
+            None => instead.write_start_over(f),
         }
     }
 }

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Unfit;
 use crate::atomic_file::write_small;
+use crate::checkpoint::RESOLVED;
+use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::input_file;
 
@@ -37,12 +39,9 @@ struct Attempt {
 impl Attempts {
     /// Reads the attempts of an output folder. A record that cannot be read is as good as none.
     pub(crate) fn read(out_dir: &Path) -> Self {
-        let path = out_dir.join(ATTEMPTS_FILE);
-        let text = match is_url(&path) {
-            true => objects::read(&path).ok().flatten(),
-            false => input_file::read(&path, input_file::CONFIG_BYTES_MAX).ok(),
-        };
-        text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+        read_small(&out_dir.join(ATTEMPTS_FILE))
+            .and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default()
     }
 
     /// Writes the attempts to an output folder.
@@ -67,6 +66,18 @@ impl Attempts {
         };
         let after = Self(before.0.iter().filter_map(kept).collect());
         if after == before { Ok(()) } else { after.write(out_dir) }
+    }
+
+    /// Forgets everything that does not hold for a run that replaces the one in an output folder: of a run that differs
+    /// in its learning rate alone, it is remembered which rates failed from the beginning.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`], [`TrainError::Checkpoint`].
+    pub(crate) fn forget_replaced(out_dir: &Path, config: &Resolved) -> Result<(), TrainError> {
+        let earlier = read_small(&out_dir.join(RESOLVED)).and_then(|text| String::from_utf8(text).ok());
+        let [earlier, new] = [earlier, Some(config.to_toml())].map(|text| without_rate(&text?));
+        let is_same = earlier.is_some() && earlier == new;
+        Self::forget_after(out_dir, is_same.then_some(0))
     }
 
     /// Adds the start that has just diverged.
@@ -96,4 +107,19 @@ impl Attempts {
             .filter(move |attempt| (attempt.from..=attempt.until).contains(&step))
             .filter_map(|a| a.lr)
     }
+}
+
+/// Reads a small file of an output folder. `None` if there is none, or it cannot be read.
+fn read_small(path: &Path) -> Option<Vec<u8>> {
+    match is_url(path) {
+        true => objects::read(path).ok().flatten(),
+        false => input_file::read(path, input_file::CONFIG_BYTES_MAX).ok(),
+    }
+}
+
+/// The settings of a run without its learning rate.
+fn without_rate(resolved: &str) -> Option<toml::Table> {
+    let mut table: toml::Table = toml::from_str(resolved).ok()?;
+    table.get_mut("train")?.get_mut("optimizer")?.as_table_mut()?.remove("lr");
+    Some(table)
 }

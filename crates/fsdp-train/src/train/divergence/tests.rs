@@ -5,10 +5,22 @@ use std::fs;
 use fsdp_ckpt::native::RunDir;
 
 use super::*;
+use crate::checkpoint::RESOLVED;
+use crate::config::Resolved;
 use crate::metrics::StepLoss;
 
 /// The loss of steps whose gradient is zero.
 const DEAD: f64 = 5.545;
+
+/// The history of these losses, from step 1 on.
+fn known(losses: &[f64]) -> Losses {
+    let mut known = Losses::new(256);
+    for (step, &loss) in (1..).zip(losses) {
+        let grad_norm = if loss == DEAD { 0.0 } else { 1.0 };
+        known.push(StepLoss { step, loss, grad_norm });
+    }
+    known
+}
 
 /// An output folder with checkpoints of these steps.
 struct Saved {
@@ -31,12 +43,13 @@ impl Saved {
 
     /// What is said when a run that began after `from` steps has lost its state after `until` steps.
     fn diverge(&self, (from, until): (u64, u64), lr: Option<f64>, losses: &[f64]) -> Divergence {
-        let mut known = Losses::new(256);
-        for (step, &loss) in (1..).zip(losses) {
-            let grad_norm = if loss == DEAD { 0.0 } else { 1.0 };
-            known.push(StepLoss { step, loss, grad_norm });
-        }
-        Divergence::at(until, &Began { lock: &self.lock, step: from, lr }, &known)
+        Divergence::at(until, &Began { lock: &self.lock, step: from, lr }, &known(losses))
+    }
+
+    /// What is said when a run that began after `from` steps has come to its end with these losses.
+    fn end(&self, from: u64, lr: f64, losses: &[f64]) -> Option<String> {
+        let began = Began { lock: &self.lock, step: from, lr: Some(lr) };
+        Some(Divergence::at_end(losses.len() as u64, &began, &known(losses))?.to_string())
     }
 
     /// A run that resumes after `step` steps forgets what it computes anew.
@@ -179,5 +192,57 @@ fn damaged_record_is_as_none() {
     for content in ["", "{}", "[{\"from\": -1}]"] {
         fs::write(saved.dir.path().join(ATTEMPTS_FILE), content).unwrap();
         assert_eq!(newest(&saved.diverge((0, 8), Some(1.0), &[3.0; 8])), Some(4), "{content}");
+    }
+}
+
+#[test]
+fn end_with_a_spoiled_loss_names_the_way_back() {
+    let saved = Saved::new(&[2, 4, 5]);
+    let text = saved.end(0, 1.0, &[5.5, 4.0, 3.0, 9.0, 2e9]).unwrap();
+    let began = "the last state is not worth continuing: its loss is 2.0000e9, and the run began with 5.5000; with a lower \
+                 learning rate (train.optimizer.lr = 1.0e-1 or less, since 1e0 failed), --resume-from ";
+    assert!(text.starts_with(began), "{text}");
+    assert!(text.ends_with("--overwrite continues from step 2, the newest checkpoint worth it"), "{text}");
+    assert_eq!(saved.steps(), [2, 4, 5]);
+    // The same rate again, then a lower one, from a state that the first run went through.
+    let repeated = "a run from step 2 had failed with this learning rate or a lower one before";
+    for (lr, is_repeated) in [(1.0, true), (2.0, true), (0.1, false), (0.5, true)] {
+        saved.resume(2);
+        let text = saved.end(2, lr, &[5.5, 4.0, 3.0, 9.0, 2e9]).unwrap();
+        assert_eq!(text.contains(repeated), is_repeated, "{lr}: {text}");
+    }
+    let dead = saved.end(0, 1.0, &[5.5, 9.0, DEAD]).unwrap();
+    assert!(dead.contains("its gradient is zero") && dead.contains("no saved state is worth"), "{dead}");
+}
+
+#[test]
+fn end_with_a_usual_loss_is_silent() {
+    let saved = Saved::new(&[2]);
+    for losses in [&[5.5, 4.0, 3.0][..], &[5.5, 5.9], &[1.0, 0.5, 3.0], &[9.0, 9.5], &[0.1, 1e9, 0.1], &[]] {
+        assert_eq!(saved.end(0, 1.0, losses), None, "{losses:?}");
+    }
+    // Nothing was done since it began.
+    assert_eq!(saved.end(3, 1.0, &[5.5, 4.0, 1e9]), None);
+    assert_eq!(Attempts::read(saved.dir.path()), Attempts::default());
+}
+
+/// A run that replaces one that is the same but for the rate still knows what failed from its beginning.
+#[test]
+fn replaced_run_of_another_rate_is_remembered() {
+    let text = "model = { path = 'm' }\ndata = { train = ['t.bin'], seq_len = 8 }\nfsdp = { wrap = [] }\nrun = { out_dir = 'out' }\n\
+                train = { steps = 5, micro_batch_size = 1, global_batch_size = 1, optimizer = { name = 'adamw', lr = 1.0 } }";
+    let run = |change: &str| Resolved::parse(text, "run.toml", &[change.to_owned()]).unwrap().config;
+    for (change, is_kept) in [
+        ("train.optimizer.lr=0.5", true),
+        ("train.optimizer.weight_decay=0.5", false),
+        ("train.optimizer={name='sgd',lr=1.0}", false),
+        ("train.grad_clip=3.0", false),
+    ] {
+        let saved = Saved::new(&[]);
+        saved.diverge((0, 5), Some(1.0), &[5.5]);
+        fs::write(saved.dir.path().join(RESOLVED), run("train.optimizer.lr=1.0").to_toml()).unwrap();
+        Attempts::forget_replaced(saved.dir.path(), &run(change)).unwrap();
+        let again = saved.diverge((0, 5), Some(1.0), &[5.5]).to_string();
+        assert_eq!(again.contains("a run from step 0 had failed"), is_kept, "{change}: {again}");
     }
 }
