@@ -42,6 +42,12 @@ impl LaunchedBy {
         [a.0, b.0, c.0, d.0, e.0, f.0]
     };
 
+    /// The variables that must be set together.
+    fn needed(self) -> Vec<&'static str> {
+        let node = (self == LaunchedBy::Srun).then_some(SRUN_NODE);
+        self.variables().into_iter().chain(node).collect()
+    }
+
     /// The variables that identify it: process index, number of processes, and both again within the node.
     pub fn variables(self) -> [&'static str; 4] {
         let entry = LAUNCHERS.into_iter().find(|(launcher, _)| *launcher == self);
@@ -135,7 +141,7 @@ pub enum PlaceError {
     /// A variable is missing.
     #[error(
         "of the variables of {launched_by}, {present} is set, but {missing} is not: set {}, or none of them",
-        launched_by.variables().join(", ")
+        launched_by.needed().join(", ")
     )]
     Missing {
         /// The launcher.
