@@ -50,7 +50,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     let Some(place) = cluster::place()? else { return run_single_process(args, device).map(|()| Exit::Done) };
     let previous = read_cluster(&args.out)?;
     let (previous, measured) = expect_compatible(previous, device, &args.out)?;
-    let ranks = args.ranks.unwrap_or_else(|| device::ranks(Some(place), device == Device::Cuda));
+    let ranks = args.ranks.unwrap_or_else(|| device::world(Some(place), device == Device::Cuda).ranks);
     let run = shapes(device)[0].job(device, DType::F32, ranks)?.config.run;
     cluster::within(Some(place), &run, args.network, |team| {
         let Some(team) = team else { return Ok(Exit::Done) };

@@ -117,17 +117,13 @@ pub(crate) fn has_gpus(run: &RunConfig) -> bool {
 /// The world by default: a rank per process, or, if they compute on GPUs and a launcher has started one process per
 /// node, one per visible GPU.
 pub(crate) fn world(place: Option<ProcessPlace>, has_gpus: bool) -> World {
-    World { ranks: ranks(place, has_gpus), nodes: place.map(ProcessPlace::nodes) }
-}
-
-/// As [`world`], only the number of ranks.
-pub(crate) fn ranks(place: Option<ProcessPlace>, has_gpus: bool) -> usize {
     let processes = place.map_or(1, |place| place.processes);
-    if !has_gpus || !cluster::is_alone_on_node(place) {
-        return processes;
-    }
-    // Errors of the driver are reported when it is needed.
-    processes * fsdp_cuda::device::gpu_count().unwrap_or(1).max(1)
+    let ranks = match has_gpus && cluster::is_alone_on_node(place) {
+        // Errors of the driver are reported when it is needed.
+        true => processes * fsdp_cuda::device::gpu_count().unwrap_or(1).max(1),
+        false => processes,
+    };
+    World { ranks, nodes: place.map(ProcessPlace::nodes) }
 }
 
 /// Whether NCCL connects the ranks of different processes, which requires a GPU per rank.
@@ -228,6 +224,7 @@ mod tests {
             let launched_by = LaunchedBy::Torchrun;
             Some(ProcessPlace { launched_by, process, processes, local_process, local_processes })
         };
+        let ranks = |place, has_gpus| world(place, has_gpus).ranks;
         assert_eq!(ranks(None, true), 1);
         assert_eq!(ranks(place(8, 4), true), 8);
         assert_eq!(ranks(place(8, 1), false), 8);

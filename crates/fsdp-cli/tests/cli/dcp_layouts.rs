@@ -19,6 +19,19 @@ fn every_dcp_layout_resumes_bitwise() {
     }
 }
 
+/// The settings of a group of AdamW in PyTorch.
+const SETTINGS: [&str; 9] = [
+    "amsgrad",
+    "betas",
+    "decoupled_weight_decay",
+    "eps",
+    "foreach",
+    "fused",
+    "lr",
+    "maximize",
+    "weight_decay",
+];
+
 #[test]
 fn dcp_layouts_use_expected_tensor_names() {
     let sandbox = Sandbox::new();
@@ -36,66 +49,35 @@ fn dcp_layouts_use_expected_tensor_names() {
                 && !of("exp_avg_sq")
                 && !of("able")
         });
-        all.collect::<Vec<_>>().join("\n")
+        all.collect::<Vec<String>>()
     };
-    insta::assert_snapshot!(names("--layout torchtitan", "a"), @r#"
-    model.norm.weight
-    optimizer.state.model.norm.weight.exp_avg
-    optimizer.state.model.norm.weight.step
-    optimizer.param_groups.model.norm.weight.amsgrad
-    optimizer.param_groups.model.norm.weight.betas
-    optimizer.param_groups.model.norm.weight.decoupled_weight_decay
-    optimizer.param_groups.model.norm.weight.eps
-    optimizer.param_groups.model.norm.weight.foreach
-    optimizer.param_groups.model.norm.weight.fused
-    optimizer.param_groups.model.norm.weight.lr
-    optimizer.param_groups.model.norm.weight.maximize
-    optimizer.param_groups.model.norm.weight.weight_decay
-    "#);
-    insta::assert_snapshot!(names("--layout flat --tied twice", "b"), @r#"
-    lm_head.weight
-    model.norm.weight
-    optim.state.model.norm.weight.exp_avg
-    optim.state.model.norm.weight.step
-    optim.param_groups.model.norm.weight.amsgrad
-    optim.param_groups.model.norm.weight.betas
-    optim.param_groups.model.norm.weight.decoupled_weight_decay
-    optim.param_groups.model.norm.weight.eps
-    optim.param_groups.model.norm.weight.foreach
-    optim.param_groups.model.norm.weight.fused
-    optim.param_groups.model.norm.weight.lr
-    optim.param_groups.model.norm.weight.maximize
-    optim.param_groups.model.norm.weight.weight_decay
-    "#);
-    insta::assert_snapshot!(names("--layout model-optimizer --tied twice", "c"), @r#"
-    model.lm_head.weight
-    model.model.norm.weight
-    optimizer.state.model.norm.weight.exp_avg
-    optimizer.state.model.norm.weight.step
-    optimizer.param_groups.1.amsgrad
-    optimizer.param_groups.1.betas
-    optimizer.param_groups.1.decoupled_weight_decay
-    optimizer.param_groups.1.eps
-    optimizer.param_groups.1.foreach
-    optimizer.param_groups.1.fused
-    optimizer.param_groups.1.lr
-    optimizer.param_groups.1.maximize
-    optimizer.param_groups.1.params
-    optimizer.param_groups.1.weight_decay
-    "#);
-    insta::assert_snapshot!(names(r"--rename ^optim\.=optimizer.", "d"), @r#"
-    model.norm.weight
-    optimizer.state.model.norm.weight.exp_avg
-    optimizer.state.model.norm.weight.step
-    optimizer.param_groups.1.amsgrad
-    optimizer.param_groups.1.betas
-    optimizer.param_groups.1.decoupled_weight_decay
-    optimizer.param_groups.1.eps
-    optimizer.param_groups.1.foreach
-    optimizer.param_groups.1.fused
-    optimizer.param_groups.1.lr
-    optimizer.param_groups.1.maximize
-    optimizer.param_groups.1.params
-    optimizer.param_groups.1.weight_decay
-    "#);
+    let by_name = "param_groups.model.norm.weight";
+    for (dir, options, weights, optimizer, group, lists) in [
+        ("a", "--layout torchtitan", &["model.norm.weight"][..], "optimizer", by_name, &[][..]),
+        ("b", "--layout flat --tied twice", &["lm_head.weight", "model.norm.weight"], "optim", by_name, &[]),
+        (
+            "c",
+            "--layout model-optimizer --tied twice",
+            &["model.lm_head.weight", "model.model.norm.weight"],
+            "optimizer",
+            "param_groups.1",
+            &["params"],
+        ),
+        (
+            "d",
+            r"--rename ^optim\.=optimizer.",
+            &["model.norm.weight"],
+            "optimizer",
+            "param_groups.1",
+            &["params"],
+        ),
+    ] {
+        let states = ["exp_avg", "step"].map(|state| format!("{optimizer}.state.model.norm.weight.{state}"));
+        let mut settings: Vec<&str> = SETTINGS.into_iter().chain(lists.iter().copied()).collect();
+        settings.sort_unstable();
+        let settings = settings.into_iter().map(|setting| format!("{optimizer}.{group}.{setting}"));
+        let weights = weights.iter().map(|&name| name.to_owned());
+        let expected: Vec<String> = weights.chain(states).chain(settings).collect();
+        assert_eq!(names(options, dir), expected, "{options}");
+    }
 }
