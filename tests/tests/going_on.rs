@@ -9,7 +9,7 @@ use fsdp_nn::hf::HfModel;
 use fsdp_train::checkpoint::{Change, Resume};
 use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::{Reporter, RunOptions, Summary, train};
-use fsdp_train::{Job, TrainError};
+use fsdp_train::{Job, OutDirError, TrainError};
 
 use crate::resume::{CONFIG_JSON, RecordingReporter, run};
 use crate::support::{LLAMA, config, job, run_options, threads};
@@ -51,7 +51,10 @@ fn resume_from_older_checkpoint_requires_overwrite() {
     let error =
         run(&again, Resume::From { path: older.clone(), at_step: None }, &RecordingReporter::default())
             .unwrap_err();
-    assert!(matches!(error, TrainError::NewerCheckpoints { step: 2, newest: 4, .. }), "{error}");
+    assert!(
+        matches!(error, TrainError::OutDir(OutDirError::NewerCheckpoints { step: 2, newest: 4, .. })),
+        "{error}"
+    );
     assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
 }
 

@@ -18,7 +18,7 @@ use fsdp_train::checkpoint::{Resume, base_of, is_filled};
 use fsdp_train::config::Resolved;
 use fsdp_train::data::Watch;
 use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
-use fsdp_train::{Job, TrainBackend, TrainError};
+use fsdp_train::{Job, OutDirError, TrainBackend, TrainError};
 
 use crate::args::TrainArgs;
 use crate::cluster::Team;
@@ -160,7 +160,7 @@ fn expect_free_out_dir(args: &TrainArgs, config: &Resolved) -> Result<(), TrainE
     // Other problems of the folder are reported when the run takes it over.
     let is_filled = matches!(is_filled(out_dir, &config.data), Ok(true));
     if resume(args) == Resume::Fresh && !args.overwrite && is_filled {
-        return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
+        return Err(OutDirError::NotEmpty { path: out_dir.into() }.into());
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Errors of a run.
 
 mod kind;
+mod optimizer_state;
+mod out_dir;
 mod remedy;
 
 use std::io;
@@ -10,6 +12,9 @@ use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure};
 use fsdp_core::{DType, FailureKind, Rank};
+
+pub use optimizer_state::OptimizerStateError;
+pub use out_dir::OutDirError;
 
 use crate::checkpoint::{Difference, SaveFailure};
 use crate::config::ConfigError;
@@ -86,49 +91,9 @@ pub enum TrainError {
         /// Maximum number of bytes that can be sent.
         bytes_max: usize,
     },
-    /// The output folder is not empty.
-    #[error(
-        "run.out_dir {} is not empty; pass --resume to continue, --overwrite to replace it, or choose \
-         another run.out_dir",
-        path.display()
-    )]
-    OutDirNotEmpty {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// The output folder is a file.
-    #[error("run.out_dir {} is a file; remove it, or choose another run.out_dir", path.display())]
-    OutDirIsFile {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A run that resumes from an older checkpoint would overwrite later ones.
-    #[error(
-        "{} holds checkpoints after step {step}, up to step {newest}; pass --overwrite to remove them, \
-         --resume to continue from the newest, or choose another run.out_dir",
-        dir.display()
-    )]
-    NewerCheckpoints {
-        /// The directory of checkpoints.
-        dir: PathBuf,
-        /// Steps done by the checkpoint to resume from.
-        step: u64,
-        /// Steps done by the newest checkpoint.
-        newest: u64,
-    },
-    /// The folder holds the model of a finished run, and no checkpoint to resume from.
-    #[error(
-        "run.out_dir {} holds {} but no checkpoint: its run has ended and cannot be resumed. Pass \
-         --overwrite to train from the start; to continue from these weights, --set model.init=pretrained \
-         --set model.path={}, with --overwrite or another run.out_dir",
-        out_dir.display(), model.display(), model.parent().unwrap_or(out_dir).display()
-    )]
-    OnlyModel {
-        /// The folder.
-        out_dir: PathBuf,
-        /// The exported weights.
-        model: PathBuf,
-    },
+    /// The output folder cannot be used.
+    #[error(transparent)]
+    OutDir(#[from] OutDirError),
     /// The newest checkpoint is damaged.
     #[error("{} is damaged: {fault}. {}", path.display(), after_damage(sound.as_deref()))]
     Damaged {
@@ -271,38 +236,9 @@ pub enum TrainError {
         /// What is missing or wrong.
         detail: String,
     },
-    /// A checkpoint of another trainer has only weights.
-    #[error(
-        "{} has no optimizer state to resume from; to train from its weights, set model.init = \
-         \"pretrained\" and model.path to it, or to the output of `fsdp ckpt convert --to safetensors`",
-        path.display()
-    )]
-    NoOptimizerState {
-        /// The checkpoint.
-        path: PathBuf,
-    },
-    /// A checkpoint of another trainer does not record how many steps were done.
-    #[error("{} does not record how many steps were done; pass --at-step N", path.display())]
-    NoStep {
-        /// The checkpoint.
-        path: PathBuf,
-    },
-    /// The step count of the optimizer differs from `--at-step`.
-    #[error(
-        "{}: --at-step {given}, but {tensor} counts {counted} steps, which the optimizer uses to correct its \
-         moments; omit --at-step",
-        path.display()
-    )]
-    AtStep {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Steps according to the checkpoint.
-        counted: u64,
-        /// Steps according to `--at-step`.
-        given: u64,
-        /// The name of the count in the checkpoint.
-        tensor: String,
-    },
+    /// A checkpoint lacks what continuing needs of its optimizer.
+    #[error(transparent)]
+    OptimizerState(#[from] OptimizerStateError),
     /// A file of the base model cannot be read.
     #[error("cannot read {} (model.path), which is copied next to the exported model: {source}", path.display())]
     Base {

@@ -53,7 +53,7 @@ mod waiting;
 mod wire_result;
 
 pub use ahead::trace_step;
-pub use error::TrainError;
+pub use error::{OptimizerStateError, OutDirError, TrainError};
 pub use fit::{expect_positions, expect_settings};
 pub use init::{InitSource, NoHead};
 pub use job::{Job, draft, listed, plan, predict, rank_tables};

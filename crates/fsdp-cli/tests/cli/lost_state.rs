@@ -5,7 +5,7 @@ use std::fs;
 use fsdp_ckpt::native::{NativeReader, RunDir};
 
 use crate::signals::Running;
-use crate::support::{Ran, Sandbox};
+use crate::support::{Ran, Sandbox, folded};
 
 /// Runs a shell script with a separate file system of `kib` KiB mounted at `disk`; `$FSDP` is the binary. `None` if the
 /// machine does not allow it.
@@ -242,6 +242,28 @@ fn advice_after_divergences_comes_to_an_end() {
         }
         assert_eq!(ran.code, Some(0), "{optimizer}: {given:?} then {}", ran.stderr);
     }
+}
+
+/// A run whose loss explodes but stays finite ends with code 0 and says so, with a way back that works.
+#[test]
+fn run_that_ends_with_a_spoiled_loss_says_so() {
+    let sandbox = Sandbox::new();
+    let run = r#"train run.toml --set train.grad_clip="none" --set checkpoint.every=1 --set checkpoint.keep_last=0"#;
+    let good = r#"--set train.optimizer={name="sgd",lr=1e-3}"#;
+    let ran = sandbox.succeed(&format!("{run} {good} --set train.steps=4"));
+    assert!(!ran.stderr.contains("not worth continuing"), "{}", ran.stderr);
+    let spoiled = r#"--set train.optimizer={name="sgd",lr=1e6} --set train.steps=6"#;
+    let ran = sandbox.succeed(&format!("{run} {spoiled} --resume"));
+    let warned = folded(&ran.stderr).replace('\n', " ");
+    assert!(warned.contains("warning: the last state is not worth continuing: its "), "{warned}");
+    assert!(warned.contains("(train.optimizer.lr = 1.0e5 or less, since 1e6 failed)"), "{warned}");
+    let back = "--resume-from out/checkpoints/step-00000004 --overwrite";
+    assert!(warned.contains(&format!("{back} continues from step 4")), "{warned}");
+    let again = sandbox.succeed(&format!("{run} {spoiled} {back}"));
+    let repeated = "a run from step 4 had failed with this learning rate or a lower one before";
+    assert!(folded(&again.stderr).replace('\n', " ").contains(repeated), "{}", again.stderr);
+    let ran = sandbox.succeed(&format!("{run} {good} --set train.steps=6 {back}"));
+    assert!(!ran.stderr.contains("not worth continuing"), "{}", ran.stderr);
 }
 
 /// Whether all values after the header of a safetensors file, read as `f32`, are finite.

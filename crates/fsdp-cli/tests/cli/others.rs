@@ -148,6 +148,24 @@ fn parameters_with_fewer_steps_resume_like_pytorch() {
     }
 }
 
+/// SGD counts no steps, and begins its momentum with the first one: momenta at step 0 would be dropped.
+#[test]
+fn momenta_of_sgd_need_a_step() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "late_states"]);
+    let sgd = "--set train.optimizer={name=\"sgd\",lr=0.01,momentum=0.9,dampening=0.5}";
+    for layout in ["dcp", "numbered.pt"] {
+        let ran = sandbox.fsdp(&format!(
+            "{RUN} {sgd} --set run.out_dir=out --at-step 0 --resume-from late_states/sgd/{layout}"
+        ));
+        assert_eq!(ran.code, Some(2), "{layout}: {}", ran.stderr);
+        assert!(
+            folded(&ran.stderr).contains("its optimizer has momenta; pass --at-step N"),
+            "{}",
+            ran.stderr
+        );
+    }
+}
+
 /// Models whose experts transformers stacks in memory: read as initial weights, continued from a state of FSDP2's
 /// layout, and converted both ways.
 #[test]

@@ -11,7 +11,7 @@ use toml::Table;
 use crate::adapter::peft::ADAPTER_FILE;
 use crate::config::DataConfig;
 use crate::data::CACHE;
-use crate::error::TrainError;
+use crate::error::{OutDirError, TrainError};
 use crate::input_file;
 use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, STEPS, TENSORBOARD, last_step, last_step_in};
 use crate::resolve_links::resolve_links;
@@ -34,7 +34,7 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
         Ok(entries) => entries,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         Err(source) if source.kind() == std::io::ErrorKind::NotADirectory => {
-            return Err(TrainError::OutDirIsFile { path: out_dir.into() });
+            return Err(OutDirError::IsFile { path: out_dir.into() }.into());
         }
         Err(source) => return Err(TrainError::io("open", out_dir)(source)),
     };

@@ -24,7 +24,7 @@ use super::settings;
 use super::table::{STEPS, StateTable, rows_of, state_rows};
 use crate::adapter::peft::{self, PeftConfig};
 use crate::config::OptimizerConfig;
-use crate::error::TrainError;
+use crate::error::{OptimizerStateError, TrainError};
 use crate::init::{self, InitSource};
 use crate::job::Job;
 use crate::rule::{self, LateParams};
@@ -72,7 +72,7 @@ impl Foreign {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`]: not a checkpoint, damaged, or with tensors that do not match the model;
-    /// [`TrainError::NoOptimizerState`]; [`TrainError::Adapter`], [`TrainError::Misfit`]: adapters with other settings, or
+    /// [`TrainError::OptimizerState`]; [`TrainError::Adapter`], [`TrainError::Misfit`]: adapters with other settings, or
     /// without a base.
     pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         let wanted = wanted(job, table)?;
@@ -88,7 +88,7 @@ impl Foreign {
         }
         let needs_state = wanted.iter().any(|param| !param.states.is_empty());
         if needs_state && found.states.is_none() {
-            return Err(TrainError::NoOptimizerState { path: path.to_owned() });
+            return Err(OptimizerStateError::Missing { path: path.to_owned() }.into());
         }
         let names = |wanted: Wanted| wanted.states.into_iter().map(|(name, _)| name).collect();
         let states = wanted.into_iter().map(names).collect();
@@ -104,7 +104,7 @@ impl Foreign {
     /// the optimizer, else the user's (`at_step`), else the trainer's.
     ///
     /// # Errors
-    /// [`TrainError::AtStep`], [`TrainError::NoStep`], [`TrainError::TiedDiffer`];
+    /// [`TrainError::OptimizerState`], [`TrainError::TiedDiffer`];
     /// [`TrainError::Checkpoint`] for counts that cannot be read.
     pub(super) fn steps<A>(
         &self,
@@ -126,9 +126,7 @@ impl Foreign {
         let step = self.step(&counts, at_step, trainer, summary)?;
         let is_sgd = matches!(job.config.train.optimizer, OptimizerConfig::Sgd(_));
         if step == 0 && is_sgd && (0..self.states.len()).any(|index| self.is_held(index)) {
-            let reason = "0 steps, but the optimizer has momenta, which SGD begins with its first step; pass --at-step N with \
-                          the number of steps done";
-            return Err(TrainError::Misfit { key: "--at-step", reason: reason.to_owned() });
+            return Err(OptimizerStateError::Momenta { path: self.path.clone() }.into());
         }
         let late = |(index, states): (usize, &Vec<String>)| {
             let counted = match self.is_fresh(index) {
@@ -155,7 +153,8 @@ impl Foreign {
         let highest = counted.reduce(|highest, other| if other.0 > highest.0 { other } else { highest });
         let (step, from) = match (highest, at_step, &trainer) {
             (Some((counted, tensor)), Some(given), _) if counted != given => {
-                return Err(TrainError::AtStep { path: self.path.clone(), counted, given, tensor });
+                let path = self.path.clone();
+                return Err(OptimizerStateError::AtStep { path, counted, given, tensor }.into());
             }
             (Some((counted, tensor)), ..) => (counted, tensor),
             (None, Some(given), _) => {
@@ -163,7 +162,9 @@ impl Foreign {
                 return Ok(given);
             }
             (None, None, Some((step, count))) => (*step, count.name.clone()),
-            (None, None, None) => return Err(TrainError::NoStep { path: self.path.clone() }),
+            (None, None, None) => {
+                return Err(OptimizerStateError::NoStep { path: self.path.clone() }.into());
+            }
         };
         if let Some((other, count)) = trainer.filter(|(other, _)| *other != step) {
             summary.notes.push(format!("{} counts {other} steps; the optimizer's count is used", count.name));

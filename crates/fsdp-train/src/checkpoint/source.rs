@@ -14,7 +14,7 @@ use super::start::{Resume, Resumed};
 use super::table::StateTable;
 use super::warning::RunWarning;
 use crate::config::WatchedLoss;
-use crate::error::TrainError;
+use crate::error::{OptimizerStateError, TrainError};
 use crate::job::Job;
 use crate::rule::LateParams;
 use crate::train::RunOptions;
@@ -97,7 +97,7 @@ fn choose_native<A>(
         && given != saved.step
     {
         let (counted, tensor) = (saved.step, "the state of the run".to_owned());
-        return Err(TrainError::AtStep { path, counted, given, tensor });
+        return Err(OptimizerStateError::AtStep { path, counted, given, tensor }.into());
     }
     let now = RunState::of(job, saved.step, options.config_json.as_deref(), (&[], &[]));
     let changes = saved

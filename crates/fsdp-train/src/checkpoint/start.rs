@@ -25,7 +25,7 @@ use super::table::StateTable;
 use super::warning::RunWarning;
 use crate::atomic_file::write_small;
 use crate::config::{Resolved, WatchedLoss};
-use crate::error::TrainError;
+use crate::error::{OutDirError, TrainError};
 use crate::events;
 use crate::job::Job;
 use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, Recorder, STEPS, TENSORBOARD};
@@ -184,9 +184,9 @@ impl Start {
     /// Determines whether and where a run can begin. Files of an earlier run are kept until [`Start::settle`].
     ///
     /// # Errors
-    /// [`TrainError::OutDirNotEmpty`], [`TrainError::NewerCheckpoints`], [`TrainError::NoCheckpoint`],
+    /// [`TrainError::OutDir`], [`TrainError::NoCheckpoint`],
     /// [`TrainError::OtherRun`], [`TrainError::NothingLeft`], [`TrainError::Renamed`], [`TrainError::Damaged`],
-    /// [`TrainError::NoSoundCheckpoint`], [`TrainError::OnlyModel`], [`TrainError::Stopped`],
+    /// [`TrainError::NoSoundCheckpoint`], [`TrainError::Stopped`],
     /// [`TrainError::Checkpoint`] (a damaged checkpoint, a folder in use), [`TrainError::Io`].
     fn prepare<A>(job: &Job<A>, table: &StateTable, options: &RunOptions<'_>) -> Result<Self, TrainError> {
         let out_dir = Path::new(&job.config.run.out_dir);
@@ -202,7 +202,7 @@ impl Start {
         });
         let resumes_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
         if in_out_dir.is_none() && !resumes_newest && !options.overwrite && is_filled {
-            return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
+            return Err(OutDirError::NotEmpty { path: out_dir.into() }.into());
         }
         // Done before the folder is created, so that a run that cannot begin leaves none.
         let external = external.as_deref().map(choose).transpose()?;
@@ -375,7 +375,7 @@ fn refuse_newer(
     let newest = run.steps()?.into_iter().rev().find(|later| !unsound.contains(later));
     match newest {
         Some(newest) if newest > step && !options.overwrite => {
-            Err(TrainError::NewerCheckpoints { dir: run.checkpoints().to_owned(), step, newest })
+            Err(OutDirError::NewerCheckpoints { dir: run.checkpoints().to_owned(), step, newest }.into())
         }
         _ => Ok(()),
     }
@@ -384,7 +384,7 @@ fn refuse_newer(
 /// Fails if the folder holds only a finished model: without a checkpoint the run would start over and replace it.
 fn refuse_only_model(out_dir: &Path) -> Result<(), TrainError> {
     match finished_model(out_dir)? {
-        Some(model) => Err(TrainError::OnlyModel { out_dir: out_dir.to_owned(), model }),
+        Some(model) => Err(OutDirError::OnlyModel { out_dir: out_dir.to_owned(), model }.into()),
         None => Ok(()),
     }
 }

@@ -37,21 +37,16 @@ impl TrainError {
             | TrainError::NoHead(_)
             | TrainError::NotEnoughMemory(_)
             | TrainError::TooMuchToCompare { .. }
-            | TrainError::OutDirNotEmpty { .. }
-            | TrainError::OutDirIsFile { .. }
-            | TrainError::NewerCheckpoints { .. }
             | TrainError::NothingLeft { .. }
             | TrainError::NoCheckpoint { .. }
             | TrainError::OtherStep { .. }
             | TrainError::NoRunState { .. }
-            | TrainError::NoOptimizerState { .. }
-            | TrainError::NoStep { .. }
-            | TrainError::AtStep { .. }
             | TrainError::OtherRun { .. }
             | TrainError::Renamed { .. }
             | TrainError::Damaged { .. }
             | TrainError::NoSoundCheckpoint { .. }
-            | TrainError::OnlyModel { .. } => FailureKind::Input,
+            | TrainError::OutDir(_)
+            | TrainError::OptimizerState(_) => FailureKind::Input,
             TrainError::NotFinite { .. }
             | TrainError::LossScale { .. }
             | TrainError::StateNotFinite { .. }

@@ -19,6 +19,7 @@ use fsdp_nn::{HostMemory, HostOptions};
 use super::*;
 use crate::InitSource;
 use crate::config::Resolved;
+use crate::error::OutDirError;
 use crate::metrics::METRICS;
 
 fn job(dir: &Path, settings: &str) -> Job<Mlp> {
@@ -142,7 +143,7 @@ fn run_can_be_retried_after_failed_rank_setup() {
     train_on(&job, &()).unwrap_or_else(|error| panic!("{error}"));
     let error = train_on(&job, &()).unwrap_err();
     assert!(
-        matches!(error, TrainError::OutDirNotEmpty { .. }),
+        matches!(error, TrainError::OutDir(OutDirError::NotEmpty { .. })),
         "what a run has made is not replaced: {error}"
     );
 }

@@ -7,7 +7,7 @@ use crate::{
     file_io::Files,
     files::object::{
         faulty::{FaultyStore, StoreFails},
-        server::{Bad, Server},
+        server::{Bad, Content, Server},
     },
     native::objects::plain_name,
 };
@@ -103,14 +103,21 @@ fn every_lost_response_is_survived() {
     }
 }
 
-#[test]
-fn bad_answers_during_save_and_cleanup_are_survived() {
-    let (server, plan) = (Server::start(), long_plan(2));
-    prepare(server.files(), &plan);
+/// A server with a checkpoint and an interrupted save, what it holds, and the number of requests of the next save.
+fn served(plan: &SavePlan) -> (Server, Content, u64) {
+    let server = Server::start();
+    prepare(server.files(), plan);
     let start = server.content();
     server.plan(&start, None, 0, 0);
-    work(server.files(), &plan).1.unwrap();
+    work(server.files(), plan).1.unwrap();
     let requests = server.requests();
+    (server, start, requests)
+}
+
+#[test]
+fn bad_answers_during_save_and_cleanup_are_survived() {
+    let plan = long_plan(2);
+    let (server, start, requests) = served(&plan);
     assert!(requests > 20, "{requests}");
     for at in 0..requests {
         for (index, bad) in Bad::ALL.into_iter().enumerate() {
@@ -131,12 +138,8 @@ fn bad_answers_during_save_and_cleanup_are_survived() {
 
 #[test]
 fn bad_answers_for_ever_leave_whole_checkpoints() {
-    let (server, plan) = (Server::start(), long_plan(2));
-    prepare(server.files(), &plan);
-    let start = server.content();
-    server.plan(&start, None, 0, 0);
-    work(server.files(), &plan).1.unwrap();
-    let requests = server.requests();
+    let plan = long_plan(2);
+    let (server, start, requests) = served(&plan);
     for at in (0..requests).step_by(3) {
         for bad in [Bad::Reset, Bad::Lost, Bad::Status(503, "SlowDown")] {
             server.plan(&start, Some(bad), at, u64::MAX);

@@ -11,6 +11,7 @@ use fsdp_core::{MemoryKind, OutOfMemory, Rank};
 
 use super::*;
 use crate::checkpoint::SaveFailure;
+use crate::error::{OptimizerStateError, OutDirError};
 use crate::init::NoHead;
 use crate::train::{Divergence, Ending};
 
@@ -51,17 +52,13 @@ fn wrong_input() -> Vec<TrainError> {
         TrainError::TiedDiffer { path: path(), first: text(), second: text() },
         NoHead { path: path(), head: text() }.into(),
         TrainError::TooMuchToCompare { rank: Rank(1), bytes: 2, bytes_max: 1 },
-        TrainError::OutDirNotEmpty { path: path() },
-        TrainError::OutDirIsFile { path: path() },
-        TrainError::NewerCheckpoints { dir: path(), step: 1, newest: 2 },
+        OutDirError::NotEmpty { path: path() }.into(),
         TrainError::NothingLeft { path: path(), done: 2, steps: 1 },
         TrainError::NoCheckpoint { path: path(), detail: text() },
         TrainError::OtherStep { path: path(), tensor: text(), expected: 1, got: 2.0 },
         TrainError::NoRunState { path: path(), detail: text() },
-        TrainError::NoOptimizerState { path: path() },
+        OptimizerStateError::Missing { path: path() }.into(),
         TrainError::Base { path: path(), source: os(EACCES) },
-        TrainError::NoStep { path: path() },
-        TrainError::AtStep { path: path(), counted: 1, given: 2, tensor: text() },
         TrainError::Io { action: "write", path: path(), source: os(EACCES) },
         TrainError::OtherRun { path: path(), differences: Vec::new() },
         TrainError::Renamed { path: path(), named: 1, step: 2 },

@@ -69,7 +69,7 @@ impl Attempts {
     }
 
     /// Forgets everything that does not hold for a run that replaces the one in an output folder: of a run that differs
-    /// in its learning rate alone, it is remembered which rates failed from the beginning.
+    /// in its learning rate and its length alone, it is remembered which rates failed from the beginning.
     ///
     /// # Errors
     /// [`TrainError::Io`], [`TrainError::Checkpoint`].
@@ -117,9 +117,11 @@ fn read_small(path: &Path) -> Option<Vec<u8>> {
     }
 }
 
-/// The settings of a run without its learning rate.
+/// The settings of a run without its learning rate and its length.
 fn without_rate(resolved: &str) -> Option<toml::Table> {
     let mut table: toml::Table = toml::from_str(resolved).ok()?;
-    table.get_mut("train")?.get_mut("optimizer")?.as_table_mut()?.remove("lr");
+    let train = table.get_mut("train")?.as_table_mut()?;
+    train.remove("steps");
+    train.get_mut("optimizer")?.as_table_mut()?.remove("lr");
     Some(table)
 }

@@ -234,6 +234,7 @@ fn replaced_run_of_another_rate_is_remembered() {
     let run = |change: &str| Resolved::parse(text, "run.toml", &[change.to_owned()]).unwrap().config;
     for (change, is_kept) in [
         ("train.optimizer.lr=0.5", true),
+        ("train.steps=9", true),
         ("train.optimizer.weight_decay=0.5", false),
         ("train.optimizer={name='sgd',lr=1.0}", false),
         ("train.grad_clip=3.0", false),
