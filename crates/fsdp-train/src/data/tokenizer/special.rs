@@ -26,6 +26,13 @@ pub(super) const UNKNOWN: &str = "unk_token";
 const EXTRA: &str = "extra_special_tokens";
 const OLD_EXTRA: &str = "additional_special_tokens";
 
+/// The key under which transformers saves the tokens with roles specific to a model, which it reads only if no others have one.
+const SPECIFIC: &str = "model_specific_special_tokens";
+
+/// What says that an object is a token.
+const TYPE: &str = "__type";
+const TOKEN: &str = "AddedToken";
+
 /// The key for added tokens, by id.
 const DECODER: &str = "added_tokens_decoder";
 
@@ -142,12 +149,18 @@ fn special_tokens(fields: &mut Map<String, Value>) -> (Map<String, Value>, Vec<A
     let mut named = Vec::new();
     let old = fields.remove(OLD_EXTRA);
     let extra = fields.remove(EXTRA).or(old);
-    // Roles specific to a model, such as `image_token`, are in a separate object or among the other roles.
-    let extra_roles = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
+    // Roles specific to a model, such as `image_token`, are among the other roles or in a separate object. Among the
+    // others, transformers takes an object for a token only if it says so, and reads it before the texts.
     let others =
-        fields.iter().filter(|(name, _)| name.ends_with("_token") && !ROLES.contains(&name.as_str()));
+        || fields.iter().filter(|(name, _)| name.ends_with("_token") && !ROLES.contains(&name.as_str()));
+    let typed = others().filter(|(_, token)| token[TYPE] == TOKEN);
+    let texts = others().filter(|(_, token)| token.is_string());
+    let extra_roles = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
+    let specific: Vec<(&String, &Value)> = texts.chain(extra_roles).collect();
+    let saved = fields.get(SPECIFIC).and_then(Value::as_object).filter(|_| specific.is_empty());
     let known = ROLES.iter().filter_map(|&role| Some((role, fields.get(role)?)));
-    for (role, token) in known.chain(others.chain(extra_roles).map(|(role, token)| (role.as_str(), token))) {
+    let others = typed.chain(specific).chain(saved.into_iter().flatten());
+    for (role, token) in known.chain(others.map(|(role, token)| (role.as_str(), token))) {
         if let Some(token) = AddedToken::of(token) {
             roles.insert(role.to_owned(), token.content.clone().into());
             named.push(AddedToken { special: true, ..token });
@@ -162,6 +175,7 @@ fn merge(fields: &mut Map<String, Value>, map: Map<String, Value>) {
     let special = |mut value: Value| {
         if let Value::Object(token) = &mut value {
             token.insert("special".to_owned(), true.into());
+            token.insert(TYPE.to_owned(), TOKEN.into());
         }
         value
     };

@@ -39,6 +39,27 @@ fn extra_special_tokens_may_be_object() {
     assert_eq!(config.truncation_side.as_deref(), Some("left"));
 }
 
+/// As transformers does: `AutoTokenizer` refuses such an object for the usual roles, and ignores it for others.
+#[test]
+fn objects_with_other_roles_are_tokens_only_if_typed() {
+    let config = of(json!({
+        "plain_token": {"content": "<a>", "lstrip": true},
+        "text_token": "<b>",
+        "typed_token": {"__type": "AddedToken", "content": "<c>"},
+        "strange_token": {"__type": "Other", "content": "<d>"},
+        "list_token": ["<e>"],
+        "model_specific_special_tokens": {"saved_token": "<f>"},
+    }));
+    let roles = json!({"typed_token": "<c>", "text_token": "<b>"});
+    assert_eq!(serde_json::to_string(&config.roles).unwrap(), roles.to_string());
+    let saved = of(json!({"model_specific_special_tokens": {"saved_token": "<f>"}}));
+    assert_eq!(Value::Object(saved.roles), json!({"saved_token": "<f>"}));
+    let mut fields = Map::new();
+    let map = json!({"plain_token": {"content": "<a>"}});
+    merge(&mut fields, map.as_object().unwrap().clone());
+    assert_eq!(Value::Object(of(fields.into()).roles), json!({"plain_token": "<a>"}));
+}
+
 #[test]
 fn config_files_are_optional_but_must_be_valid() {
     let dir = tempfile::tempdir().unwrap();
