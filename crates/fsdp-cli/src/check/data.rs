@@ -123,5 +123,8 @@ fn describe_outlook(Outlook { survey, whole, .. }: &Outlook, data: &DataConfig) 
     }
     let samples = survey.about_tokens / data.seq_len as u64;
     let (tokens, samples) = (rounded(survey.about_tokens), rounded(samples));
-    format!("{size}, about {tokens} tokens by the first records, {samples} samples")
+    let examined = bytes(survey.examined);
+    format!(
+        "{size}, about {tokens} tokens by the first {examined}, the only part that is read here, {samples} samples"
+    )
 }

@@ -198,6 +198,7 @@ mod tests {
             files: 1,
             bytes: 4 * about_tokens,
             tokens: None,
+            examined: 1 << 21,
             about_tokens,
             has_prompts: true,
             has_text: false,

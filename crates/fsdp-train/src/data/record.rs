@@ -2,7 +2,7 @@
 
 mod not_json;
 
-use std::fmt;
+use std::fmt::{self, Display};
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
@@ -74,6 +74,11 @@ pub(super) const COMPANIONS: [&str; 3] = ["tools", "chat_template_kwargs", "syst
 /// What is wrong with a field that is used.
 pub(super) const NOT_JSON: &str = "contains NaN or Infinity, which JSON does not have; write null or a number, or leave \
                                    such records out (data.malformed = \"skip\")";
+
+/// What is wrong with a value of a table whose type has no counterpart in JSON.
+pub(super) fn no_json(kind: impl Display) -> String {
+    format!("is of type {kind}; only text, numbers, lists and objects are supported: write it as text")
+}
 
 /// Selects the fields of an object that make up its document.
 #[derive(Clone, Debug, PartialEq, Eq)]

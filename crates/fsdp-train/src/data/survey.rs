@@ -30,6 +30,8 @@ pub struct Survey {
     pub bytes: u64,
     /// Number of tokens in token files; `None` for text.
     pub tokens: Option<u64>,
+    /// Size of the text records that were examined, in bytes.
+    pub examined: u64,
     /// Estimated number of tokens: for text, all bytes are assumed to have as many tokens as those of the first
     /// records. For compressed files the estimate is too low.
     pub about_tokens: u64,
@@ -152,6 +154,7 @@ fn survey_files(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result
             files,
             bytes,
             tokens: Some(tokens),
+            examined: 0,
             about_tokens: tokens,
             has_prompts: false,
             has_text: false,
@@ -164,7 +167,8 @@ fn survey_files(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result
     let about_tokens = u64::try_from(about_tokens).unwrap_or(u64::MAX);
     let has_prompts = beginning.encoded.iter().any(|batch| batch.ids.iter().any(|id| id & IGNORED_BIT != 0));
     let has_text = beginning.encoded.iter().flat_map(Encoded::documents).any(|(_, form)| form == Form::Text);
-    let survey = Survey { files, bytes, tokens: None, about_tokens, has_prompts, has_text };
+    let examined = beginning.bytes as u64;
+    let survey = Survey { files, bytes, tokens: None, examined, about_tokens, has_prompts, has_text };
     Ok(SurveyedData { survey, found, tokenizer, beginning: Some(beginning) })
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ::parquet::basic::{Compression as Codec, ZstdLevel};
 use ::parquet::data_type::{ByteArray, ByteArrayType};
-use ::parquet::file::properties::WriterProperties;
-use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::file::properties::{EnabledStatistics, WriterProperties};
+use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
 use arrow_array::types::Int32Type;
 use arrow_array::{DictionaryArray, Int32Array, RecordBatch, StringArray};
@@ -28,27 +28,33 @@ fn expanded(path: &Path, kind: Kind, compression: Option<Compression>, times: u6
     Ok(expansion.made_bytes)
 }
 
-/// Writes rows that all have the same text, or are null, as one entry of a dictionary.
+/// Writes rows that all have the same text, or are null, as one entry of a dictionary. As with older writers, the file does
+/// not say how large the texts are.
 fn repeated(path: &Path, text: Option<&str>, rows: usize) {
     let schema = parse_message_type("message m { optional binary text (UTF8); }").unwrap();
     let properties = WriterProperties::builder()
+        .set_statistics_enabled(EnabledStatistics::None)
         .set_compression(Codec::ZSTD(ZstdLevel::default()))
         .set_dictionary_page_size_limit(1 << 24)
         .build();
     let file = File::create(path).unwrap();
     let mut writer = SerializedFileWriter::new(file, schema.into(), properties.into()).unwrap();
     let mut group = writer.next_row_group().unwrap();
+    write_column(&mut group, text, rows);
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+fn write_column(group: &mut SerializedRowGroupWriter<'_, File>, text: Option<&str>, rows: usize) {
     let mut column = group.next_column().unwrap().unwrap();
     let values: Vec<ByteArray> = text.map(|text| vec![ByteArray::from(text); rows]).unwrap_or_default();
     let levels = vec![i16::from(text.is_some()); rows];
     column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
     column.close().unwrap();
-    group.close().unwrap();
-    writer.close().unwrap();
 }
 
 #[track_caller]
-fn refused(outcome: Result<u64, DataError>, position: &str) {
+fn refused(outcome: Result<u64, DataError>, position: &str, made_max: u64) {
     let Err(DataError::Expansion { file, position: at, file_bytes, made_bytes, limit_bytes, times }) =
         outcome
     else {
@@ -56,7 +62,7 @@ fn refused(outcome: Result<u64, DataError>, position: &str) {
     };
     assert!(at.starts_with(position) && limit_bytes == FREE_BYTES && times == 1000, "{at}");
     // It is found before much more is read.
-    assert!(file_bytes < FREE_BYTES / 1000 && made_bytes < FREE_BYTES + (1 << 23), "{made_bytes}");
+    assert!(file_bytes < FREE_BYTES / 1000 && made_bytes < made_max, "{made_bytes}");
     let error = DataError::Expansion { file, position: at, file_bytes, made_bytes, limit_bytes, times };
     assert!(error.to_string().contains("raise data.expansion_max"), "{error}");
 }
@@ -66,7 +72,7 @@ fn small_parquet_file_without_end_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
     repeated(&path, Some(&"word ".repeat(1 << 16)), 2000);
-    refused(expanded(&path, Kind::Parquet, None, 1000), "row group 0, row 8");
+    refused(expanded(&path, Kind::Parquet, None, 1000), "row group 0, row 8", FREE_BYTES + (1 << 23));
     assert!(expanded(&path, Kind::Parquet, None, 10_000_000).unwrap() > 2 * FREE_BYTES);
 }
 
@@ -76,7 +82,33 @@ fn rows_without_text_count_as_well() {
     let path = dir.path().join("a.parquet");
     let rows = FREE_BYTES as usize / 128 + (1 << 14);
     repeated(&path, None, rows);
-    refused(expanded(&path, Kind::Parquet, None, 1000), "row group 0, row 2");
+    refused(expanded(&path, Kind::Parquet, None, 1000), "row group 0, row 0", 2 * FREE_BYTES);
+}
+
+/// Metadata may be wrong, so what is read counts, too.
+#[test]
+fn later_row_group_is_refused_before_the_first_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    let declared = |texts: [(usize, usize); 2]| {
+        let schema = parse_message_type("message m { optional binary text (UTF8); }").unwrap();
+        let properties = WriterProperties::builder()
+            .set_compression(Codec::ZSTD(ZstdLevel::default()))
+            .set_dictionary_page_size_limit(1 << 24)
+            .build();
+        let file = File::create(&path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema.into(), properties.into()).unwrap();
+        for (len, rows) in texts {
+            let mut group = writer.next_row_group().unwrap();
+            write_column(&mut group, Some(&"word ".repeat(len / 5)), rows);
+            group.close().unwrap();
+        }
+        writer.close().unwrap();
+    };
+    declared([(5, 10), (1 << 20, 400)]);
+    refused(expanded(&path, Kind::Parquet, None, 1000), "row group 1, row 0", 2 * FREE_BYTES);
+    declared([(5, 10), (1 << 20, 200)]);
+    assert!(expanded(&path, Kind::Parquet, None, 1000).unwrap() > 200 << 19);
 }
 
 #[test]
@@ -106,7 +138,25 @@ fn small_compressed_lines_without_end_are_refused() {
     let line = format!("{{\"text\": \"{}\"}}\n", "x".repeat(1 << 20));
     (0..300).for_each(|_| std::io::Write::write_all(&mut encoder, line.as_bytes()).unwrap());
     encoder.finish().unwrap();
-    refused(expanded(&path, Kind::Jsonl, Some(Compression::Zstd), 1000), "line 2");
+    refused(expanded(&path, Kind::Jsonl, Some(Compression::Zstd), 1000), "line 2", FREE_BYTES + (1 << 23));
+}
+
+#[test]
+fn declared_size_of_compressed_lines_is_checked_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.jsonl.zst");
+    let text = "{\"text\": \"x\"}\n".repeat(1 << 15);
+    let mut bytes = zstd::bulk::compress(text.as_bytes(), 1).unwrap();
+    fs::write(&path, &bytes).unwrap();
+    let read = || expanded(&path, Kind::Jsonl, Some(Compression::Zstd), 1000);
+    assert_eq!(read().unwrap(), text.len() as u64);
+    // The header says 2^29 bytes more.
+    let size = (text.len() as u32).to_le_bytes();
+    let at = bytes.windows(4).position(|window| window == size).unwrap();
+    bytes[at + 3] |= 0x20;
+    fs::write(&path, &bytes).unwrap();
+    let Err(DataError::Expansion { position, made_bytes, .. }) = read() else { panic!("it is refused") };
+    assert_eq!((&*position, made_bytes), ("the whole file", text.len() as u64 + (1 << 29)));
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
-use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
+use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition, no_json};
 use crate::input_file;
 
 /// Bytes per read.
@@ -72,6 +72,11 @@ pub(super) fn open(
     let chosen = fields.choose(&names).map_err(|fault| malformed(format!("in its columns, {fault}")))?;
     let companions = COMPANIONS.into_iter().filter(|name| names.contains(name));
     let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
+    for field in schema.fields().iter().filter(|field| columns.contains(field.name())) {
+        if let Some(kind) = values::odd_kind(field.data_type()) {
+            return Err(malformed(format!("column \"{}\" {}", field.name(), no_json(kind))));
+        }
+    }
     let file = file.clone();
     let mut rows = Rows { index, file, bounds, stream, columns, batch: None, at: 0, row: 0, ahead: 0 };
     rows.start(batch)?;

@@ -1,23 +1,54 @@
 //! Opens files and decompresses them while they are read.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
 use crate::data::error::DataError;
+use crate::data::expansion::Bounds;
 use crate::data::files::{self, Compression, DataFile};
 use crate::data::progress::{Meter, Metered};
+use crate::data::record::RecordPosition;
 use crate::input_file;
+
+/// Maximum size of the header of a zstd frame.
+const ZSTD_HEADER_BYTES: u64 = 18;
 
 /// Buffer size of a reader.
 const BUFFER_BYTES: usize = 1 << 16;
+
+/// Checks the size that a zstd frame may say that its content has. That of gzip is at the end of the file, where a truncated
+/// one has something else.
+///
+/// # Errors
+/// [`DataError::Expansion`] if that is more than it may be.
+fn check_declared(file: &DataFile, bounds: Bounds) -> Result<(), DataError> {
+    if file.compression != Some(Compression::Zstd) {
+        return Ok(());
+    }
+    let mut head = Vec::new();
+    let failed = |source| files::unreadable(&file.path, source);
+    let opened = input_file::open(&file.path).map_err(failed)?;
+    opened.take(ZSTD_HEADER_BYTES).read_to_end(&mut head).map_err(failed)?;
+    // Without a size, or a valid header, what is read shows what is wrong.
+    let made_bytes = zstd::zstd_safe::get_frame_content_size(&head).ok().flatten().unwrap_or(0);
+    if made_bytes <= bounds.limit_bytes() {
+        return Ok(());
+    }
+    Err(bounds.exceeded(file, RecordPosition::WholeFile, made_bytes))
+}
 
 /// Opens the content of a file. The memory of a decompressor is bounded, whatever the file: zstd rejects windows above
 /// 128 MiB.
 ///
 /// # Errors
-/// [`DataError::Read`].
-pub(super) fn open(file: &DataFile, meter: &Meter) -> Result<Box<dyn BufRead + Send>, DataError> {
+/// [`DataError::Read`]; [`DataError::Expansion`] if the file says that there is more than there may be.
+pub(super) fn open(
+    file: &DataFile,
+    bounds: Bounds,
+    meter: &Meter,
+) -> Result<Box<dyn BufRead + Send>, DataError> {
+    check_declared(file, bounds)?;
     let failed = |source| files::unreadable(&file.path, source);
     let inner = input_file::open(&file.path).map_err(failed)?;
     let raw = BufReader::with_capacity(BUFFER_BYTES, Metered { inner, meter: meter.clone() });

@@ -22,7 +22,7 @@ pub(super) fn open(
     bounds: Bounds,
     meter: &Meter,
 ) -> Result<Batches, DataError> {
-    let content = compressed::open(file, meter)?;
+    let content = compressed::open(file, bounds, meter)?;
     Ok(Box::new(Lines { index, file: file.clone(), bounds, content, line: 1, read_bytes: 0 }))
 }
 

@@ -175,6 +175,9 @@ fn check_row(
     Err(DataError::Malformed { file: file.path.clone(), reason })
 }
 
+/// What is wrong with a map that is no object of JSON.
+const KEYS: &str = "has keys that are not text";
+
 /// Returns the error for a column of token ids.
 fn invalid_id(column: &str) -> String {
     format!("column \"{column}\" contains a number that is not a token id, an integer from 0 to 2147483647")

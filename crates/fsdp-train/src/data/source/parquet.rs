@@ -1,5 +1,6 @@
 //! Reads Parquet by row group, and only the selected columns.
 
+mod declared;
 mod headers;
 mod lists;
 
@@ -19,7 +20,8 @@ use serde_json::{Map, Value};
 use lists::RowMax;
 
 use super::{
-    BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, ROW_VALUES_MAX, check_row, invalid_id,
+    BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, KEYS, RECORD_BYTES_MAX, ROW_VALUES_MAX, check_row,
+    invalid_id,
 };
 use crate::data::error::DataError;
 use crate::data::expansion::Bounds;
@@ -59,6 +61,8 @@ pub(super) fn open(
     let companions = COMPANIONS.into_iter().filter(|name| names.contains(name));
     let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
     let schema = projection(root, &columns).map_err(|fault| malformed(fault.to_string()))?;
+    declared::check_kinds(&schema).map_err(malformed)?;
+    declared::check_bytes(reader.metadata(), &schema, bounds, file)?;
     let (file, meter) = (file.clone(), meter.clone());
     Ok(Box::new(Rows {
         index,
@@ -148,8 +152,7 @@ impl Rows {
     /// Checks the size of the pages of the row group, before memory for them is reserved.
     fn check_pages(&self) -> Result<(), DataError> {
         let columns = self.reader.metadata().row_group(self.group).columns().iter();
-        let is_read = |path| self.schema.columns().iter().any(|read| read.path() == path);
-        for column in columns.filter(|column| is_read(column.column_path())) {
+        for column in columns.filter(|column| declared::is_in(&self.schema, column)) {
             let range = guarded(|| Ok(column.byte_range())).map_err(|fault| self.unreadable(&fault))?;
             let largest = headers::largest_page(&self.raw, range);
             let largest = largest.map_err(|source| files::unreadable(&self.file.path, source))?;
@@ -227,12 +230,11 @@ fn json(field: Field) -> Result<Value, String> {
         }
         Field::ListInternal(list) => list.elements().iter().cloned().map(json).collect::<Result<_, _>>()?,
         Field::MapInternal(map) => {
-            let key = |key: &Field| match key {
-                Field::Str(key) => key.clone(),
-                key => key.to_json_value().to_string(),
+            let entry = |(name, value): &(Field, Field)| match json(name.clone()) {
+                Ok(Value::String(name)) => Ok((name, json(value.clone())?)),
+                _ => Err(KEYS.to_owned()),
             };
-            let entries = map.entries().iter().map(|(name, value)| Ok((key(name), json(value.clone())?)));
-            Value::Object(entries.collect::<Result<_, String>>()?)
+            Value::Object(map.entries().iter().map(entry).collect::<Result<_, String>>()?)
         }
         Field::Bytes(bytes) => Value::String(text(&bytes)?),
         Field::Null => Value::Null,

@@ -36,7 +36,7 @@ pub(super) fn open(
 
 fn decompressed(file: &DataFile, bounds: Bounds, meter: &Meter) -> Result<Vec<u8>, DataError> {
     let (mut bytes, bytes_max) = (Vec::new(), RECORD_BYTES_MAX.min(bounds.limit_bytes()));
-    let read = compressed::open(file, meter)?.take(bytes_max + 1).read_to_end(&mut bytes);
+    let read = compressed::open(file, bounds, meter)?.take(bytes_max + 1).read_to_end(&mut bytes);
     read.map_err(|source| compressed::failed(file, bytes.len() as u64, source))?;
     let made_bytes = bytes.len() as u64;
     if made_bytes > bytes_max && bytes_max < RECORD_BYTES_MAX {

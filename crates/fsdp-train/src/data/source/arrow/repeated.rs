@@ -77,6 +77,7 @@ impl Left {
             DataType::LargeUtf8 => array.as_string::<i64>().value_length(row) as u64,
             DataType::Binary => array.as_binary::<i32>().value_length(row) as u64,
             DataType::LargeBinary => array.as_binary::<i64>().value_length(row) as u64,
+            DataType::FixedSizeBinary(len) => u64::try_from(*len).unwrap_or(0),
             DataType::Utf8View => array.as_string_view().value(row).len() as u64,
             DataType::BinaryView => array.as_binary_view().value(row).len() as u64,
             DataType::Struct(_) => {

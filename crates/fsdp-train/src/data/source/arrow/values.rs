@@ -9,8 +9,8 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 use serde_json::{Map, Value};
 
-use super::super::invalid_id;
-use crate::data::record::{NOT_JSON, Record};
+use super::super::{KEYS, invalid_id};
+use crate::data::record::{NOT_JSON, Record, no_json};
 use crate::data::tokens::IGNORED_BIT;
 
 /// Returns the record of a row.
@@ -45,6 +45,7 @@ fn text(array: &dyn Array, row: usize) -> Option<Result<String, usize>> {
         DataType::Binary => array.as_binary::<i32>().value(row),
         DataType::LargeBinary => array.as_binary::<i64>().value(row),
         DataType::BinaryView => array.as_binary_view().value(row),
+        DataType::FixedSizeBinary(_) => array.as_fixed_size_binary().value(row),
         _ => return None,
     };
     Some(std::str::from_utf8(bytes).map(str::to_owned).map_err(|fault| fault.valid_up_to()))
@@ -137,11 +138,25 @@ fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
             let (keys, values) = (entries.column(0), entries.column(1));
             let entry = |at| match text(keys, at) {
                 Some(Ok(key)) => Ok((key, json(values, at)?)),
-                _ => Err("has keys that are not text".to_owned()),
+                _ => Err(KEYS.to_owned()),
             };
             (0..entries.len()).map(entry).collect()
         }
         _ => number(array, row),
+    }
+}
+
+/// Returns the type of values, or of parts of them, that have no counterpart in JSON. That the reader lacks another type shows
+/// where it has a value.
+pub(super) fn odd_kind(kind: &DataType) -> Option<&DataType> {
+    match kind {
+        DataType::List(items)
+        | DataType::LargeList(items)
+        | DataType::FixedSizeList(items, _)
+        | DataType::Map(items, _) => odd_kind(items.data_type()),
+        DataType::Struct(fields) => fields.iter().find_map(|field| odd_kind(field.data_type())),
+        DataType::Dictionary(_, values) => odd_kind(values),
+        _ => (kind.is_temporal() || kind.is_decimal()).then_some(kind),
     }
 }
 
@@ -162,7 +177,7 @@ fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
         DataType::Float32 => primitive::<Float32Type>(array, row),
         DataType::Float64 => primitive::<Float64Type>(array, row),
         other => {
-            return Err(format!("is of type {other}; only text, numbers, lists and objects are supported"));
+            return Err(no_json(other));
         }
     };
     if number.is_null() { Err(NOT_JSON.to_owned()) } else { Ok(number) }
