@@ -38,6 +38,7 @@ pub mod run {
 
     pub use fsdp_train::checkpoint::Resume;
     pub use fsdp_train::config::{ConfigError, Loaded, Resolved};
+    pub use fsdp_train::data::contain_chat_templates;
     pub use fsdp_train::evaluate::{Evaluated, evaluate};
     pub use fsdp_train::train::{Reporter, RunOptions, Summary, train};
     pub use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};

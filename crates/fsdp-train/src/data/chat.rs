@@ -6,6 +6,7 @@ mod conversation;
 mod fault;
 mod learned;
 mod probe;
+mod said;
 mod script;
 mod setup;
 mod sharegpt;
@@ -29,7 +30,7 @@ pub(super) use fault::ScriptFault;
 pub(super) use script::Script;
 
 use answers::{Answers, Tokenized};
-use contained::Process;
+use contained::{Limits, Process};
 use setup::Setup;
 use templates::{Compiled, Templates};
 
@@ -66,11 +67,12 @@ pub(super) struct Chats {
     setup: Setup,
     /// The tokens at which generation stops.
     stops: Vec<u32>,
-    /// The arguments of the processes in which templates run; `None` if they run in this one.
+    /// The arguments of the processes in which templates run; `None` if there are none, so only tests run templates.
     worker: Option<&'static [OsString]>,
+    limits: Limits,
     /// Such processes that have nothing to do.
     idle: Mutex<Vec<Process>>,
-    /// The templates of this process, which are compiled on first use, because only conversations need them.
+    /// The templates of this process, which are compiled on first use.
     compiled: OnceLock<Compiled>,
 }
 
@@ -80,14 +82,23 @@ impl Chats {
     /// # Errors
     /// If a template file exists but cannot be read.
     pub(super) fn find(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Chats, DataError> {
+        let stops = tokenizer.stops();
+        let texts = stops.iter().filter_map(|&stop| tokenizer.decode(&[stop]).ok());
         let setup = Setup {
             templates: Templates::find(config, tokenizer.folder(), tokenizer.chat_template())?,
             special: tokenizer.special_tokens().clone(),
+            stops: texts.filter(|text| !text.trim().is_empty()).collect(),
             loss_on: config.loss_on,
             counts_reasoning: config.loss_on_reasoning,
         };
-        let (stops, worker) = (tokenizer.stops(), contained::arguments());
-        Ok(Chats { setup, stops, worker, idle: Mutex::default(), compiled: OnceLock::new() })
+        Ok(Chats {
+            setup,
+            stops,
+            worker: contained::arguments(),
+            limits: Limits::USUAL,
+            idle: Mutex::default(),
+            compiled: OnceLock::new(),
+        })
     }
 
     /// Which tokens count in the loss.
@@ -156,5 +167,5 @@ pub(super) fn completion(
     Ok(Marked { ids: tokens.ids, counts })
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 mod tests;

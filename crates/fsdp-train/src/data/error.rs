@@ -96,6 +96,12 @@ pub enum DataError {
         /// What is wrong, with line and column, and how to fix it.
         reason: String,
     },
+    /// The program has not called [`contain_chat_templates`](super::contain_chat_templates).
+    #[error(
+        "chat templates come with downloaded models and are programs, which this program does not contain; call \
+         `fsdp_train::data::contain_chat_templates` first in its `main`"
+    )]
+    ChatUncontained,
     /// A process in which chat templates run cannot be started, or was ended from outside.
     #[error(
         "cannot run the chat template in a process of its own, one for each thread that tokenizes (RAYON_NUM_THREADS sets \

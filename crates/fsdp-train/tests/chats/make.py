@@ -278,13 +278,24 @@ REASONED = {
 }
 
 
+SAID = ["It is<s>", "", "4 \n", "<|close|>", "A test.<|close|>", " "]
+ENDS = {
+    "answers that end with tokens": [turn for said in SAID for turn in (user("Hi"), assistant(said))],
+    "the last ends with a token": [user("Hi"), assistant("Hello!"), user("Who are you?"), assistant("A test.<s>")],
+    "the last is empty": [user("Hi"), assistant("<s>"), user("Who are you?"), assistant("")],
+    "answers that end themselves": [user("Hi"), assistant("Hello!</s>"), user("Who are you?"), assistant("A</s> test.</s>")],
+}
+# Behind a token that stops generation, the next message cannot be what ends an answer.
+UNENDED = {name: ["answers that end themselves"] for name in ["next", "final", "channels"]}
+
+
 def marked():
     """The templates of `marked`, with what transformers says of their blocks."""
     library = PreTrainedTokenizerFast.from_pretrained(HERE / "tokenizers" / "plain")
     cases = []
     for path in sorted((HERE / "marked").glob("*.jinja")):
-        for name, messages in REASONED.items():
-            if "calls" in name and path.stem != "steps":
+        for name, messages in {**REASONED, **ENDS}.items():
+            if "calls" in name and path.stem != "steps" or name in UNENDED.get(path.stem, []):
                 continue
             out = library.apply_chat_template(
                 messages, chat_template=path.read_text(), tokenize=True, return_dict=True, return_assistant_tokens_mask=True

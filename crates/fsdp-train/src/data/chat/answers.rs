@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Chats;
+use super::said::Said;
 use super::script::{Last, Script};
 use super::setup::Setup;
 use crate::config::LossOn;
@@ -46,24 +47,36 @@ impl Tokenized<'_> {
         !self.text[self.tokens.offsets[token].clone()].trim().is_empty()
     }
 
-    /// Returns a special token: the last token of a range, ignoring white space after it, or else the next token after
-    /// the range, ignoring white space before it. Some templates write the token that ends an answer outside of their
+    /// Returns a special token: the last token of an answer or block, ignoring white space after it, or else the next token
+    /// after that, ignoring white space before it. Some templates write the token that ends an answer outside of their
     /// `{% generation %}` blocks. Others end an answer only by the token that begins the next message, and that is where
-    /// generation stops, too. If only the token after the range stops generation, the other one belongs to the answer,
-    /// such as the end of a tool call.
-    fn closing(&self, tokens: &Range<usize>) -> Option<usize> {
+    /// generation stops, too.
+    ///
+    /// If only the token after it stops generation, the other one belongs to the answer, such as the end of a tool call. So
+    /// does a token at the end of the message itself, which says nothing about where answers end, unless it stops generation
+    /// and the next token belongs to the next message.
+    fn closing(&self, said: &Said, tokens: &Range<usize>) -> Option<usize> {
         let is_special = |&token: &usize| self.tokenizer.is_special(self.tokens.ids[token]);
         let is_stop = |token: usize| self.stops.contains(&self.tokens.ids[token]);
+        let offsets = &self.tokens.offsets;
         let last = tokens.clone().rev().find(|&token| self.is_visible(token)).filter(is_special);
         let mut after = tokens.end..self.tokens.ids.len();
         let next = after.find(|&token| self.is_visible(token)).filter(is_special);
-        next.filter(|&next| is_stop(next) && !last.is_some_and(is_stop)).or(last).or(next)
+        let is_end = |next: usize| match last {
+            None => true,
+            Some(last) => {
+                let is_of_message = offsets[last].start < said.message_end;
+                let closes = is_stop(next) || offsets[next].end <= said.closed;
+                !is_stop(last) && (is_stop(next) || is_of_message) || is_of_message && closes
+            }
+        };
+        next.filter(|&next| is_end(next)).or(last)
     }
 
-    /// Returns the answer in a byte range. White space after the token that ends an answer belongs to the template.
-    fn answer(&self, bytes: &Range<usize>) -> Answer {
-        let tokens = self.within(bytes);
-        match self.closing(&tokens) {
+    /// Returns the tokens of an answer. White space after the token that ends it belongs to the template.
+    fn answer(&self, said: &Said) -> Answer {
+        let tokens = self.within(&said.bytes);
+        match self.closing(said, &tokens) {
             Some(end) => Answer { tokens: tokens.start..end + 1, end: Some(self.tokens.ids[end]) },
             None => Answer { tokens, end: None },
         }
@@ -82,25 +95,25 @@ impl Tokenized<'_> {
     }
 
     /// Returns the tokens of a `{% generation %}` block, which the template has chosen, with the token that ends them.
-    fn block(&self, bytes: &Range<usize>) -> Answer {
-        let Answer { tokens, end } = self.answer(bytes);
-        Answer { tokens: tokens.start..tokens.end.max(self.within(bytes).end), end }
+    fn block(&self, said: &Said) -> Answer {
+        let Answer { tokens, end } = self.answer(said);
+        Answer { tokens: tokens.start..tokens.end.max(self.within(&said.bytes).end), end }
     }
 }
 
 /// Returns which tokens of a conversation count.
 pub(super) fn find(script: &Script, tokenized: &Tokenized<'_>, chats: &Chats) -> Answers {
     let Setup { loss_on, counts_reasoning, .. } = chats.setup;
-    let left_out: Vec<Answer> = script.left_out.iter().map(|bytes| tokenized.answer(bytes)).collect();
+    let left_out: Vec<Answer> = script.left_out.iter().map(|said| tokenized.answer(said)).collect();
     let learned = script.learned.iter();
     let found: Vec<Answer> = if script.has_blocks {
         let is_apart = |one: &Answer, other: &Answer| {
             one.tokens.end <= other.tokens.start || other.tokens.end <= one.tokens.start
         };
-        let blocks = learned.map(|bytes| tokenized.block(bytes));
+        let blocks = learned.map(|said| tokenized.block(said));
         blocks.filter(|block| left_out.iter().all(|answer| is_apart(block, answer))).collect()
     } else {
-        learned.map(|bytes| tokenized.answer(bytes)).collect()
+        learned.map(|said| tokenized.answer(said)).collect()
     };
     let mut counts = vec![loss_on == LossOn::All; tokenized.tokens.ids.len()];
     for answer in &left_out {

@@ -14,6 +14,7 @@ use std::io;
 use std::sync::OnceLock;
 use std::vec::IntoIter;
 
+pub(super) use limits::Limits;
 pub(super) use process::Process;
 
 use super::fault::ScriptFault;
@@ -32,8 +33,7 @@ static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
 /// meant for nothing else. A program must call this first, and end if the result is not `None`: then it was started as
 /// such a process, and has done its work.
 ///
-/// A program that never calls this runs chat templates in its own process. There the number of instructions is limited, but
-/// a hostile template can take all memory, run for hours, or overflow the stack, which aborts the program.
+/// A program that never calls this renders no chat templates: conversations are an error ([`DataError::ChatUncontained`]).
 #[must_use = "a process that only runs chat templates must end"]
 pub fn contain_chat_templates() -> Option<io::Result<()>> {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == ARGUMENT) {
@@ -61,6 +61,7 @@ pub(in crate::data) struct Scripts<'a> {
 
 /// Where templates run.
 enum Place<'a> {
+    /// In this process, which a hostile template would end.
     Here(&'a Compiled),
     Apart(Process),
     /// There are no conversations, or the process has failed.
@@ -75,10 +76,12 @@ impl<'a> Scripts<'a> {
     pub(super) fn of(chats: &'a Chats, conversations: Vec<&'a [u8]>) -> Result<Scripts<'a>, DataError> {
         let place = match chats.worker {
             _ if conversations.is_empty() => Place::Nowhere,
-            None => Place::Here(chats.compiled()?),
+            // Tests compare with this.
+            None if cfg!(test) => Place::Here(chats.compiled()?),
+            None => return Err(DataError::ChatUncontained),
             Some(arguments) => {
                 let idle = chats.idle.lock().expect("no holder panics").pop();
-                let process = idle.map_or_else(|| Process::start(arguments, &chats.setup), Ok);
+                let process = idle.map_or_else(|| Process::start(arguments, chats.limits, &chats.setup), Ok);
                 let asked = process.and_then(|mut process| process.ask(&conversations).map(|()| process));
                 Place::Apart(asked.map_err(|fault| match fault {
                     EncodeFault::Data(fault) => fault,

@@ -10,6 +10,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::conversation::ASSISTANT;
+use super::said::Said;
 use super::script::Chat;
 use super::template::{Prepared, prepare};
 
@@ -42,16 +43,24 @@ impl Probe<'_> {
         })
     }
 
-    /// Returns where the answer ends, with what the template writes after the last message. `None` as for the start.
-    pub(super) fn end(&self) -> Option<usize> {
-        let end = self.content(self.index)?.end;
+    /// Returns the answer, which starts at a byte of the text, with what the template writes after the last message if it
+    /// writes that after this one, too. `None` as for the start.
+    pub(super) fn said(&self, start: usize) -> Option<Said> {
+        let message_end = self.content(self.index)?.end.max(start);
+        let behind = self.behind().unwrap_or_default();
+        let same = common(self.whole[message_end..].chars(), behind.chars());
+        let end = if same == behind.len() { message_end + same } else { message_end };
+        Some(Said { bytes: start..end, message_end, closed: message_end + same })
+    }
+
+    /// Returns what the template writes after the message if it is the last one.
+    pub(super) fn behind(&self) -> Option<String> {
         let up_to = self.around(&self.chat.messages[..=self.index], self.index);
-        let after = up_to.map(|[_, after]| after).filter(|after| self.whole[end..].starts_with(after));
-        Some(end + after.map_or(0, |after| after.len()))
+        up_to.map(|[_, after]| after)
     }
 
     /// Returns the bytes that depend on a message.
-    fn content(&self, index: usize) -> Option<Range<usize>> {
+    pub(super) fn content(&self, index: usize) -> Option<Range<usize>> {
         self.chat.messages.get(index)?;
         let [before, after] = self.around(&self.chat.messages, index)?;
         let start = common(self.whole.chars(), before.chars());

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::conversation::Conversation;
 use super::fault::{RenderFault, ScriptFault};
 use super::probe::Probe;
+use super::said::Said;
 use super::setup::Setup;
 use super::template::{self, ChatTemplate, Prepared};
 use super::{MESSAGES, PROMPT, Rendered, TOOLS};
@@ -23,11 +24,11 @@ pub(in crate::data) struct Script {
     /// The text of the whole conversation.
     pub(super) text: String,
     /// What the model learns to say: answers, or `{% generation %}` blocks.
-    pub(super) learned: Vec<Range<usize>>,
+    pub(super) learned: Vec<Said>,
     /// Whether these are blocks, which the template has chosen.
     pub(super) has_blocks: bool,
     /// Answers that it does not learn.
-    pub(super) left_out: Vec<Range<usize>>,
+    pub(super) left_out: Vec<Said>,
     /// The end of the last answer.
     pub(super) last: Last,
 }
@@ -48,7 +49,7 @@ pub(super) enum Last {
 
 /// A conversation with its template.
 pub(super) struct Chat<'a> {
-    setup: &'a Setup,
+    pub(super) setup: &'a Setup,
     template: &'a ChatTemplate,
     pub(super) conversation: &'a Conversation,
     /// The messages, as the template engine holds them.
@@ -60,7 +61,7 @@ pub(super) struct Chat<'a> {
 }
 
 /// Parts of a text, in bytes.
-type Spans = Vec<Range<usize>>;
+type Spans = Vec<Said>;
 
 /// The variables of a template.
 #[derive(Serialize)]
@@ -160,33 +161,34 @@ impl<'a> Chat<'a> {
         let prompt = self.conversation.prompt;
         let start = if prompt == 0 { 0 } else { self.answer_start(&whole.text, prompt)? };
         let blocks = whole.generated.iter().filter(|bytes| bytes.start >= start);
-        let mut blocks: Vec<Range<usize>> = blocks.cloned().collect();
+        let blocks: Vec<Range<usize>> = blocks.cloned().collect();
         if blocks.len() != answers.len() {
-            return Ok((spans(false)?, blocks));
+            let indices: Vec<usize> = answers.iter().map(|(index, _)| *index).collect();
+            return Ok((spans(false)?, Said::parts(self, &whole.text, &blocks, &indices)));
         }
-        let mut counted = answers.iter().map(|(_, counts)| *counts);
-        blocks.retain(|_| counted.next() == Some(true));
-        Ok((Vec::new(), blocks))
+        let counted = blocks.iter().zip(answers).filter(|(_, (_, counts))| *counts);
+        let block = |(bytes, (index, _)): (_, &(usize, bool))| Said::block(self, &whole.text, bytes, *index);
+        Ok((Vec::new(), counted.map(block).collect()))
     }
 
     /// Returns the text of an answer: between the prompt for it and the end of its message.
-    fn answer(&self, whole: &str, index: usize) -> Result<Range<usize>, String> {
+    fn answer(&self, whole: &str, index: usize) -> Result<Said, String> {
         let start = self.answer_start(whole, index)?;
-        if index + 1 == self.messages.len() {
-            return Ok(start..whole.len().max(start));
-        }
-        let end = match self.render(&self.messages[..=index], false) {
-            Ok(partial) if whole.starts_with(&partial.text) && start <= partial.text.len() => {
-                partial.text.len()
+        let partial = match index + 1 == self.messages.len() {
+            true => Ok(whole.to_owned()),
+            false => self.render(&self.messages[..=index], false).map(|partial| partial.text),
+        };
+        match partial {
+            Ok(partial) if whole.starts_with(&partial) && start <= partial.len() => {
+                Ok(Said::last(self, &partial, start, index))
             }
-            other => Probe { chat: self, whole, index }.end().ok_or_else(|| {
+            other => Probe { chat: self, whole, index }.said(start).ok_or_else(|| {
                 let differently = |_| "the chat template renders it differently as the last one".to_owned();
                 let cause = other
                     .map_or_else(|fault| format!("with only the messages up to it, {fault}"), differently);
                 undetermined(index, &cause)
-            })?,
-        };
-        Ok(start..end.max(start))
+            }),
+        }
     }
 
     /// Returns where the text of an answer starts: after the prompt for it.

@@ -17,6 +17,8 @@ pub(super) struct Setup {
     pub(super) templates: Templates,
     /// Special tokens by their roles, which templates see.
     pub(super) special: Map<String, Value>,
+    /// The tokens at which generation stops.
+    pub(super) stops: Vec<String>,
     /// Which tokens count in the loss.
     pub(super) loss_on: LossOn,
     /// Whether reasoning counts as answers do.

@@ -342,19 +342,62 @@ fn header_before_an_answer_with_its_own_reasoning_does_not_count() {
     }
 }
 
-/// As for Phi 3: the text ends with another token than each answer, and an answer may end with a special token itself.
+/// Answers end with special tokens, white space, the token that ends them, or are empty, and no token but `</s>` is known to
+/// stop generation. What the template writes behind any answer ends each, inside of blocks or behind them.
 #[test]
-fn stop_after_a_special_token_of_the_answer_counts() {
-    let template = "{% for message in messages %}\
-                    {{ '<|open|>' + message.role + '\\n' + message.content + '<|close|>\\n' }}{% endfor %}\
-                    {% if add_generation_prompt %}{{ '<|open|>assistant\\n' }}{% else %}</s>{% endif %}";
+fn end_of_template_counts_whatever_ends_the_message() {
+    let said = |inside: &str, behind: &str| {
+        format!(
+            "{{% for message in messages %}}{{{{ '<|open|>' + message.role + '\n' }}}}{{% if message.role == 'assistant' %}}\
+             {inside}{{% else %}}{{{{ message.content }}}}<|close|>{{% endif %}}{{{{ '\n' }}}}{{% endfor %}}\
+             {{% if add_generation_prompt %}}{{{{ '<|open|>assistant\n' }}}}{{% else %}}{behind}{{% endif %}}"
+        )
+    };
+    let [content, open, close] = ["{{ message.content }}", "{% generation %}", "{% endgeneration %}"];
+    let mut messages = json!(turns().as_array().unwrap()[..5]);
+    for answer in
+        ["It is<s>", "", " ", "4 \n", "<|open|>", "<|close|>", "It<s> is<|close|>", "A test.</s>", "</s>"]
+    {
+        for behind in ["", "</s>", "<s>"] {
+            for inside in [
+                format!("{content}<|close|>"),
+                format!("{open}{content}<|close|>{close}"),
+                format!("{open}{content}{close}<|close|>"),
+            ] {
+                let is_outside = inside.ends_with("<|close|>") && inside.starts_with(open);
+                if is_outside && answer.ends_with("</s>") {
+                    // The block has an end already.
+                    continue;
+                }
+                let loaded = with_template(&said(&inside, behind));
+                messages[2]["content"] = json!(answer);
+                let first = answers(&loaded, &messages).unwrap().swap_remove(0);
+                assert_eq!(first, format!("{answer}<|close|>"), "{inside} {behind}");
+            }
+        }
+    }
+}
+
+/// Where nothing else ends an answer, the token that begins the next message does, as in GLM 4.
+#[test]
+fn next_message_ends_an_answer_whatever_ends_that() {
+    let template = "{% for message in messages %}{{ '<|open|>' + message.role + '\n' + message.content }}\
+                    {% for call in message.tool_calls or [] %}{{ call + '<s>' }}{% endfor %}{% endfor %}\
+                    {% if add_generation_prompt %}{{ '<|open|>assistant\n' }}{% endif %}";
     let mut loaded = with_template(template);
     let mut messages = turns();
-    messages[2]["content"] = json!("It is<s>");
-    loaded.0.stops = loaded.1.encode("<|close|>").unwrap();
-    assert_eq!(answers(&loaded, &messages).unwrap()[0], "It is<s><|close|>");
-    loaded.0.stops.clear();
-    assert_eq!(answers(&loaded, &messages).unwrap()[0], "It is<s>");
+    for (answer, calls, counted) in [
+        ("It is<s>", json!(null), "It is<s><|open|>"),
+        ("", json!(["now", "then"]), "now<s>then<s><|open|>"),
+        ("<|close|>", json!(null), "<|close|><|open|>"),
+        ("It is 4.</s>", json!(null), "It is 4.</s>"),
+    ] {
+        messages[2] = json!({"role": "assistant", "content": answer, "tool_calls": calls});
+        assert_eq!(answers(&loaded, &messages).unwrap()[0], counted);
+    }
+    // The last one is followed by another token that stops generation.
+    loaded.0.stops = loaded.1.encode("</s><|open|>").unwrap();
+    assert_eq!(answers(&loaded, &messages).unwrap()[0], "It is 4.</s><|open|>");
 }
 
 #[test]

@@ -8,12 +8,21 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
-/// Memory that a template may take, beyond what the process has when it starts.
-pub(super) const MEMORY_BYTES: u64 = 1 << 30;
+/// What a template may take.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(in crate::data::chat) struct Limits {
+    /// Memory beyond what the process has when it starts.
+    pub(super) memory_bytes: u64,
+    /// Time for one conversation, besides [`BYTE_TIME`]. Most take less than a millisecond.
+    pub(super) time: Duration,
+}
 
-/// Time for one conversation, besides [`BYTE_TIME`]. Most take less than a millisecond. Tests exceed it often.
-pub(super) const TIME: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
+impl Limits {
+    pub(in crate::data::chat) const USUAL: Limits =
+        Limits { memory_bytes: 1 << 30, time: Duration::from_secs(10) };
+}
 
 /// Time for each byte of a conversation: 16 seconds for a megabyte. To find answers, a long one is rendered many times.
 const BYTE_TIME: Duration = Duration::from_micros(16);
@@ -27,6 +36,8 @@ const TEXT_TIMES: usize = 64;
 /// The time that is left for the conversations of a process.
 #[derive(Debug)]
 pub(super) struct Clock {
+    /// Time for one conversation.
+    time: Duration,
     /// When the time of the next conversation begins, in time of the processor. After one that failed, that is not now:
     /// a template must not take hours to reject one conversation after the other.
     start: Duration,
@@ -36,20 +47,20 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Limits the memory of this process and the time for what comes first: to compile the templates. Also keeps it
-    /// from writing core dumps.
-    pub(super) fn start() -> Clock {
+    /// from writing core dumps. Returns the memory that is left with it, which may be less than it should be.
+    pub(super) fn start(limits: Limits) -> (Clock, u64) {
         limit(Resource::Core, 0);
-        if let Some(now) = address_space() {
-            limit(Resource::As, now.saturating_add(MEMORY_BYTES));
-        }
-        let mut clock = Clock { start: now(), limit_secs: 0 };
+        let left = address_space().map_or(limits.memory_bytes, |now| {
+            limit(Resource::As, now.saturating_add(limits.memory_bytes)).saturating_sub(now)
+        });
+        let mut clock = Clock { time: limits.time, start: now(), limit_secs: 0 };
         clock.begin(0);
-        clock
+        (clock, left)
     }
 
     /// Begins with a conversation of this many bytes.
     pub(super) fn begin(&mut self, bytes: usize) {
-        let end = self.start + TIME + byte_time(bytes);
+        let end = self.start + self.time + byte_time(bytes);
         // The limit has whole seconds.
         let limit_secs = end.as_secs() + 1;
         if limit_secs != self.limit_secs {
@@ -80,11 +91,13 @@ fn now() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
-fn limit(resource: Resource, most: u64) {
+/// Sets a limit, or the maximum of it that this process may have, and returns it.
+fn limit(resource: Resource, most: u64) -> u64 {
     let maximum = getrlimit(resource).maximum;
-    let current = Some(maximum.map_or(most, |maximum| most.min(maximum)));
+    let current = maximum.map_or(most, |maximum| most.min(maximum));
     // A limit at or below the maximum can always be set.
-    let _ = setrlimit(resource, Rlimit { current, maximum });
+    let _ = setrlimit(resource, Rlimit { current: Some(current), maximum });
+    current
 }
 
 /// The address space of this process in bytes, where the system says it.

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 
-use super::limits::{MEMORY_BYTES, TIME};
+use super::limits::Limits;
 use crate::data::chat::setup::Setup;
 use crate::data::encoder::EncodeFault;
 use crate::data::error::DataError;
@@ -21,6 +21,9 @@ use crate::data::error::DataError;
 pub(in crate::data::chat) struct Process {
     child: Child,
     stream: BufReader<UnixStream>,
+    limits: Limits,
+    /// The memory that it has for templates; `None` until it says so.
+    memory_bytes: Option<u64>,
 }
 
 impl Process {
@@ -28,10 +31,17 @@ impl Process {
     ///
     /// # Errors
     /// [`EncodeFault::Template`] if they do not compile within the limits, [`EncodeFault::Data`] if there is no process.
-    pub(super) fn start(arguments: &[OsString], setup: &Setup) -> Result<Process, EncodeFault> {
-        let mut process = Process::spawn(arguments).map_err(|source| DataError::ChatProcess { source })?;
+    pub(super) fn start(
+        arguments: &[OsString],
+        limits: Limits,
+        setup: &Setup,
+    ) -> Result<Process, EncodeFault> {
+        let mut process =
+            Process::spawn(arguments, limits).map_err(|source| DataError::ChatProcess { source })?;
+        let limits = serde_json::to_vec(&limits).expect("it is a struct");
         let setup = serde_json::to_vec(setup).expect("it has only texts as keys");
-        process.ask(&[&setup])?;
+        process.ask(&[&limits, &setup])?;
+        process.memory_bytes = Some(process.answer()?);
         process.answer::<Result<(), String>>()?.map_err(EncodeFault::Template)?;
         Ok(process)
     }
@@ -63,7 +73,7 @@ impl Process {
 
     /// Starts this executable. Its standard input is a socket, for both directions. It is in a process group of its
     /// own, because Ctrl-C is for this process to answer, and ends when the socket is closed.
-    fn spawn(arguments: &[OsString]) -> io::Result<Process> {
+    fn spawn(arguments: &[OsString], limits: Limits) -> io::Result<Process> {
         let (stream, theirs) = UnixStream::pair()?;
         // On Linux the same executable starts even if its file was replaced.
         let own = PathBuf::from("/proc/self/exe");
@@ -75,7 +85,7 @@ impl Process {
             .stderr(Stdio::null())
             .process_group(0)
             .spawn()?;
-        Ok(Process { child, stream: BufReader::new(stream) })
+        Ok(Process { child, stream: BufReader::new(stream), limits, memory_bytes: None })
     }
 
     #[cfg(all(test, feature = "tokenizers"))]
@@ -92,21 +102,33 @@ impl Process {
             Err(source) => return DataError::ChatProcess { source }.into(),
         };
         let signal = status.signal().and_then(Signal::from_named_raw);
-        match signal {
-            Some(Signal::XCPU) => EncodeFault::Template(format!(
+        let Limits { memory_bytes: most, time } = self.limits;
+        let other = |kind, reason| DataError::ChatProcess { source: io::Error::new(kind, reason) }.into();
+        match (signal, self.memory_bytes) {
+            (_, None) => other(
+                io::ErrorKind::OutOfMemory,
+                format!("it ended with {status} before it was ready; is there enough memory (ulimit -v)?"),
+            ),
+            (Some(Signal::XCPU), _) => EncodeFault::Template(format!(
                 "the chat template takes more than {} s for one conversation, or for several that fail",
-                TIME.as_secs()
+                time.as_secs_f64()
             )),
-            Some(Signal::ABORT | Signal::BUS | Signal::ILL | Signal::SEGV) => EncodeFault::Template(format!(
-                "the chat template nests too deeply, or needs more memory for one conversation than it may have ({} MB, \
-                 unless ulimit -v allows less)",
-                MEMORY_BYTES >> 20
-            )),
-            _ => {
-                let reason = format!("it ended with {status} ({fault})");
-                DataError::ChatProcess { source: io::Error::new(io::ErrorKind::ConnectionReset, reason) }
-                    .into()
+            (Some(Signal::ABORT | Signal::BUS | Signal::ILL | Signal::SEGV), Some(left)) if left < most => {
+                let reason = format!(
+                    "it ended with {status}: it has {} MB of memory, but a chat template may need {} MB for one conversation; \
+                     raise the limit (ulimit -v)",
+                    left >> 20,
+                    most >> 20
+                );
+                other(io::ErrorKind::OutOfMemory, reason)
             }
+            (Some(Signal::ABORT | Signal::BUS | Signal::ILL | Signal::SEGV), _) => {
+                EncodeFault::Template(format!(
+                    "the chat template nests too deeply, or needs more memory for one conversation than it may have ({} MB)",
+                    most >> 20
+                ))
+            }
+            _ => other(io::ErrorKind::ConnectionReset, format!("it ended with {status} ({fault})")),
         }
     }
 }

@@ -1,5 +1,5 @@
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fsdp_core::FailureKind;
 use proptest::prelude::*;
@@ -14,6 +14,9 @@ use crate::error::TrainError;
 /// The argument that turns the test below into a worker; libtest takes it as the name of a test to skip.
 const WORKER: &str = "__worker__";
 
+/// The beginning of the argument by which a test says that its memory is limited, followed by the limit.
+const SHORT: &str = "__memory__";
+
 /// Not a test if started with [`WORKER`]: then it is the process in which templates run.
 #[test]
 fn worker_serves_only_when_asked() {
@@ -22,8 +25,11 @@ fn worker_serves_only_when_asked() {
     }
 }
 
-/// Returns a template, and whether it runs in a process of its own.
-fn chats(template: &str, is_apart: bool) -> Chats {
+/// Limits that hostile templates exceed soon. Time is measured in whole seconds.
+const QUICK: Limits = Limits { memory_bytes: 128 << 20, time: Duration::from_millis(900) };
+
+/// Returns a template, which runs in a process of its own if that has limits.
+fn chats(template: &str, limits: Option<Limits>) -> Chats {
     static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
     let name = "data::chat::contained::tests::worker_serves_only_when_asked";
     let arguments = [name, "--exact", "--nocapture", "--skip", WORKER];
@@ -33,14 +39,15 @@ fn chats(template: &str, is_apart: bool) -> Chats {
     let mut config = config();
     config.chat_template = Some(file.to_str().unwrap().to_owned());
     let mut chats = Chats::find(&config, &Tokenizer::load("bytes").unwrap()).unwrap();
-    if is_apart {
+    if let Some(limits) = limits {
+        chats.limits = limits;
         chats.worker = Some(ARGUMENTS.get_or_init(|| arguments.map(OsString::from).to_vec()));
     }
     chats
 }
 
 fn apart(template: &str) -> Chats {
-    chats(template, true)
+    chats(template, Some(QUICK))
 }
 
 /// A conversation of one question and one answer, as JSON.
@@ -62,8 +69,8 @@ fn script(chats: &Chats, conversation: &[u8]) -> Result<Script, EncodeFault> {
 
 /// Checks that a template ends the run, and returns the error.
 #[track_caller]
-fn refusal(template: &str) -> String {
-    let fault = script(&apart(template), &conversation("Hi")).unwrap_err();
+fn refusal(template: &str, limits: Limits) -> String {
+    let fault = script(&chats(template, Some(limits)), &conversation("Hi")).unwrap_err();
     let is_fatal =
         matches!(fault, EncodeFault::Template(_) | EncodeFault::Data(DataError::ChatTemplate { .. }));
     let fault = fault.to_string();
@@ -97,7 +104,8 @@ fn deep_templates_and_values_end_only_their_process() {
         &nested("{{ ns.v == ns.x }}"),
         &nested("{{ raise_exception('only dropped') }}"),
     ] {
-        let fault = refusal(template);
+        // To come that deep may take longer than these.
+        let fault = refusal(template, Limits { time: Limits::USUAL.time, ..QUICK });
         let is_named = ["the chat template nests too deeply", "template.jinja: line 1, column"];
         assert!(is_named.iter().any(|part| fault.contains(part)), "{template:.80}: {fault}");
     }
@@ -159,9 +167,9 @@ fn time_of_a_conversation_is_bounded() {
     let list = "{% set l = range(100000)|list %}";
     for costly in ["{% set m = l|sort %}", "{% set m = l|unique|list %}", "{% if 'a' in l %}{% endif %}"] {
         let start = Instant::now();
-        let fault = refusal(&format!("{list}{{% for i in l %}}{costly}{{% endfor %}}"));
-        assert!(fault.contains("the chat template takes more than 2 s"), "{costly}: {fault}");
-        assert!(start.elapsed() < 50 * limits::TIME, "{costly}: {:?}", start.elapsed());
+        let fault = refusal(&format!("{list}{{% for i in l %}}{costly}{{% endfor %}}"), QUICK);
+        assert!(fault.contains("the chat template takes more than 0.9 s"), "{costly}: {fault}");
+        assert!(start.elapsed() < 50 * QUICK.time, "{costly}: {:?}", start.elapsed());
     }
 }
 
@@ -172,7 +180,7 @@ fn excess_ends_the_run_wherever_it_begins() {
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}?{% endif %}";
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     for condition in ["add_generation_prompt", "messages|length == 1", "messages[-1].content == '\u{fdd2}'"] {
-        refusal(&format!("{whole}{{% if {condition} %}}{endless}{{% endif %}}"));
+        refusal(&format!("{whole}{{% if {condition} %}}{endless}{{% endif %}}"), QUICK);
     }
     let later =
         format!("{{% if messages[0].content == 'late' %}}{endless}{{% endif %}}{{{{ messages|length }}}}");
@@ -218,11 +226,47 @@ fn killed_process_is_a_temporary_failure() {
     assert!(chats.idle.lock().unwrap().is_empty());
 }
 
+/// The limits of this process hold for what it starts, so a shell sets them.
+#[test]
+fn too_little_memory_is_not_the_fault_of_the_template() {
+    if let Some(mib) = std::env::args().find_map(|argument| argument.strip_prefix(SHORT).map(str::to_owned)) {
+        let greedy =
+            "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+        let fault = script(&chats(greedy, Some(Limits::USUAL)), &conversation("Hi")).unwrap_err();
+        let EncodeFault::Data(fault) = fault else { panic!("{mib} MiB: {fault}") };
+        let text = fault.to_string();
+        assert!(text.contains("(ulimit -v)"), "{mib} MiB: {text}");
+        assert_eq!(TrainError::from(fault).kind(), FailureKind::Temporary, "{mib} MiB: {text}");
+        // What needs little is done.
+        let modest = chats("{{ messages[0].content }}", Some(Limits::USUAL));
+        assert!(matches!(script(&modest, &conversation("Hi")), Ok(_) | Err(EncodeFault::Record(_))));
+        return;
+    }
+    let name = "data::chat::contained::tests::too_little_memory_is_not_the_fault_of_the_template";
+    for mib in [512, 700, 1000] {
+        let run = format!("ulimit -v {}; exec \"$0\" {name} --exact --skip {SHORT}{mib}", mib << 10);
+        let mut shell = std::process::Command::new("sh");
+        let done = shell.args(["-c", &run]).arg(std::env::current_exe().unwrap()).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && said.contains("1 passed"), "{mib} MiB: {said}");
+    }
+}
+
+#[test]
+fn process_that_is_never_ready_is_a_temporary_failure() {
+    let chats = Chats { worker: Some(Vec::leak(vec!["--list".into()])), ..apart("{{ 1 }}") };
+    let EncodeFault::Data(fault) = script(&chats, &conversation("Hi")).unwrap_err() else {
+        panic!("not this")
+    };
+    assert!(fault.to_string().contains("before it was ready; is there enough memory"), "{fault}");
+    assert_eq!(TrainError::from(fault).kind(), FailureKind::Temporary);
+}
+
 #[test]
 fn invalid_template_is_refused_with_its_place() {
     for template in ["{{ 1", "{% for %}", "{% generation %}"] {
-        let [here, there] = [false, true]
-            .map(|is_apart| script(&chats(template, is_apart), &conversation("Hi")).unwrap_err().to_string());
+        let [here, there] = [None, Some(QUICK)]
+            .map(|limits| script(&chats(template, limits), &conversation("Hi")).unwrap_err().to_string());
         let [here, there] =
             [&here, &there].map(|fault| fault.split_once("/template.jinja: line 1, ").unwrap().1);
         assert_eq!(here, there);
@@ -252,13 +296,14 @@ fn long_conversations_keep_to_the_limits() {
         .collect();
     let context = json!({"tools": [{"deep": (0..200).fold(json!(1), |value, _| json!([value]))}]});
     let json = json_of(Value::from(messages[..200].to_vec()), context);
-    assert_eq!(script(&apart(&template.unwrap()), &json).unwrap().learned.len(), 100);
+    let usual = |template: &str| chats(template, Some(Limits::USUAL));
+    assert_eq!(script(&usual(&template.unwrap()), &json).unwrap().learned.len(), 100);
     let long = "x".repeat(12 << 20);
     let json =
         json_of(json!([{"role": "user", "content": long}, {"role": "assistant", "content": "a"}]), json!({}));
     let template =
         "{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}<{% endif %}";
-    assert_eq!(script(&apart(template), &json).unwrap().text.len(), (12 << 20) + 5);
+    assert_eq!(script(&usual(template), &json).unwrap().text.len(), (12 << 20) + 5);
 }
 
 /// A number, text or structure of JSON.
@@ -328,8 +373,8 @@ proptest! {
             .map(|(index, text)| json!({"role": roles[index % 2], "content": text, "extra": extra}))
             .collect();
         let json = json_of(Value::from(messages), json!({"extra": extra}));
-        let [here, there] = [false, true].map(|is_apart| {
-            script(&chats(&template, is_apart), &json).map_err(|fault| fault.to_string())
+        let [here, there] = [None, Some(QUICK)].map(|limits| {
+            script(&chats(&template, limits), &json).map_err(|fault| fault.to_string())
         });
         prop_assert_eq!(here, there);
     }
@@ -345,6 +390,6 @@ proptest! {
             Err(EncodeFault::Data(DataError::ChatProcess { source })) => panic!("{template}: {source}"),
             Err(fault) => prop_assert!(fault.to_string().len() < 1000, "{}", fault),
         }
-        prop_assert!(start.elapsed() < 50 * limits::TIME, "{:?}", start.elapsed());
+        prop_assert!(start.elapsed() < 50 * QUICK.time, "{:?}", start.elapsed());
     }
 }

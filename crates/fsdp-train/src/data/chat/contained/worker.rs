@@ -1,7 +1,7 @@
 //! The process in which templates run. Its standard input is a socket, on which it answers until that is closed.
 //!
-//! Questions and answers are lines of JSON; an empty line ends a batch of questions. The first question is the
-//! [`Setup`], the others are conversations. A batch is read before its first answer is written, so neither side waits
+//! Questions and answers are lines of JSON; an empty line ends a batch of questions. The first batch is the [`Limits`] and
+//! the [`Setup`], the others are conversations. A batch is read before its first answer is written, so neither side waits
 //! for the other to read.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -11,7 +11,7 @@ use std::panic::AssertUnwindSafe;
 
 use serde::Serialize;
 
-use super::limits::{Clock, text_bytes};
+use super::limits::{Clock, Limits, text_bytes};
 use crate::data::chat::fault::ScriptFault;
 use crate::data::chat::script::Script;
 use crate::data::chat::setup::Setup;
@@ -22,11 +22,13 @@ use crate::data::panics::catch_panic;
 /// # Errors
 /// If standard input is not the socket of a program that needs templates, or fails.
 pub(super) fn serve() -> io::Result<()> {
-    let mut clock = Clock::start();
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (mut input, mut output) = (BufReader::new(&stream), BufWriter::new(&stream));
-    let Some(setup) = batch(&mut input)?.pop() else { return Ok(()) };
-    let setup: Setup = serde_json::from_slice(&setup)?;
+    let Ok([limits, setup]) = <[Vec<u8>; 2]>::try_from(batch(&mut input)?) else { return Ok(()) };
+    let (limits, setup): (Limits, Setup) =
+        (serde_json::from_slice(&limits)?, serde_json::from_slice(&setup)?);
+    let (mut clock, memory_bytes) = Clock::start(limits);
+    answer(&mut output, &memory_bytes)?;
     let compiled = setup.templates.compile();
     answer(&mut output, &compiled.as_ref().map(drop))?;
     let Ok(compiled) = compiled else { return Ok(()) };
