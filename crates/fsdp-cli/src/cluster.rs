@@ -30,6 +30,7 @@ use crate::args::NetworkArgs;
 use crate::descriptors;
 use crate::error::CliError;
 use crate::exit_code::Exit;
+use crate::launch::Note;
 use crate::output;
 pub(crate) use error_file::write_cause as report_to_torchrun;
 pub(crate) use flight::LOG_DIR;
@@ -241,7 +242,9 @@ fn join(place: ProcessPlace, run: &RunConfig, network: NetworkArgs) -> Result<Cl
         timeout: Duration::from_secs_f64(run.timeout_s),
         is_insecure: network.insecure_network,
     };
-    Ok(Cluster::join(&joining)?)
+    let cluster = Cluster::join(&joining)?;
+    Note::Met.leave();
+    Ok(cluster)
 }
 
 /// Formats a range of ranks.

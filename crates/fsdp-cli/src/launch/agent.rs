@@ -202,6 +202,7 @@ impl<'a> Agent<'a> {
     fn start(&mut self, start: &Start, session: &Session) -> Result<(), CliError> {
         self.known.attempts = self.known.attempts.max(start.attempt + 1);
         Note::StopAtSave.remove_from(self.folder);
+        Note::Met.remove_from(self.folder);
         note::remove_verdict(self.folder);
         let arguments: Vec<OsString> = self.plan.arguments(start.beginning);
         let common = Common { arguments: &arguments, folder: self.folder, token: session.token() };
@@ -240,7 +241,7 @@ impl<'a> Agent<'a> {
 
     fn ended(&mut self, number: u32, process: usize, status: ExitStatus, session: &Session) {
         let Some(attempt) = self.running.as_mut().filter(|attempt| attempt.number == number) else { return };
-        attempt.record_end(process, status, note::verdict(self.folder));
+        attempt.record_end(process, status, note::verdict(self.folder), Note::Met.is_in(self.folder));
         let Some((exit, because)) = attempt.outcome() else { return };
         let (was_killed, is_notified) = (attempt.was_killed(), attempt.is_notified());
         self.running = None;

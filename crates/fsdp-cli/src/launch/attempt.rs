@@ -135,15 +135,25 @@ impl Attempt {
         Ok(())
     }
 
-    /// Records the end of a process; `verdict` is the failure that ended all of them, if they were told of one.
-    pub(super) fn record_end(&mut self, process: usize, status: ExitStatus, verdict: Option<String>) {
+    /// Records the end of a process; `verdict` is the failure that ended all of them, if they were told of one. Those that
+    /// wait to meet a process that could not start have nothing to save, and would not learn of its end.
+    pub(super) fn record_end(
+        &mut self,
+        process: usize,
+        status: ExitStatus,
+        verdict: Option<String>,
+        have_met: bool,
+    ) {
         self.processes[process - self.first_process].status = Some(status);
         self.verdict = verdict;
         if !status.success() {
             self.failed.get_or_insert((process, status));
         }
-        if self.failed.is_some() {
-            self.end(self.is_notified());
+        let is_unmet = !have_met && exit_of(status) == Exit::Temporary;
+        match self.failed {
+            Some(_) if is_unmet && !self.is_stop_requested => self.kill(),
+            Some(_) => self.end(self.is_notified()),
+            None => {}
         }
     }
 
@@ -255,12 +265,25 @@ mod tests {
             (failed, None, GRACE),
         ] {
             let (mut attempt, before) = (attempt(), Instant::now());
-            attempt.record_end(1, status, verdict);
+            attempt.record_end(1, status, verdict, true);
             let deadline = attempt.deadline.expect("the others have to end");
             assert!((before + grace..=Instant::now() + grace).contains(&deadline), "{status}");
             // Later ends do not extend the deadline.
-            attempt.record_end(0, failed, reported());
+            attempt.record_end(0, failed, reported(), true);
             assert!(attempt.deadline.is_some_and(|later| later <= deadline), "{status}");
+        }
+    }
+
+    #[test]
+    fn processes_that_have_not_met_get_no_grace() {
+        let (failed, refused) = (ExitStatus::from_raw(75 << 8), ExitStatus::from_raw(2 << 8));
+        for (status, is_stopped, has_grace) in
+            [(failed, false, false), (failed, true, true), (refused, false, true)]
+        {
+            let mut attempt = attempt();
+            attempt.is_stop_requested = is_stopped;
+            attempt.record_end(1, status, None, false);
+            assert_eq!(attempt.deadline.is_some(), has_grace, "{status}, stopped: {is_stopped}");
         }
     }
 

@@ -16,6 +16,8 @@ pub(crate) enum Note {
     /// From the first process: the state of the run is outside of its output folder, and the user must decide how to
     /// continue.
     Elsewhere,
+    /// From any process: the processes of the attempt have met.
+    Met,
     /// From the launcher: stop when the next checkpoint is complete.
     StopAtSave,
 }
@@ -25,6 +27,7 @@ impl Note {
         folder.join(match self {
             Note::TakenOver => "taken-over",
             Note::Elsewhere => "elsewhere",
+            Note::Met => "met",
             Note::StopAtSave => "stop-at-save",
         })
     }

@@ -153,6 +153,29 @@ fn thread_limit_ends_launch_with_error_naming_thread() {
     limited.sweep("nproc", &limits, Some(user), LAUNCH, &["thread", "cannot start"]);
 }
 
+/// With the restarts that it does by default.
+#[test]
+fn launch_without_threads_ends_in_seconds() {
+    let Some(user) = another_user(3) else { return };
+    let limited = Limited::new();
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let launch = LAUNCH.replace(" --max-restarts 0", "");
+    // From the threads of the agent alone to nearly all.
+    for limit in (1..=6).map(|part| part * (3 * cores + 20) / 6) {
+        let start = std::time::Instant::now();
+        let ran = limited.run(
+            &format!("--nproc={limit}"),
+            Some(user),
+            &format!("{launch} --set run.out_dir=out-{limit}"),
+        );
+        let case = format!("{limit}: {:?} after {:?}: {}", ran.code, start.elapsed(), ran.stderr);
+        assert!(
+            matches!(ran.code, Some(0 | 75)) && start.elapsed() < std::time::Duration::from_secs(30),
+            "{case}"
+        );
+    }
+}
+
 #[test]
 fn tight_address_space_is_enough_for_a_small_run() {
     let limited = Limited::new();
