@@ -7,11 +7,12 @@
 use std::path::{Path, PathBuf};
 
 /// The version of libtorch that the bindings are made for.
-#[cfg(feature = "torch")]
 const TORCH_VERSION: &str = "2.11.0";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    #[cfg(not(feature = "torch"))]
+    println!("cargo:rustc-env=FSDP_LIBTORCH_VERSION={TORCH_VERSION}");
     #[cfg(feature = "torch")]
     match libtorch() {
         Ok(libtorch) => build(&libtorch),

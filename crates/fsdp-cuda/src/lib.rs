@@ -7,6 +7,7 @@
 //! | [`device`] | memory of one GPU: buffers, streams, copies, operations with own kernels; the interface for NCCL |
 //! | [`nccl`] | a communicator over NCCL, its watcher, and a launcher of one rank per GPU |
 //! | [`library`] | shared libraries, opened on first use |
+//! | [`libtorch`] | its version, and the one of an installed libtorch |
 //! | [`doctor`] | a diagnosis of what this machine provides |
 #![cfg_attr(
     feature = "torch",
@@ -20,6 +21,7 @@ pub mod error;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]
 mod ffi;
 mod kernels;
+pub mod libtorch;
 pub mod nccl;
 #[cfg(feature = "torch")]
 pub mod torch;

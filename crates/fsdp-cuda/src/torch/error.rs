@@ -1,13 +1,12 @@
 //! Errors of libtorch.
 
-use std::path::PathBuf;
-
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::out_of_memory::in_use;
 use fsdp_core::{Error, MemoryKind, OutOfMemory};
 use tch::{TchError, Tensor};
 
 use crate::ffi::library;
+use crate::libtorch::{StatedVersion, VERSION};
 
 /// A failure of libtorch, or of the memory that it works on.
 #[derive(Debug, thiserror::Error)]
@@ -23,18 +22,12 @@ pub enum TorchError {
     },
     /// The loaded libtorch has another version than the one that this program was built with.
     #[error(
-        "{} says that the loaded libtorch is {found}, but this program needs {expected}, which it was built with; \
-         remove its folder from LD_LIBRARY_PATH, install torch=={expected} there, or rebuild with that libtorch",
-        file.display()
+        "{} says that the loaded libtorch is {}, but this program needs {VERSION}, which it was built with; remove its \
+         folder from LD_LIBRARY_PATH, install torch=={VERSION} there, or rebuild with that libtorch",
+        .0.file.display(),
+        .0.version
     )]
-    Version {
-        /// The file that states the version.
-        file: PathBuf,
-        /// The version of the loaded libtorch.
-        found: String,
-        /// The version that this program was built with.
-        expected: &'static str,
-    },
+    Version(StatedVersion),
     /// libtorch's CUDA half cannot use the driver or any device.
     #[error(
         "libtorch's CUDA half: {what}; install a newer NVIDIA driver, or the build of torch 2.11.0 for a CUDA version that \
@@ -158,6 +151,15 @@ mod tests {
                 matches!(&error, Error::OutOfMemory(full) if full.category == Category::Workspace),
                 "{error:?}"
             );
+        }
+    }
+
+    #[test]
+    fn other_version_error_names_file_and_versions() {
+        let stated = StatedVersion { version: "2.12.1+cu130".into(), file: "torch/version.py".into() };
+        let error = TorchError::Version(stated).to_string();
+        for part in ["torch/version.py says", "2.12.1+cu130", VERSION, "LD_LIBRARY_PATH"] {
+            assert!(error.contains(part), "{part}: {error}");
         }
     }
 

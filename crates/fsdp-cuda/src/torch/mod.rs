@@ -33,7 +33,7 @@ pub use error::TorchError;
 pub(crate) use error::message;
 pub use memory::{Kernels, Torch};
 pub use ops::attention_kernels;
-pub use place::{StatedVersion, VERSION, check_version, folder, library_folders, stated_version};
+pub use place::{check_version, folder, library_folders, stated_version};
 pub use settings::load_cuda;
 pub use storage::TorchStorage;
 pub use threads::set_intra_op;
