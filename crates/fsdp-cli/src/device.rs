@@ -22,6 +22,8 @@ use crate::error::CliError;
 use crate::host;
 #[cfg(feature = "torch")]
 use crate::torch;
+#[cfg(not(feature = "torch"))]
+use crate::with_libtorch;
 #[cfg(feature = "xla")]
 use crate::xla;
 
@@ -134,11 +136,20 @@ pub(crate) fn has_nccl(run: &RunConfig) -> bool {
 
 #[cfg(not(all(feature = "cuda", feature = "xla")))]
 fn missing(device: Device, feature: &'static str) -> CliError {
+    #[cfg(not(feature = "torch"))]
+    if let Some(unfit) = with_libtorch::unfit()
+        && device != Device::Xla
+    {
+        return CliError::Unfit { device: device.name(), unfit };
+    }
     let instead = if cfg!(feature = "torch") { "\"cpu\" or \"torch-cpu\"" } else { "\"cpu\"" };
     let command = format!("cargo build --release -p fsdp-cli --features {feature}");
     let build = match device {
         Device::Xla => format!("`{command}`"),
-        _ => format!("`LIBTORCH_USE_PYTORCH=1 {command}` (after `pip install torch==2.11.0`)"),
+        _ => format!(
+            "`LIBTORCH_USE_PYTORCH=1 {command}` (after `pip install torch=={}`)",
+            fsdp_cuda::libtorch::VERSION
+        ),
     };
     CliError::Device { device: device.name(), feature, build, instead }
 }

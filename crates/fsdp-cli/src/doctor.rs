@@ -131,10 +131,18 @@ fn torch_cpu(findings: &[Finding]) -> Usable {
     let usable = findings.iter().any(|finding| finding.part == libtorch::PART && finding.is_good());
     let with = match usable {
         true => format!("libtorch on {} threads", host::total_threads(0)),
-        false if cfg!(feature = "torch") => "libtorch is not usable".to_owned(),
-        false => "this fsdp was built without the feature `torch`".to_owned(),
+        false => without("torch", findings),
     };
     Usable { device: Device::TorchCpu.name().to_owned(), usable, with }
+}
+
+/// Why a device that needs libtorch is not usable.
+fn without(feature: &str, findings: &[Finding]) -> String {
+    let mut libtorch = findings.iter().filter(|finding| finding.part == libtorch::PART);
+    if libtorch.any(|finding| finding.status == Status::Unusable) {
+        return "libtorch is not usable".to_owned();
+    }
+    format!("this fsdp was built without the feature `{feature}`")
 }
 
 #[cfg(not(feature = "xla"))]
@@ -154,8 +162,7 @@ mod xla {
 fn cuda(findings: &[Finding]) -> Usable {
     let device = Device::Cuda.name().to_owned();
     if !cfg!(feature = "cuda") {
-        let with = "this fsdp was built without the feature `cuda`".to_owned();
-        return Usable { device, usable: false, with };
+        return Usable { device, usable: false, with: without("cuda", findings) };
     }
     match gpus(findings) {
         Ok(with) => Usable { device, usable: true, with },
@@ -225,12 +232,20 @@ struct Libtorch {
 #[cfg(not(feature = "torch"))]
 mod libtorch {
     use super::{Finding, Libtorch, Status};
+    use crate::with_libtorch::unfit;
 
     pub(super) const PART: &str = "libtorch";
 
     pub(super) fn examine() -> Libtorch {
-        let detail = "this fsdp was built without it; see docs/gpu.md for how to build with it";
-        Libtorch { findings: vec![Finding::bad(PART, Status::Missing, detail)], folders: Vec::new() }
+        let finding = match unfit() {
+            Some(unfit) => Finding::bad(PART, Status::Unusable, unfit.to_string()),
+            None => {
+                let detail = "this fsdp was built without it; install the Python package fsdp-cuda beside this one, or see \
+                              docs/gpu.md for how to build with it";
+                Finding::bad(PART, Status::Missing, detail)
+            }
+        };
+        Libtorch { findings: vec![finding], folders: Vec::new() }
     }
 }
 

@@ -140,6 +140,15 @@ pub(crate) enum CliError {
         /// The devices that this binary has.
         instead: &'static str,
     },
+    /// The program with libtorch that is installed beside this one cannot be used.
+    #[cfg(not(feature = "torch"))]
+    #[error("device \"{device}\" cannot be used: {unfit}")]
+    Unfit {
+        /// The device's name in run files.
+        device: &'static str,
+        /// What is wrong with it.
+        unfit: &'static crate::with_libtorch::Unfit,
+    },
     /// There is no usable PJRT plugin.
     #[cfg(feature = "xla")]
     #[error("device \"xla\" cannot be used: {0}")]
@@ -257,6 +266,8 @@ impl CliError {
             CliError::Compile { .. } | CliError::OutOfMemoryReport(_) => FailureKind::Input,
             #[cfg(not(all(feature = "cuda", feature = "xla")))]
             CliError::Device { .. } => FailureKind::Input,
+            #[cfg(not(feature = "torch"))]
+            CliError::Unfit { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]
             CliError::Libtorch(_) => FailureKind::Input,
         }

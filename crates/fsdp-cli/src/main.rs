@@ -54,6 +54,8 @@ mod threads;
 mod torch;
 mod units;
 mod version;
+#[cfg(not(feature = "torch"))]
+mod with_libtorch;
 #[cfg(feature = "xla")]
 mod xla;
 
@@ -85,6 +87,8 @@ fn main() -> ExitCode {
     match Args::try_parse() {
         Ok(Args { command, logs }) => {
             output::set_style(logs);
+            #[cfg(not(feature = "torch"))]
+            with_libtorch::take_over(&command);
             exit_of(|| run(command)).into()
         }
         Err(error) => {

@@ -102,6 +102,8 @@ mod data_sources;
 mod devices;
 #[cfg(feature = "cuda")]
 mod installed;
+#[cfg(not(feature = "torch"))]
+mod with_libtorch;
 
 // The machine's hardware and speed; several nodes.
 mod machine;
