@@ -42,37 +42,27 @@ fn tokenizer_json_without_feature_is_rejected() {
 #[test]
 fn unknown_key_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.input_error_with("--set train.grad_clop=1.0"), @r"
-    error: --set train.grad_clop: unknown key `train.grad_clop`; did you mean `train.grad_clip`?
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.grad_clop=1.0"), @r"error: --set train.grad_clop: unknown key `train.grad_clop`; did you mean `train.grad_clip`?");
     insta::assert_snapshot!(sandbox.input_error_with("--set train.optimizer={name=\"sgd\",betas=[0.9,0.95]}"), @r"
     error: --set train.optimizer: unknown key `train.optimizer.betas`; known keys here: lr, momentum,
     dampening, weight_decay, nesterov, no_decay, group
     ");
     sandbox.edit("run.toml", "seq_len", "sequence_len");
-    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
-    error: run.toml: unknown key `data.sequence_len`; did you mean `data.seq_len`?
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"error: run.toml: unknown key `data.sequence_len`; did you mean `data.seq_len`?");
 }
 
 #[test]
 fn unknown_table_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "[fsdp]", "[fspd]");
-    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
-    error: run.toml: unknown key `fspd`; did you mean `fsdp`?
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"error: run.toml: unknown key `fspd`; did you mean `fsdp`?");
 }
 
 #[test]
 fn wrong_value_type_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.input_error_with("--set train.steps=many"), @r#"
-    error: --set train.steps: `train.steps` is "many"; it must be an integer of at least 1
-    "#);
-    insta::assert_snapshot!(sandbox.input_error_with("--set data.shuffle=1"), @r"
-    error: --set data.shuffle: `data.shuffle` is 1; it must be true or false
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with("--set train.steps=many"), @r#"error: --set train.steps: `train.steps` is "many"; it must be an integer of at least 1"#);
+    insta::assert_snapshot!(sandbox.input_error_with("--set data.shuffle=1"), @r"error: --set data.shuffle: `data.shuffle` is 1; it must be true or false");
 }
 
 #[test]
@@ -82,9 +72,7 @@ fn out_of_range_value_is_rejected() {
     error: --set train.grad_clip: `train.grad_clip` is -1.0; it must be a finite number above 0, or
     "none"
     "#);
-    insta::assert_snapshot!(sandbox.input_error_with("--set run.ranks=0"), @r"
-    error: --set run.ranks: `run.ranks` is 0; it must be an integer from 1 to 1048576
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with("--set run.ranks=0"), @r"error: --set run.ranks: `run.ranks` is 0; it must be an integer from 1 to 1048576");
     insta::assert_snapshot!(sandbox.input_error_with("--set train.optimizer={betas=[0.9,1.0]}"), @r"
     error: --set train.optimizer: `train.optimizer.betas` is [0.9, 1.0]; it must be two numbers of at
     least 0 and below 1, such as [0.9, 0.95]
@@ -95,9 +83,7 @@ fn out_of_range_value_is_rejected() {
 fn missing_required_key_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "steps = 3\n", "");
-    insta::assert_snapshot!(sandbox.input_error_with(""), @r"
-    error: run.toml: `train.steps` is missing; set it to an integer of at least 1
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with(""), @r"error: run.toml: `train.steps` is missing; set it to an integer of at least 1");
 }
 
 #[test]
@@ -123,9 +109,7 @@ fn missing_run_file_is_rejected() {
 
 #[test]
 fn malformed_override_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().input_error_with("--set steps=3"), @r"
-    error: --set steps=3: expected table.key=value, such as --set train.steps=100
-    ");
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set steps=3"), @r"error: --set steps=3: expected table.key=value, such as --set train.steps=100");
 }
 
 #[test]
@@ -140,9 +124,7 @@ fn unsupported_config_json_settings_are_rejected() {
     error: model: config.json: `hidden_act` = "relu" is not supported, only "silu", "gelu" and
     "gelu_pytorch_tanh"
     "#);
-    insta::assert_snapshot!(key(r#""sliding_window": 32"#), @r"
-    error: model: config.json: `sliding_window` = 32 is not supported, only null
-    ");
+    insta::assert_snapshot!(key(r#""sliding_window": 32"#), @r"error: model: config.json: `sliding_window` = 32 is not supported, only null");
 }
 
 #[test]
@@ -153,9 +135,7 @@ fn nested_config_json_errors_name_full_key() {
     error: model: config.json: `rope_scaling.type` = "mrope" is not supported, only "default",
     "linear", "dynamic", "llama3", "yarn" and "longrope"
     "#);
-    insta::assert_snapshot!(key(r#""rope_parameters": { "rope_theta": -1.0 }"#), @r"
-    error: model: config.json: `rope_parameters.rope_theta` = -1.0, but it must be a positive number
-    ");
+    insta::assert_snapshot!(key(r#""rope_parameters": { "rope_theta": -1.0 }"#), @r"error: model: config.json: `rope_parameters.rope_theta` = -1.0, but it must be a positive number");
 }
 
 #[test]
@@ -255,9 +235,7 @@ fn unmatched_frozen_pattern_is_rejected() {
 
 #[test]
 fn invalid_frozen_regex_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.frozen=[\"(\"]"), @r#"
-    error: --set fsdp.frozen: `fsdp.frozen`: "(" is not a regular expression: unclosed group
-    "#);
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.frozen=[\"(\"]"), @r#"error: --set fsdp.frozen: `fsdp.frozen`: "(" is not a regular expression: unclosed group"#);
 }
 
 #[test]
@@ -270,16 +248,12 @@ fn f64_params_with_f32_reduction_are_rejected() {
 
 #[test]
 fn unknown_reduce_op_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.reduce_op=mean"), @r#"
-    error: --set fsdp.reduce_op: `fsdp.reduce_op` is "mean"; it must be "sum" or "average"
-    "#);
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set fsdp.reduce_op=mean"), @r#"error: --set fsdp.reduce_op: `fsdp.reduce_op` is "mean"; it must be "sum" or "average""#);
 }
 
 #[test]
 fn bench_heads_not_dividing_hidden_size_are_rejected() {
-    insta::assert_snapshot!(Sandbox::new().input_error("bench train --heads 7"), @r"
-    error: --heads: 7 heads do not split --hidden 256 into parts of even width; change one
-    ");
+    insta::assert_snapshot!(Sandbox::new().input_error("bench train --heads 7"), @r"error: --heads: 7 heads do not split --hidden 256 into parts of even width; change one");
 }
 
 #[test]
@@ -312,9 +286,7 @@ fn token_id_beyond_vocab_is_rejected() {
 #[test]
 fn eos_id_beyond_vocab_is_rejected() {
     let overrides = "--set data.packing=documents --set data.eos=256";
-    insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
-    error: `data.eos` has id 256, but the model's vocab_size is 256; choose another token or model
-    ");
+    insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"error: `data.eos` has id 256, but the model's vocab_size is 256; choose another token or model");
 }
 
 #[test]
@@ -329,16 +301,12 @@ fn less_data_than_one_global_batch_is_rejected() {
 
 #[test]
 fn missing_training_data_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().input_error_with("--set data.train=[\"books\"]"), @r"
-    error: cannot read books: No such file or directory (os error 2); check the paths of data.train
-    ");
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set data.train=[\"books\"]"), @r"error: cannot read books: No such file or directory (os error 2); check the paths of data.train");
 }
 
 #[test]
 fn missing_evaluation_data_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().input_error_with("--set data.eval=[\"held/out\"]"), @r"
-    error: cannot read held/out: No such file or directory (os error 2); check the paths of data.eval
-    ");
+    insta::assert_snapshot!(Sandbox::new().input_error_with("--set data.eval=[\"held/out\"]"), @r"error: cannot read held/out: No such file or directory (os error 2); check the paths of data.eval");
 }
 
 #[test]
@@ -346,9 +314,7 @@ fn token_file_with_partial_token_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("data.bin", [0; 33]);
     let overrides = "--set data.train=[\"data.bin\"] --set data.format=tokens-u16";
-    insta::assert_snapshot!(sandbox.input_error_with(overrides), @r"
-    error: data.bin: it has 33 bytes, not a multiple of 2; is it truncated, or data.format wrong?
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with(overrides), @r"error: data.bin: it has 33 bytes, not a multiple of 2; is it truncated, or data.format wrong?");
 }
 
 #[test]
@@ -357,12 +323,8 @@ fn seq_len_beyond_position_table_is_rejected() {
     sandbox.write("model/config.json", GPT2);
     sandbox.edit("run.toml", "LlamaDecoderLayer", "GPT2Block");
     sandbox.edit("run.toml", "seq_len = 8", "seq_len = 17");
-    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r"
-    error: data.seq_len: 17 is more than the model's 16 positions; choose a shorter one
-    ");
-    insta::assert_snapshot!(sandbox.input_error("schedule run.toml"), @r"
-    error: data.seq_len: 17 is more than the model's 16 positions; choose a shorter one
-    ");
+    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r"error: data.seq_len: 17 is more than the model's 16 positions; choose a shorter one");
+    insta::assert_snapshot!(sandbox.input_error("schedule run.toml"), @r"error: data.seq_len: 17 is more than the model's 16 positions; choose a shorter one");
 }
 
 #[test]
@@ -396,9 +358,7 @@ fn non_empty_out_dir_is_rejected() {
 #[test]
 fn file_as_out_dir_is_rejected() {
     let sandbox = Sandbox::new();
-    insta::assert_snapshot!(sandbox.input_error_with("--set run.out_dir=run.toml"), @r"
-    error: run.out_dir run.toml is a file; remove it, or choose another run.out_dir
-    ");
+    insta::assert_snapshot!(sandbox.input_error_with("--set run.out_dir=run.toml"), @r"error: run.out_dir run.toml is a file; remove it, or choose another run.out_dir");
 }
 
 #[test]
@@ -445,9 +405,7 @@ fn uncreatable_json_report_is_rejected() {
 
 #[test]
 fn schedule_rank_out_of_range_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().input_error("schedule run.toml --rank 2"), @r"
-    error: --rank 2: the run has 2 ranks, so give 0 to 1
-    ");
+    insta::assert_snapshot!(Sandbox::new().input_error("schedule run.toml --rank 2"), @r"error: --rank 2: the run has 2 ranks, so give 0 to 1");
 }
 
 #[test]

@@ -85,13 +85,9 @@ fn invalid_conversation_is_rejected_with_line_number() {
     let sandbox = sandbox();
     let wrong = "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}\n";
     sandbox.write("data.jsonl", format!("{}{wrong}", line("Hi", "Hello")));
-    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r"
-    error: data.jsonl: line 2: the chat template rejects it: A user begins!
-    ");
+    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r"error: data.jsonl: line 2: the chat template rejects it: A user begins!");
     sandbox.write("data.jsonl", "{\"messages\": []}\n");
-    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r#"
-    error: data.jsonl: line 1: "messages" has no messages
-    "#);
+    insta::assert_snapshot!(sandbox.input_error("train run.toml"), @r#"error: data.jsonl: line 1: "messages" has no messages"#);
 }
 
 #[test]

@@ -102,21 +102,15 @@ fn path_without_checkpoint_is_rejected() {
             assert!(ran.stderr.contains(path), "{}", ran.stderr);
         }
     }
-    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt inspect runs").stderr), @r"
-    error: runs: it is not a checkpoint itself; name one of those in it: step-5
-    ");
+    insta::assert_snapshot!(folded(&sandbox.fsdp("ckpt inspect runs").stderr), @r"error: runs: it is not a checkpoint itself; name one of those in it: step-5");
 }
 
 #[test]
 fn invalid_ckpt_options_are_rejected() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
     let conversion_error = |options: &str| sandbox.failed_conversion(&format!("dcp_2rank out {options}"));
-    insta::assert_snapshot!(conversion_error("--to torch --world-size 2"), @r"
-    error: --world-size: it does not apply to --to torch, only to dcp and native; leave it out
-    ");
-    insta::assert_snapshot!(conversion_error("--to dcp --max-shard-size 5GB"), @r"
-    error: --max-shard-size: it does not apply to --to dcp, only to safetensors; leave it out
-    ");
+    insta::assert_snapshot!(conversion_error("--to torch --world-size 2"), @r"error: --world-size: it does not apply to --to torch, only to dcp and native; leave it out");
+    insta::assert_snapshot!(conversion_error("--to dcp --max-shard-size 5GB"), @r"error: --max-shard-size: it does not apply to --to dcp, only to safetensors; leave it out");
     insta::assert_snapshot!(conversion_error("--to native --config config.json"), @r"
     error: --config: it does not apply to --to native, only to safetensors, or with --experts; leave it
     out
@@ -172,9 +166,7 @@ fn invalid_ckpt_options_are_rejected() {
 fn existing_destination_is_not_overwritten() {
     let sandbox = Sandbox::with_fixtures(&["full.pth"]);
     sandbox.write("out", "precious");
-    insta::assert_snapshot!(sandbox.failed_conversion("full.pth out --to torch"), @r"
-    error: out: it exists already; remove it or choose another destination
-    ");
+    insta::assert_snapshot!(sandbox.failed_conversion("full.pth out --to torch"), @r"error: out: it exists already; remove it or choose another destination");
     assert_eq!(sandbox.read("out"), "precious");
     fs::create_dir(sandbox.path("empty")).unwrap();
     std::os::unix::fs::symlink("empty", sandbox.path("link")).unwrap();
@@ -184,9 +176,7 @@ fn existing_destination_is_not_overwritten() {
     ");
     sandbox.failed_conversion("full.pth model --to dcp");
     assert_eq!(sandbox.names("model"), ["config.json"]);
-    insta::assert_snapshot!(sandbox.failed_conversion("full.pth nowhere/out --to torch"), @r"
-    error: failed to list nowhere: No such file or directory (os error 2); check that the path exists
-    ");
+    insta::assert_snapshot!(sandbox.failed_conversion("full.pth nowhere/out --to torch"), @r"error: failed to list nowhere: No such file or directory (os error 2); check that the path exists");
 }
 
 /// Returns the number of 512-byte blocks allocated to the files below a directory.

@@ -108,9 +108,7 @@ fn weights_without_tokenizer_cause_warning() {
 fn init_overwrites_file_only_with_force() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
-    insta::assert_snapshot!(sandbox.input_error("init --model model --data data.txt"), @"
-    error: RUN.toml: run.toml exists already; give another name, or replace it with --force
-    ");
+    insta::assert_snapshot!(sandbox.input_error("init --model model --data data.txt"), @"error: RUN.toml: run.toml exists already; give another name, or replace it with --force");
     assert_eq!(sandbox.files("."), before);
     sandbox.succeed("init --model model --data data.txt --force");
     assert!(sandbox.read("run.toml").starts_with("# A run file"));
@@ -125,18 +123,10 @@ fn invalid_init_arguments_leave_no_files() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
     let input_error = |args: &str| sandbox.input_error(&format!("init made.toml {args}"));
-    insta::assert_snapshot!(input_error(""), @"
-    error: fsdp init: give --model and --data: there is no default, and no terminal to ask on
-    ");
-    insta::assert_snapshot!(input_error("--model model"), @"
-    error: fsdp init: give --data: there is no default, and no terminal to ask on
-    ");
-    insta::assert_snapshot!(input_error("--model model --data data.txt --lora"), @"
-    error: --lora: model has no weights to add adapters to
-    ");
-    insta::assert_snapshot!(sandbox.input_error("init gone/made.toml --model model --data data.txt"), @"
-    error: RUN.toml: gone/made.toml is in gone, which is not a folder; create it first
-    ");
+    insta::assert_snapshot!(input_error(""), @"error: fsdp init: give --model and --data: there is no default, and no terminal to ask on");
+    insta::assert_snapshot!(input_error("--model model"), @"error: fsdp init: give --data: there is no default, and no terminal to ask on");
+    insta::assert_snapshot!(input_error("--model model --data data.txt --lora"), @"error: --lora: model has no weights to add adapters to");
+    insta::assert_snapshot!(sandbox.input_error("init gone/made.toml --model model --data data.txt"), @"error: RUN.toml: gone/made.toml is in gone, which is not a folder; create it first");
     assert!(input_error("--model nowhere --data data.txt").contains("cannot read nowhere/config.json"));
 
     let ran = sandbox.fsdp("init made.toml --model model --data nowhere.txt");

@@ -192,9 +192,7 @@ fn lockless_file_system_prints_warning() {
     let ran = Ran::of(command.output().unwrap());
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let warnings: Vec<&str> = ran.stderr.lines().filter(|line| line.starts_with("warning")).collect();
-    insta::assert_snapshot!(folded(&warnings.join("\n")), @r"
-    warning: run.out_dir out is on a file system without locks: a second run there would not be noticed
-    ");
+    insta::assert_snapshot!(folded(&warnings.join("\n")), @r"warning: run.out_dir out is on a file system without locks: a second run there would not be noticed");
     assert!(!sandbox.succeed("train run.toml --overwrite").stderr.contains("warning"));
 }
 

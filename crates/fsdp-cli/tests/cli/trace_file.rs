@@ -13,12 +13,8 @@ fn trace_overwrites_only_traces() {
         assert_eq!(ran.code, Some(2), "{file}: {}", ran.stderr);
         assert_eq!(sandbox.read(file), before);
     }
-    insta::assert_snapshot!(sandbox.input_error("train run.toml --trace run.toml"), @r"
-    error: --trace: run.toml exists already and is not a trace: it would be lost; choose another file
-    ");
-    insta::assert_snapshot!(sandbox.input_error("train run.toml --trace data.txt"), @r"
-    error: --trace: data.txt is or would become data of the run ([data]); choose another file
-    ");
+    insta::assert_snapshot!(sandbox.input_error("train run.toml --trace run.toml"), @r"error: --trace: run.toml exists already and is not a trace: it would be lost; choose another file");
+    insta::assert_snapshot!(sandbox.input_error("train run.toml --trace data.txt"), @r"error: --trace: data.txt is or would become data of the run ([data]); choose another file");
     sandbox.succeed("train run.toml --trace trace.json");
     let first = sandbox.read("trace.json");
     sandbox.succeed("train run.toml --overwrite --set train.steps=1 --trace trace.json");
@@ -42,8 +38,6 @@ fn trace_inside_output_or_data_is_rejected() {
     let folder = "--set data.train=[\"texts\"]";
     let ran = sandbox.fsdp(&format!("train run.toml {folder} --trace texts/trace.json"));
     assert_eq!(ran.code, Some(2));
-    insta::assert_snapshot!(folded(&ran.stderr), @r"
-    error: --trace: texts/trace.json is or would become data of the run ([data]); choose another file
-    ");
+    insta::assert_snapshot!(folded(&ran.stderr), @r"error: --trace: texts/trace.json is or would become data of the run ([data]); choose another file");
     sandbox.succeed(&format!("train run.toml {folder} --trace trace.json"));
 }
