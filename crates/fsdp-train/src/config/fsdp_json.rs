@@ -7,6 +7,7 @@
 //! have no meaning here.
 
 mod overlap;
+mod parallelism;
 mod strategy;
 mod wrap;
 mod xla;
@@ -34,8 +35,11 @@ const MESH: &str = "mesh";
 /// The key under which the configuration of `accelerate launch` holds all others.
 const OF_ACCELERATE: &str = "fsdp_config";
 
+/// The key of `accelerate launch` for the sizes of its mesh.
+const PARALLELISM: &str = "parallelism_config";
+
 /// Keys that transformers or accelerate read, and that change nothing here.
-const WITHOUT_EFFECT: [(&str, &str); 27] = [
+const WITHOUT_EFFECT: [(&str, &str); 26] = [
     ("mixed_precision", DTYPES),
     ("mixed_precision_policy", DTYPES),
     ("downcast_bf16", DTYPES),
@@ -52,7 +56,6 @@ const WITHOUT_EFFECT: [(&str, &str); 27] = [
     ("ignored_modules", "all parameters are sharded; fsdp.frozen names those that are not trained"),
     ("xla_fsdp_v2", "both implementations of XLA compute the same"),
     ("activation_checkpointing_offload", "inputs of recomputed layers stay on the device"),
-    ("parallelism_config", "fsdp.mesh sets the number of replicas, and models are split in no other way"),
     ("distributed_type", "every run is sharded as [fsdp] says"),
     ("num_processes", "the launcher and run.ranks set the number of ranks"),
     ("num_machines", LAUNCHER),
@@ -128,15 +131,19 @@ fn parse(text: &str, origin: &str) -> Result<FsdpJson, ConfigError> {
     let mut object: Map<String, Value> = serde_json::from_str(text)
         .map_err(|source| ConfigError::Json { origin: origin.to_owned(), source })?;
     // The configuration of `accelerate launch` holds these keys in one of its own, beside others.
-    let mut around = Vec::new();
+    let mut around = Map::new();
     if let Some(Value::Object(_)) = object.get(OF_ACCELERATE) {
         let Some(Value::Object(inner)) = object.remove(OF_ACCELERATE) else {
             unreachable!("it was just seen")
         };
-        around = std::mem::replace(&mut object, inner).into_iter().map(|(key, _)| key).collect();
+        around = std::mem::replace(&mut object, inner);
     }
     let mut file = File { origin, keys: without_prefix(object, origin)?, result: FsdpJson::default() };
-    around.into_iter().for_each(|key| file.warn_unread(key));
+    if let Some(config) = around.remove(PARALLELISM) {
+        file.keys.insert(PARALLELISM.to_owned(), config);
+    }
+    around.into_iter().for_each(|(key, _)| file.warn_unread(key));
+    file.parallelism()?;
     file.wrap()?;
     file.top_level()?;
     file.overlap()?;

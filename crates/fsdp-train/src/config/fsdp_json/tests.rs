@@ -289,6 +289,27 @@ fn rejects_invalid_hugging_face_configs() {
     rejects("[]", &["fsdp_config.json: not valid JSON"]);
 }
 
+/// With version 2, accelerate's launcher takes the number of replicas as the size of a mesh.
+#[test]
+fn mesh_of_accelerate_sets_the_replicas() {
+    let config = |sizes: &str| {
+        format!(r#"{{"parallelism_config": {sizes}, "fsdp_config": {{"reshard_after_forward": true}}}}"#)
+    };
+    let sizes = r#"{"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4,
+                    "parallelism_config_tp_size": 1, "cp_size": 1}"#;
+    let json = read(&config(sizes));
+    assert_eq!(json.keys, keys("reshard_after_forward = 'auto'\nmesh = { replicate = 2 }"));
+    assert_eq!(json.warnings, []);
+    assert_eq!(read(&config("{}")).keys, read(&config(r#"{"dp_replicate_size": 1}"#)).keys);
+    let strategy = read(&config(r#"{"parallelism_config_cp_comm_strategy": "allgather"}"#));
+    assert_eq!(strategy.warnings, [meaningless("parallelism_config.cp_comm_strategy")]);
+    rejects(
+        &config(r#"{"parallelism_config_tp_size": 2}"#),
+        &["`parallelism_config.tp_size` is 2", "it must be 1"],
+    );
+    rejects(&config(r#"{"dp_replicate_size": 0}"#), &["`parallelism_config.dp_replicate_size` is 0"]);
+}
+
 #[test]
 fn configuration_of_accelerate_is_read() {
     let json = read(

@@ -39,7 +39,8 @@ const ENDING: &str = "
 
 In an `fsdp_config.json`, the strategy is `sharding_strategy` or `reshard_after_forward`. The number of nodes comes from the
 launcher; without one it is 1, with a warning, and `fsdp.mesh` in the run file overrides it. `auto_wrap_policy`, `cpu_offload` and
-`backward_prefetch` mean the same as there; each key that changes nothing here is named with the reason.
+`backward_prefetch` mean the same as there; each key that changes nothing here is named with the reason. The configuration of
+`accelerate launch`, as JSON, can be named as well: with FSDP2, `dp_replicate_size` of its `parallelism_config` is `mesh.replicate`.
 ";
 
 /// What the tables are for.
