@@ -4,11 +4,15 @@
 //! Rust prints the size of the allocation and aborts the process. Here the abort of such a process becomes a sentence
 //! and an exit code that asks a scheduler to try again. Nothing else may happen then: what it would need may be gone.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[cfg(not(target_env = "musl"))]
+use std::alloc::System as Heap;
+use std::alloc::{GlobalAlloc, Layout};
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(target_env = "musl")]
+use mimalloc::MiMalloc as Heap;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 use rustix::process::{Resource, getrlimit};
 use signal_hook::consts::SIGABRT;
@@ -26,7 +30,7 @@ const SENTENCE: &[u8] =
 /// process then aborts for another reason.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// The allocator of the system, whose failures are noted.
+/// The allocator of the system, whose failures are noted; with musl mimalloc, for that of musl has one lock for all threads.
 pub(crate) struct Allocator;
 
 #[inline(always)]
@@ -38,26 +42,26 @@ fn noted(memory: *mut u8) -> *mut u8 {
     memory
 }
 
-// SAFETY: every function passes its arguments to the same function of the system's allocator, and returns its result.
+// SAFETY: every function passes its arguments to the same function of another allocator, and returns its result.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps to the contract of this function, which is the same.
-        noted(unsafe { System.alloc(layout) })
+        noted(unsafe { Heap.alloc(layout) })
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: as above.
-        unsafe { System.dealloc(memory, layout) }
+        unsafe { Heap.dealloc(memory, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        noted(unsafe { System.alloc_zeroed(layout) })
+        noted(unsafe { Heap.alloc_zeroed(layout) })
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, len: usize) -> *mut u8 {
         // SAFETY: as above.
-        noted(unsafe { System.realloc(memory, layout, len) })
+        noted(unsafe { Heap.realloc(memory, layout, len) })
     }
 }
 
