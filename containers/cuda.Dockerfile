@@ -23,6 +23,6 @@ LABEL org.opencontainers.image.title="fsdp-cuda" \
 
 # `ubuntu`, which is in the image.
 USER 1000
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["fsdp"]
 CMD ["--help"]
