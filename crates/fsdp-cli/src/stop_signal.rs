@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fsdp_ckpt::objects::hurry_when;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
@@ -68,6 +69,7 @@ impl StopSignal {
             }
             flag::register(signal, Arc::clone(&stop)).map_err(failed)?;
         }
+        hurry_when(Arc::clone(&stop));
         Ok(Self { stop, terminate, is_idle })
     }
 

@@ -66,7 +66,7 @@ impl ObjectFiles {
 
     fn read(&self, key: Key) -> io::Result<Box<dyn OpenFile>> {
         let found = wait(self.0.store.head(&key)).map_err(failed)?;
-        Ok(Box::new(ObjectReader { inner: Arc::clone(&self.0), key, len: found.size, e_tag: found.e_tag }))
+        Ok(Box::new(ObjectReader::new(Arc::clone(&self.0), found)))
     }
 
     fn write(&self, key: Key, access: Access) -> io::Result<Box<dyn OpenFile>> {

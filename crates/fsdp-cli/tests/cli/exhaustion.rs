@@ -69,7 +69,7 @@ fn another_user(number: u32) -> Option<u32> {
     if !is_root {
         println!("skipped: only root can start processes as a user that has no others");
     }
-    is_root.then(|| 61_000 + std::process::id() % 1_000 * 4 + number)
+    is_root.then(|| 61_000 + std::process::id() % 800 * 5 + number)
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn thread_limit_ends_launch_with_error_naming_thread() {
 /// With the restarts that it does by default.
 #[test]
 fn launch_without_threads_ends_in_seconds() {
-    let Some(user) = another_user(3) else { return };
+    let Some(user) = another_user(4) else { return };
     let limited = Limited::new();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let launch = LAUNCH.replace(" --max-restarts 0", "");
@@ -181,6 +181,30 @@ fn tight_address_space_is_enough_for_a_small_run() {
     let limited = Limited::new();
     let ran = limited.run("--as=220200960", None, SAVES);
     assert_eq!(ran.code, Some(0), "210 MiB: {}", ran.stderr);
+}
+
+/// What a run leaves whose allocation fails anywhere, the next start removes.
+#[test]
+fn start_after_exhausted_memory_leaves_no_temporary_file() {
+    let limited = Limited::new();
+    let words = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": {"type": "WordLevel",
+        "vocab": {"a": 1, "<unk>": 0}, "unk_token": "<unk>"}}"#;
+    limited.sandbox.write("tokenizer.json", words);
+    limited.sandbox.write("data.txt", "a ".repeat(1 << 20));
+    let train = format!("{SAVES} --set data.tokenizer=tokenizer.json --set data.cache=cache");
+    let mut codes = Vec::new();
+    for mebibytes in (60..200).step_by(10) {
+        let ran = limited.run(&format!("--as={}", mebibytes << 20_u64), None, &train);
+        codes.push(ran.code);
+        let again = limited.sandbox.fsdp(&train);
+        assert_eq!(again.code, Some(0), "{mebibytes} MiB: {}", again.stderr);
+        let files = limited.sandbox.files(".").into_keys();
+        let left: Vec<PathBuf> =
+            files.filter(|file| file.extension().is_some_and(|end| end == "tmp")).collect();
+        assert!(left.is_empty(), "{mebibytes} MiB: {:?}: {left:?}", ran.code);
+        std::fs::remove_dir_all(limited.sandbox.path("cache")).unwrap();
+    }
+    assert!(codes.contains(&Some(75)), "{codes:?}");
 }
 
 #[test]

@@ -167,5 +167,6 @@ pub(super) fn completion(
     Ok(Marked { ids: tokens.ids, counts })
 }
 
-#[cfg(all(test, feature = "tokenizers"))]
+#[cfg(test)]
+#[cfg(feature = "tokenizers")]
 mod tests;

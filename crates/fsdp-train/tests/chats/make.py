@@ -286,7 +286,7 @@ ENDS = {
     "answers that end themselves": [user("Hi"), assistant("Hello!</s>"), user("Who are you?"), assistant("A</s> test.</s>")],
 }
 # Behind a token that stops generation, the next message cannot be what ends an answer.
-UNENDED = {name: ["answers that end themselves"] for name in ["next", "final", "channels"]}
+UNENDED = {name: ["answers that end themselves"] for name in ["next", "final"]}
 
 
 def marked():

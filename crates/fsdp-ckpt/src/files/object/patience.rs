@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     hash::{BuildHasher, RandomState},
+    pin::pin,
     time::{Duration, Instant},
 };
 
@@ -13,6 +14,12 @@ use object_store::{Error, Result};
 /// while the request was sent, or another request for the object was in progress.
 const PASSING_CODES: [&str; 5] =
     ["RequestTimeout", "IncompleteBody", "BadDigest", "ConditionalRequestConflict", "OperationAborted"];
+
+/// How long a failing request is repeated after this process was asked to stop.
+const HURRY_TIME: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether this process was asked to stop.
+const TICK: Duration = Duration::from_millis(100);
 
 /// Limits on the repetition of a request.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +32,8 @@ pub(super) struct Patience {
     pub(super) pause: Duration,
     /// The longest pause.
     pub(super) pause_max: Duration,
+    /// Whether a request that has failed may only be repeated for [`HURRY_TIME`] more.
+    pub(super) is_hurried: fn() -> bool,
 }
 
 impl Patience {
@@ -33,11 +42,12 @@ impl Patience {
         time: Duration::from_secs(180),
         pause: Duration::from_millis(100),
         pause_max: Duration::from_secs(15),
+        is_hurried: crate::objects::is_hurried,
     };
 
     /// Starts with no failed attempt.
     pub(super) fn attempts(self) -> Attempts {
-        Attempts { patience: self, start: Instant::now(), failed: 0 }
+        Attempts { patience: self, start: Instant::now(), failed: 0, hurried: None }
     }
 
     /// Sends a request until it succeeds, fails for good, or has been tried long enough.
@@ -48,7 +58,7 @@ impl Patience {
     {
         let mut attempts = self.attempts();
         loop {
-            match request().await {
+            match attempts.send(request()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => attempts.pause_after(error).await?,
             }
@@ -62,12 +72,40 @@ pub(super) struct Attempts {
     patience: Patience,
     start: Instant,
     failed: u32,
+    /// Since when it should not be repeated for long.
+    hurried: Option<Instant>,
 }
 
 impl Attempts {
     /// Whether an attempt has failed that may have taken effect all the same: its answer may be lost or damaged.
     pub(super) fn may_have_worked(&self) -> bool {
         self.failed > 0
+    }
+
+    /// Sends the request. A repeated one may be cut short.
+    ///
+    /// # Errors
+    /// The error of the request, or that it is not waited for.
+    pub(super) async fn send<T>(&mut self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        if self.failed == 0 {
+            return request.await;
+        }
+        let mut request = pin!(request);
+        loop {
+            if let Ok(answer) = tokio::time::timeout(TICK, &mut request).await {
+                return answer;
+            }
+            if self.is_late() {
+                let reason = "the process was asked to stop, and does not wait for an answer";
+                return Err(Error::Generic { store: "object store", source: reason.into() });
+            }
+        }
+    }
+
+    /// Whether the time is over that is left when there is a hurry.
+    fn is_late(&mut self) -> bool {
+        let is_hurried = (self.patience.is_hurried)();
+        is_hurried && self.hurried.get_or_insert_with(Instant::now).elapsed() > HURRY_TIME
     }
 
     /// Waits until the next attempt.
@@ -79,7 +117,7 @@ impl Attempts {
             return Err(error);
         }
         let (elapsed, limits) = (self.start.elapsed(), self.patience);
-        if self.failed == limits.retries || elapsed > limits.time {
+        if self.failed == limits.retries || elapsed > limits.time || self.is_late() {
             let given_up = GivenUp { attempts: self.failed + 1, elapsed, last: error };
             return Err(Error::Generic { store: "object store", source: Box::new(given_up) });
         }
@@ -87,7 +125,14 @@ impl Attempts {
         self.failed += 1;
         // Ranks that failed together should not come back together. A new hasher has random keys.
         let random = RandomState::new().hash_one(self.failed) % 1024;
-        tokio::time::sleep(pause.mul_f64(0.75 + random as f64 / 2048.0)).await;
+        let end = Instant::now() + pause.mul_f64(0.75 + random as f64 / 2048.0);
+        while !self.is_late() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            tokio::time::sleep(left.min(TICK)).await;
+        }
         Ok(())
     }
 }
@@ -144,6 +189,8 @@ fn is_refusal(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn generic(text: &str) -> Error {
@@ -155,6 +202,39 @@ mod tests {
         let mut late = Patience { time: Duration::ZERO, ..Patience::USUAL }.attempts();
         let error = crate::files::object::stores::wait(late.pause_after(generic("cut"))).unwrap_err();
         assert!(error.to_string().contains("tried 1 times in 0.0 s: "), "{error}");
+    }
+
+    /// Long pauses and requests without an answer end when the process should.
+    #[test]
+    fn hurry_ends_repetitions_within_seconds() {
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let minute = Duration::from_secs(60);
+        let patience = Patience {
+            pause: minute,
+            pause_max: minute,
+            is_hurried: || STOP.load(Ordering::Relaxed),
+            ..Patience::USUAL
+        };
+        let start = Instant::now();
+        let stop = std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            STOP.store(true, Ordering::Relaxed);
+        });
+        let asked =
+            crate::files::object::stores::wait(patience.ask(|| async { Result::<()>::Err(generic("cut")) }));
+        assert!(asked.unwrap_err().to_string().contains("tried 2 times"), "once more after the pause");
+        stop.join().unwrap();
+        assert!((Duration::from_secs(1)..Duration::from_secs(10)).contains(&start.elapsed()));
+        // The second request has no answer.
+        let sent = AtomicBool::new(false);
+        let asked = crate::files::object::stores::wait(Patience { pause: TICK, ..patience }.ask(|| async {
+            if sent.swap(true, Ordering::Relaxed) {
+                tokio::time::sleep(minute).await;
+            }
+            Result::<()>::Err(generic("cut"))
+        }));
+        let error = asked.unwrap_err().to_string();
+        assert!(error.contains("was asked to stop") && start.elapsed() < Duration::from_secs(20), "{error}");
     }
 
     #[test]

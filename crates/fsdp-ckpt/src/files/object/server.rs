@@ -40,7 +40,7 @@ pub(crate) enum Bad {
     Late(u16),
     /// An answer that does not end.
     Endless,
-    /// An object is read with the ETag of another version.
+    /// An object is read with the ETag of another version, or looks as if it had that.
     OtherVersion,
 }
 
@@ -161,7 +161,7 @@ impl Bad {
     /// Whether a request can be answered so. An answer to HEAD has no body that could say which error it is.
     fn concerns(self, request: &Request) -> bool {
         match self {
-            Bad::OtherVersion => request.headers.contains_key("if-match"),
+            Bad::OtherVersion => request.headers.contains_key("if-match") || request.method == "HEAD",
             Bad::Status(200 | 400, _) | Bad::Endless => request.method != "HEAD",
             _ => true,
         }

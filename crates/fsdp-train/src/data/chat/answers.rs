@@ -53,8 +53,8 @@ impl Tokenized<'_> {
     /// generation stops, too.
     ///
     /// If only the token after it stops generation, the other one belongs to the answer, such as the end of a tool call. So
-    /// does a token at the end of the message itself, which says nothing about where answers end, unless it stops generation
-    /// and the next token belongs to the next message.
+    /// does a token at the end of the message itself, which says nothing about where answers end, unless it stops generation,
+    /// and the next token neither does nor is written behind answers.
     fn closing(&self, said: &Said, tokens: &Range<usize>) -> Option<usize> {
         let is_special = |&token: &usize| self.tokenizer.is_special(self.tokens.ids[token]);
         let is_stop = |token: usize| self.stops.contains(&self.tokens.ids[token]);
@@ -66,7 +66,7 @@ impl Tokenized<'_> {
             None => true,
             Some(last) => {
                 let is_of_message = offsets[last].start < said.message_end;
-                let closes = is_stop(next) || offsets[next].end <= said.closed;
+                let closes = is_stop(next) || said.is_closed;
                 !is_stop(last) && (is_stop(next) || is_of_message) || is_of_message && closes
             }
         };

@@ -48,9 +48,9 @@ impl Probe<'_> {
     pub(super) fn said(&self, start: usize) -> Option<Said> {
         let message_end = self.content(self.index)?.end.max(start);
         let behind = self.behind().unwrap_or_default();
-        let same = common(self.whole[message_end..].chars(), behind.chars());
-        let end = if same == behind.len() { message_end + same } else { message_end };
-        Some(Said { bytes: start..end, message_end, closed: message_end + same })
+        let is_same = self.whole[message_end..].starts_with(&behind);
+        let end = message_end + if is_same { behind.len() } else { 0 };
+        Some(Said { bytes: start..end, message_end, is_closed: !behind.trim().is_empty() })
     }
 
     /// Returns what the template writes after the message if it is the last one.

@@ -15,15 +15,15 @@ pub(super) struct Said {
     pub(super) bytes: Range<usize>,
     /// The end of what depends on the message. What follows in `bytes`, the template writes behind any answer.
     pub(super) message_end: usize,
-    /// Up to here, the text would be the same without the next message.
-    pub(super) closed: usize,
+    /// Whether the template writes something behind the last message, so what follows `bytes` belongs to the answer, too.
+    pub(super) is_closed: bool,
 }
 
 impl Said {
     /// Without the end of what depends on the message, all of it may be what the template writes.
     pub(super) fn new(bytes: Range<usize>, message_end: Option<usize>) -> Said {
         let message_end = message_end.unwrap_or(bytes.start).clamp(bytes.start, bytes.end);
-        Said { message_end, closed: bytes.end, bytes }
+        Said { bytes, message_end, is_closed: false }
     }
 
     /// Returns an answer that begins at a byte of a text, which ends with it.
