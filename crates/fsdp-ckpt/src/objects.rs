@@ -20,7 +20,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Set when requests should not be repeated for long.
 static HURRY: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From the moment that the flag is set on, requests to stores that fail are repeated for a second at most: the user or a
+/// From the moment that the flag is set on, requests to stores that fail are repeated for ten seconds at most: the user or a
 /// scheduler waits for this process to end. The first flag that is given counts.
 pub fn hurry_when(flag: Arc<AtomicBool>) {
     HURRY.get_or_init(|| flag);

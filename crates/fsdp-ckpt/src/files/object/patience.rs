@@ -15,9 +15,6 @@ use object_store::{Error, Result};
 const PASSING_CODES: [&str; 5] =
     ["RequestTimeout", "IncompleteBody", "BadDigest", "ConditionalRequestConflict", "OperationAborted"];
 
-/// How long a failing request is repeated after this process was asked to stop.
-const HURRY_TIME: Duration = Duration::from_secs(1);
-
 /// How often it is looked whether this process was asked to stop.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -32,8 +29,11 @@ pub(super) struct Patience {
     pub(super) pause: Duration,
     /// The longest pause.
     pub(super) pause_max: Duration,
-    /// Whether a request that has failed may only be repeated for [`HURRY_TIME`] more.
+    /// Whether this process was asked to stop.
     pub(super) is_hurried: fn() -> bool,
+    /// How long a failing request is repeated from then on: long enough for a store to recover from a hiccup, so that the last
+    /// state still gets there; short enough for someone who waits.
+    pub(super) hurried_time: Duration,
 }
 
 impl Patience {
@@ -43,6 +43,7 @@ impl Patience {
         pause: Duration::from_millis(100),
         pause_max: Duration::from_secs(15),
         is_hurried: crate::objects::is_hurried,
+        hurried_time: Duration::from_secs(10),
     };
 
     /// Starts with no failed attempt.
@@ -105,7 +106,7 @@ impl Attempts {
     /// Whether the time is over that is left when there is a hurry.
     fn is_late(&mut self) -> bool {
         let is_hurried = (self.patience.is_hurried)();
-        is_hurried && self.hurried.get_or_insert_with(Instant::now).elapsed() > HURRY_TIME
+        is_hurried && self.hurried.get_or_insert_with(Instant::now).elapsed() > self.patience.hurried_time
     }
 
     /// Waits until the next attempt.
@@ -213,6 +214,7 @@ mod tests {
             pause: minute,
             pause_max: minute,
             is_hurried: || STOP.load(Ordering::Relaxed),
+            hurried_time: Duration::from_secs(1),
             ..Patience::USUAL
         };
         let start = Instant::now();
