@@ -6,10 +6,13 @@ use super::Rendered;
 use super::fault::RenderFault;
 
 /// A value for a template engine.
-pub(in crate::data) type Prepared = ();
+#[derive(Clone, Debug, Serialize)]
+pub(in crate::data) struct Prepared;
 
 /// Leaves a value out.
-pub(super) fn prepare(_value: &impl Serialize) -> Prepared {}
+pub(super) fn prepare(_value: &impl Serialize) -> Prepared {
+    Prepared
+}
 
 /// A chat template, of which there are none in this build.
 #[derive(Debug)]
