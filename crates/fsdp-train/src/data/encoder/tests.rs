@@ -71,6 +71,7 @@ fn prompts_and_messages_are_distinguished_from_texts() {
 }
 
 #[test]
+#[cfg(feature = "tokenizers")]
 fn sharegpt_records_are_read_as_messages() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chats");
     let mut config = crate::data::testing::config();
