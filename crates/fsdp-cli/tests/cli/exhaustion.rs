@@ -160,8 +160,8 @@ fn launch_without_threads_ends_in_seconds() {
     let limited = Limited::new();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let launch = LAUNCH.replace(" --max-restarts 0", "");
-    // Too few for one thread per core in each of two processes.
-    for limit in (2..=8).step_by(2).map(|more| cores + more) {
+    // From too few for one thread per core in each of two processes, to nearly all.
+    for limit in (cores + 2..=3 * cores + 20).step_by(3) {
         let start = std::time::Instant::now();
         let ran = limited.run(
             &format!("--nproc={limit}"),

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -100,10 +100,7 @@ impl Gate {
                 authenticate(stream, limit);
                 counter.fetch_sub(1, Ordering::Relaxed);
             };
-            // If no thread starts, the connection is closed, and the other end retries.
-            if thread::Builder::new().stack_size(STACK_BYTES).spawn(run).is_err() {
-                authenticating.fetch_sub(1, Ordering::Relaxed);
-            }
+            run_apart(run);
         }
     }
 
@@ -112,6 +109,21 @@ impl Gate {
         if poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&limit)).is_err() {
             thread::sleep(POLL_INTERVAL);
         }
+    }
+}
+
+/// Runs an authentication on a thread of its own, so that a slow one delays no other; if none can be started, on this one.
+/// Where the system has no more threads, processes of the same run must still meet.
+pub(crate) fn run_apart(authentication: impl FnOnce() + Send + 'static) {
+    let kept = Arc::new(Mutex::new(Some(authentication)));
+    let shared = Arc::clone(&kept);
+    let run = move || {
+        let authentication = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+        authentication.into_iter().for_each(|authentication| authentication());
+    };
+    let thread = thread::Builder::new().name("fsdp-auth".to_owned()).stack_size(STACK_BYTES);
+    if thread.spawn(run.clone()).is_err() {
+        run();
     }
 }
 

@@ -1,15 +1,15 @@
-//! Accepts connections on the leader. Each connection authenticates on its own thread, so a slow one delays no other.
+//! Accepts connections on the leader.
 
 use std::io;
 use std::net::{self, TcpStream};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use mio::net::TcpListener;
 
 use super::PURPOSE;
 use super::shared::Shared;
+use crate::process::auth::gate::run_apart;
 use crate::process::auth::{Side, Token, authenticate_within};
 
 /// Time limit of one authentication.
@@ -18,9 +18,6 @@ pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
 /// Connections that may authenticate at the same time, in addition to one per process. Further ones wait in the listen
 /// backlog until one of these has finished or timed out.
 const AUTHENTICATING_MAX: usize = 64;
-
-/// Authentication needs a few hundred bytes.
-const STACK_LEN: usize = 128 << 10;
 
 /// See the [module](self).
 pub(super) struct Authenticator {
@@ -50,7 +47,10 @@ impl Authenticator {
     pub(super) fn accept(&mut self, shared: &Arc<Shared>) {
         while self.may_have_backlog && self.busy < self.busy_max {
             match self.listener.accept() {
-                Ok((stream, _)) => self.busy += usize::from(self.start_authentication(stream.into(), shared)),
+                Ok((stream, _)) => {
+                    self.busy += 1;
+                    self.authenticate(stream.into(), shared);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_have_backlog = false,
                 // Out of file descriptors, or the other end is gone: retried later.
                 Err(_) => return,
@@ -63,17 +63,14 @@ impl Authenticator {
         self.busy -= 1;
     }
 
-    /// Starts a thread that authenticates the connection; returns whether it started.
-    fn start_authentication(&self, stream: TcpStream, shared: &Arc<Shared>) -> bool {
+    fn authenticate(&self, stream: TcpStream, shared: &Arc<Shared>) {
         let (token, shared) = (self.token.clone(), shared.clone());
-        let authenticate = move || {
+        run_apart(move || {
             let proof = stream
                 .set_nonblocking(false)
                 .map_err(Into::into)
                 .and_then(|()| authenticate_within(&stream, PROOF_MAX, &token, Side::Answerer, PURPOSE));
             shared.arrive(proof.map(|()| stream));
-        };
-        // If no thread starts, the connection is closed, and the other end retries.
-        thread::Builder::new().name("fsdp-auth".to_owned()).stack_size(STACK_LEN).spawn(authenticate).is_ok()
+        });
     }
 }
