@@ -252,18 +252,35 @@ fn run_that_ends_with_a_spoiled_loss_says_so() {
     let good = r#"--set train.optimizer={name="sgd",lr=1e-3}"#;
     let ran = sandbox.succeed(&format!("{run} {good} --set train.steps=4"));
     assert!(!ran.stderr.contains("not worth continuing"), "{}", ran.stderr);
-    let spoiled = r#"--set train.optimizer={name="sgd",lr=1e6} --set train.steps=6"#;
+    let spoiled = r#"--set train.optimizer={name="sgd",lr=1e2} --set train.steps=7"#;
     let ran = sandbox.succeed(&format!("{run} {spoiled} --resume"));
     let warned = folded(&ran.stderr).replace('\n', " ");
     assert!(warned.contains("warning: the last state is not worth continuing: its "), "{warned}");
-    assert!(warned.contains("(train.optimizer.lr = 1.0e5 or less, since 1e6 failed)"), "{warned}");
+    assert!(warned.contains("(train.optimizer.lr = 1.0e1 or less, since 1e2 failed)"), "{warned}");
     let back = "--resume-from out/checkpoints/step-00000004 --overwrite";
     assert!(warned.contains(&format!("{back} continues from step 4")), "{warned}");
     let again = sandbox.succeed(&format!("{run} {spoiled} {back}"));
     let repeated = "a run from step 4 had failed with this learning rate or a lower one before";
     assert!(folded(&again.stderr).replace('\n', " ").contains(repeated), "{}", again.stderr);
-    let ran = sandbox.succeed(&format!("{run} {good} --set train.steps=6 {back}"));
+    let ran = sandbox.succeed(&format!("{run} {good} --set train.steps=7 {back}"));
     assert!(!ran.stderr.contains("not worth continuing"), "{}", ran.stderr);
+}
+
+/// The state that a run resumes from is sound if the first loss is, however the run goes on, and is kept then.
+#[test]
+fn sound_state_is_kept_when_the_resumed_run_ends_spoiled() {
+    let sandbox = Sandbox::new();
+    let run = r#"train run.toml --set train.grad_clip="none" --set checkpoint.keep_last=1"#;
+    let good = r#"--set train.optimizer={name="sgd",lr=1e-3}"#;
+    sandbox.succeed(&format!("{run} {good} --set train.steps=4 --set checkpoint.every=4"));
+    let spoiled = r#"--set train.optimizer={name="sgd",lr=1e2} --set train.steps=9 --set checkpoint.every=1"#;
+    let ran = sandbox.succeed(&format!("{run} {spoiled} --resume"));
+    let warned = folded(&ran.stderr).replace('\n', " ");
+    assert!(
+        warned.contains("--resume-from out/checkpoints/step-00000004 --overwrite continues from step 4"),
+        "{warned}"
+    );
+    assert!(sandbox.path("out/checkpoints/step-00000004/manifest.json").exists(), "{warned}");
 }
 
 /// Whether all values after the header of a safetensors file, read as `f32`, are finite.

@@ -147,10 +147,12 @@ impl Divergence {
         (attempts, found)
     }
 
-    /// What to say of a run that has ended after `done` steps, if the loss of its last step is not one to continue from.
+    /// What to say of a run that has ended after `done` steps, if the losses of its last two steps are none to continue from:
+    /// one alone may be that of a hard batch.
     pub(super) fn at_end(done: u64, began: &Began<'_>, losses: &Losses) -> Option<Exploded> {
         let before = done.checked_sub(1).filter(|_| done > began.step)?;
         let reason = unfit_loss(before, losses)?;
+        unfit_loss(before.checked_sub(1)?, losses)?;
         let (attempts, mut instead) = Self::recorded(done, began);
         let run = began.lock.run();
         let steps = run.steps().unwrap_or_default().into_iter().rev().filter(|&step| step < before);

@@ -47,7 +47,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     ) -> Self {
         let (reports, clock) = (WaitReports::new(run.start.step), StepClock::default());
         let watched = run.start.watched.clone();
-        Self { run, trainer, saver, cleanup: None, unproven: None, watched, observer, reports, clock }
+        // The state that it begins with may not have been judged either.
+        let unproven = Some(run.start.step).filter(|&step| step > 0);
+        Self { run, trainer, saver, cleanup: None, unproven, watched, observer, reports, clock }
     }
 
     /// Runs all steps, then saves and exports.

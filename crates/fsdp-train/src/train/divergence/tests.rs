@@ -218,7 +218,15 @@ fn end_with_a_spoiled_loss_names_the_way_back() {
 #[test]
 fn end_with_a_usual_loss_is_silent() {
     let saved = Saved::new(&[2]);
-    for losses in [&[5.5, 4.0, 3.0][..], &[5.5, 5.9], &[1.0, 0.5, 3.0], &[9.0, 9.5], &[0.1, 1e9, 0.1], &[]] {
+    for losses in [
+        &[5.5, 4.0, 3.0][..],
+        &[5.5, 5.9],
+        &[1.0, 0.5, 3.0],
+        &[9.0, 9.5],
+        &[0.1, 1e9, 0.1],
+        &[0.1, 0.1, 9.0],
+        &[],
+    ] {
         assert_eq!(saved.end(0, 1.0, losses), None, "{losses:?}");
     }
     // Nothing was done since it began.
