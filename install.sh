@@ -92,6 +92,7 @@ main() {
   tar -xzf "$work/$name" -C "$work" || fail "$name could not be unpacked"
 
   mkdir -p "$folder" || fail "$folder could not be made; set FSDP_INSTALL_DIR to a folder that you may write to"
+  [ ! -d "$folder/fsdp" ] || fail "$folder/fsdp is a folder; remove it, or set FSDP_INSTALL_DIR to another place"
   staged=$(mktemp "$folder/.fsdp.XXXXXX") || fail "$folder is not writable; set FSDP_INSTALL_DIR to a folder that you may write to"
   cp "$work/${name%.tar.gz}/fsdp" "$staged" || fail "$folder could not be written to"
   chmod 755 "$staged"
@@ -103,7 +104,7 @@ main() {
   if [ -z "$found" ]; then
     say "$folder is not on your PATH; add it there, for example in ~/.profile:"
     say "  export PATH=\"$folder:\$PATH\""
-  elif [ "$found" != "$folder/fsdp" ]; then
+  elif [ "$(cd "${found%/*}" && pwd -P)" != "$(cd "$folder" && pwd -P)" ]; then
     say "note: \`fsdp\` is $found on your PATH, which comes before $folder"
   fi
 }

@@ -6,28 +6,51 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-changed=$(git diff --name-only "${1:-HEAD}" && git ls-files --others --exclude-standard)
-crates=$(sed -n 's#^crates/\([^/]*\)/\(src/\|Cargo.toml\|build.rs\).*#\1#p' <<<"$changed" | sort -u)
-# The package, the binary and the module of each test file.
-modules=$(sed -n -e 's#^crates/\([^/]*\)/tests/\([^/]*\)/\([^/.]*\).*#\1 \2 \3#p' -e 's#^tests/\(tests\)/\([^/.]*\)\.rs$#fsdp-\1 \1 \2#p' \
-  <<<"$changed" | sort -u)
+# Adds a line with a package, and if it is not about unit tests, a binary of tests and the name of a module in it.
+units=() modules=()
+while read -r path; do
+  IFS=/ read -r top crate kind binary name rest <<<"$path"
+  case $path in
+  crates/*/tests/*/snapshots/*.snap)
+    # BINARY__MODULE__TEST.snap
+    name=${rest#"${binary}"__}
+    name=${name%%__*}
+    ;;
+  crates/*/src/* | crates/*/examples/* | crates/*/Cargo.toml | crates/*/build.rs)
+    units+=("$crate")
+    continue
+    ;;
+  # It only lists the modules.
+  crates/*/tests/*/main.rs) continue ;;
+  crates/*/tests/*/*.rs) name=${name%.rs} ;;
+  crates/*/tests/*.rs) binary=${binary%.rs} name= ;;
+  tests/tests/*.rs) crate=fsdp-tests binary=tests name=${kind%.rs} top=crates ;;
+  *) continue ;;
+  esac
+  # Folders of data have no tests, and tests of devices and libtorch need features.
+  if [ "$crate" = fsdp-tests ] || [ -e "$top/$crate/tests/$binary/main.rs" ] || [ -e "$top/$crate/tests/$binary.rs" ]; then
+    grep -A 2 "^name = \"$binary\"" "crates/$crate/Cargo.toml" 2>/dev/null | grep -q required-features || modules+=("$crate $binary $name")
+  fi
+done < <(git diff --name-only --diff-filter=d "${1:-HEAD}" && git ls-files --others --exclude-standard)
 
 cargo fmt --all --check
 # The command depends on all crates. With it, their dependencies have the features with which `--workspace` builds them, so nothing
-# else is compiled again; it has no library itself.
-options=()
-for crate in $crates; do
-  options+=(-p "$crate")
+# else is compiled again.
+options=(-p fsdp-cli --lib)
+mapfile -t units < <(printf '%s\n' "${units[@]}" | sort -u | sed '/^$/d')
+for crate in "${units[@]}"; do
+  if [ "$crate" = fsdp-cli ]; then
+    cargo test -p fsdp-cli --bins
+  else
+    options+=(-p "$crate")
+  fi
 done
-if [[ " $crates " == *fsdp-cli* ]]; then
-  cargo test -p fsdp-cli --bins
+if [ ${#options[@]} -gt 3 ]; then
+  cargo test "${options[@]}"
 fi
-if [ "$(grep -cv '^fsdp-cli$' <<<"$crates")" -gt 0 ] && [ ${#options[@]} -gt 0 ]; then
-  cargo test -p fsdp-cli "${options[@]}" --lib
-fi
-while read -r package binary module; do
-  [ -z "$package" ] || cargo test -p fsdp-cli -p "$package" --test "$binary" -- "${module/#main/}"
-done <<<"$modules"
-if [ -z "$crates$modules" ]; then
-  echo "nothing that a test of one crate compiles has changed"
+printf '%s\n' "${modules[@]}" | sort -u | sed '/^$/d' | while read -r crate binary module; do
+  cargo test -p fsdp-cli -p "$crate" --test "$binary" -- ${module:+"$module::"}
+done
+if [ ${#units[@]} -eq 0 ] && [ ${#modules[@]} -eq 0 ]; then
+  echo "no file of a crate or its tests has changed"
 fi

@@ -203,6 +203,15 @@ class Installing(unittest.TestCase):
         (self.served / "file").write_text("")
         self.refuses("set FSDP_INSTALL_DIR", FSDP_INSTALL_DIR=str(self.served / "file/bin"))
 
+    def test_folder_in_place_of_the_command_is_an_error(self):
+        (self.served / "bin/fsdp").mkdir(parents=True)
+        self.refuses("is a folder", FSDP_INSTALL_DIR=str(self.served / "bin"))
+        self.assertEqual(list((self.served / "bin").rglob("*")), [self.served / "bin/fsdp"])
+
+    def test_folder_on_path_by_another_name_needs_no_advice(self):
+        said = self.installs(PATH=f"{self.tools}:{self.bin}", FSDP_INSTALL_DIR=f"{self.bin}/../{self.bin.name}/")
+        self.assertNotIn("PATH", said)
+
     def test_folder_that_is_not_writable_is_an_error(self):
         # Root may write wherever the file system lets it.
         folder = "/proc/self" if os.geteuid() == 0 else str(self.bin)

@@ -159,7 +159,10 @@ impl OpenFile for ObjectReader {
         let block = self.inner.blocks.block(place, size);
         let mut block = block.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = match &mut *block {
-            Some(bytes) => bytes,
+            Some(bytes) => {
+                self.version().is_certain = true;
+                bytes
+            }
             empty => empty.insert(self.fetch(start, self.opened.size.min(start + size.0))?),
         };
         let there = &bytes[(offset - start) as usize..];
