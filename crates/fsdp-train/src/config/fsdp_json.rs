@@ -148,6 +148,16 @@ fn parse(text: &str, origin: &str) -> Result<FsdpJson, ConfigError> {
     file.top_level()?;
     file.overlap()?;
     file.xla()?;
+    // A number says more than "one replica for each node", and contradicts "one for each rank".
+    let counted = file.result.keys.contains_key(MESH);
+    if file.result.replicas.take_if(|_| counted) == Some(Replicas::Ranks) {
+        return Err(ConfigError::Conflict {
+            origin: origin.to_owned(),
+            first: STRATEGY.to_owned(),
+            second: format!("{PARALLELISM}.{}", parallelism::REPLICAS),
+            remedy: "with NO_SHARD, every rank holds a replica; remove one of the two",
+        });
+    }
     std::mem::take(&mut file.keys).into_keys().for_each(|key| file.warn_unread(key));
     Ok(file.result)
 }

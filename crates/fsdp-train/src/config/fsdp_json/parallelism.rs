@@ -7,7 +7,7 @@ use super::{File, MESH, PARALLELISM};
 use crate::config::error::ConfigError;
 
 /// The size that is `fsdp.mesh.replicate`.
-const REPLICAS: &str = "dp_replicate_size";
+pub(super) const REPLICAS: &str = "dp_replicate_size";
 
 /// The number of ranks of a replica, which follows from the number of all ranks.
 const SHARDS: &str = "dp_shard_size";

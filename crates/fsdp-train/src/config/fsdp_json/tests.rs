@@ -307,6 +307,14 @@ fn mesh_of_accelerate_sets_the_replicas() {
         &config(r#"{"parallelism_config_tp_size": 2}"#),
         &["`parallelism_config.tp_size` is 2", "it must be 1"],
     );
+    let with = |strategy: &str| {
+        format!(
+            r#"{{"parallelism_config": {{"dp_replicate_size": 2}}, "fsdp_config": {{"sharding_strategy": "{strategy}"}}}}"#
+        )
+    };
+    let hybrid = read(&with("HYBRID_SHARD"));
+    assert_eq!((hybrid.replicas, &hybrid.keys["mesh"]), (None, &keys("mesh = { replicate = 2 }")["mesh"]));
+    rejects(&with("NO_SHARD"), &["sharding_strategy", "dp_replicate_size", "every rank holds a replica"]);
     rejects(&config(r#"{"dp_replicate_size": 0}"#), &["`parallelism_config.dp_replicate_size` is 0"]);
 }
 
