@@ -47,9 +47,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     ) -> Self {
         let (reports, clock) = (WaitReports::new(run.start.step), StepClock::default());
         let watched = run.start.watched.clone();
-        // The state that it begins with may not have been judged either.
-        let unproven = Some(run.start.step).filter(|&step| step > 0);
-        Self { run, trainer, saver, cleanup: None, unproven, watched, observer, reports, clock }
+        Self { run, trainer, saver, cleanup: None, unproven: None, watched, observer, reports, clock }
     }
 
     /// Runs all steps, then saves and exports.
@@ -194,6 +192,10 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// loss is sound: old ones may now be deleted, and space be reserved for the next.
     fn begin_cleanup(&mut self, step: u64) {
         if self.unproven.take_if(|saved| *saved <= step).is_none() {
+            if step == self.run.start.step {
+                // The state that the run began with may not have been judged before, and must not be deleted if it is sound.
+                self.run.log().prove(step);
+            }
             return;
         }
         self.finish_cleanup();
