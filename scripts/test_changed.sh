@@ -6,10 +6,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Adds a line with a package, and if it is not about unit tests, a binary of tests and the name of a module in it.
+# Packages whose unit tests run; and a package, a binary of tests, and a module in it or nothing, for each other test that runs.
 units=() modules=()
 while read -r path; do
-  IFS=/ read -r top crate kind binary name rest <<<"$path"
+  IFS=/ read -r _ crate kind binary name rest <<<"$path"
   case $path in
   crates/*/tests/*/snapshots/*.snap)
     # BINARY__MODULE__TEST.snap
@@ -24,19 +24,20 @@ while read -r path; do
   crates/*/tests/*/main.rs) continue ;;
   crates/*/tests/*/*.rs) name=${name%.rs} ;;
   crates/*/tests/*.rs) binary=${binary%.rs} name= ;;
-  tests/tests/*.rs) crate=fsdp-tests binary=tests name=${kind%.rs} top=crates ;;
+  tests/tests/*.rs) crate=fsdp-tests binary=tests name=${kind%.rs} ;;
   *) continue ;;
   esac
   # Folders of data have no tests, and tests of devices and libtorch need features.
-  if [ "$crate" = fsdp-tests ] || [ -e "$top/$crate/tests/$binary/main.rs" ] || [ -e "$top/$crate/tests/$binary.rs" ]; then
-    grep -A 2 "^name = \"$binary\"" "crates/$crate/Cargo.toml" 2>/dev/null | grep -q required-features || modules+=("$crate $binary $name")
+  if [ "$crate" = fsdp-tests ] || [ -e "crates/$crate/tests/$binary/main.rs" ] || [ -e "crates/$crate/tests/$binary.rs" ]; then
+    grep -A 2 "^name = \"$binary\"" "crates/$crate/Cargo.toml" 2>/dev/null | grep -q required-features ||
+      modules+=("$crate $binary $name")
   fi
 done < <(git diff --name-only --diff-filter=d "${1:-HEAD}" && git ls-files --others --exclude-standard)
 
 cargo fmt --all --check
 # The command depends on all crates. With it, their dependencies have the features with which `--workspace` builds them, so nothing
 # else is compiled again.
-options=(-p fsdp-cli --lib)
+options=()
 mapfile -t units < <(printf '%s\n' "${units[@]}" | sort -u | sed '/^$/d')
 for crate in "${units[@]}"; do
   if [ "$crate" = fsdp-cli ]; then
@@ -45,8 +46,8 @@ for crate in "${units[@]}"; do
     options+=(-p "$crate")
   fi
 done
-if [ ${#options[@]} -gt 3 ]; then
-  cargo test "${options[@]}"
+if [ ${#options[@]} -gt 0 ]; then
+  cargo test -p fsdp-cli "${options[@]}" --lib
 fi
 printf '%s\n' "${modules[@]}" | sort -u | sed '/^$/d' | while read -r crate binary module; do
   cargo test -p fsdp-cli -p "$crate" --test "$binary" -- ${module:+"$module::"}
