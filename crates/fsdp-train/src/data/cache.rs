@@ -13,7 +13,7 @@
 //! have it mapped. Files are not synced: the checksum detects damage by a power failure.
 
 use std::fs::{self, File, Permissions, TryLockError};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -126,7 +126,7 @@ pub(super) fn tokens(
 /// Tokenizes into a file of a folder, without holding all tokens in memory.
 fn build(folder: &Path, text: &Text<'_>, key: &Key) -> Result<Image, TokenizeFault> {
     let file = create_temporary(folder)?;
-    text.tokenize(BufWriter::new(file.as_file()), key)?;
+    text.tokenize(file.as_file(), key)?;
     let image =
         Image::open(Bytes::Mapped(Mapped::of(file.as_file())?), key.digest).map_err(io::Error::other)?;
     Ok(persist(file, folder, key.digest)?.unwrap_or(image))
@@ -168,7 +168,7 @@ impl Drop for PendingEntry {
 pub(super) fn uncached(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Image, DataError> {
     let spill = || -> Result<Image, TokenizeFault> {
         let file = spooled_tempfile_in(IN_MEMORY_BYTES_MAX, existing_ancestor(out_dir));
-        let file = text.tokenize(BufWriter::new(file), key)?.into_inner().map_err(io::Error::from)?;
+        let file = text.tokenize(file, key)?;
         let bytes = match file.into_inner() {
             SpooledData::InMemory(bytes) => Bytes::Owned(bytes.into_inner()),
             SpooledData::OnDisk(file) => Bytes::Mapped(Mapped::of(&file)?),

@@ -6,7 +6,7 @@
 //! text, counts, and the CRC-64 of all bytes before it. (Entries and trailer are little-endian 64-bit words.) Nothing
 //! is used before the checksum has been verified.
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use fsdp_ckpt::digest::{Digest as Checksum, DigestKind};
 use fsdp_core::Digest;
@@ -26,8 +26,8 @@ const WORD: usize = 8;
 /// Words per document entry.
 const DOCUMENT_WORDS: usize = 2;
 
-/// Maximum number of ids per write.
-const BLOCK_TOKENS: usize = 1 << 16;
+/// Bytes that are collected before they are written. To combine checksums takes longer than to compute that of a document.
+const BLOCK_BYTES: usize = 1 << 18;
 
 /// The start of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,10 +130,27 @@ impl Image {
     }
 }
 
-/// Writes an [`Image`] incrementally, as text is tokenized.
-pub(super) struct ImageWriter<W> {
+/// A sink, with the checksum of all bytes that it took.
+struct Summed<W> {
     sink: W,
     checksum: Checksum,
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.sink.write(bytes)?;
+        self.checksum = self.checksum.then(DigestKind::Crc64.of(&bytes[..count]), count as u64);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.sink.flush()
+    }
+}
+
+/// Writes an [`Image`] incrementally, as text is tokenized.
+pub(super) struct ImageWriter<W: Write> {
+    sink: BufWriter<Summed<W>>,
     tokens: usize,
     documents: Vec<Document>,
     skipped: u64,
@@ -142,7 +159,9 @@ pub(super) struct ImageWriter<W> {
 impl<W: Write> ImageWriter<W> {
     /// Starts an image without documents.
     pub(super) fn new(sink: W) -> Self {
-        Self { sink, checksum: DigestKind::Crc64.empty(), tokens: 0, documents: Vec::new(), skipped: 0 }
+        let summed = Summed { sink, checksum: DigestKind::Crc64.empty() };
+        let sink = BufWriter::with_capacity(BLOCK_BYTES, summed);
+        Self { sink, tokens: 0, documents: Vec::new(), skipped: 0 }
     }
 
     /// Appends a document of a file, given its marked ids.
@@ -152,10 +171,7 @@ impl<W: Write> ImageWriter<W> {
     pub(super) fn push(&mut self, file: usize, ids: &[u32], form: Form) -> io::Result<()> {
         self.documents.push(Document { file, start: self.tokens, form });
         self.tokens += ids.len();
-        ids.chunks(BLOCK_TOKENS).try_for_each(|block| {
-            let block: Vec<u32> = block.iter().map(|id| id.to_le()).collect();
-            self.write(bytemuck::cast_slice(&block))
-        })
+        ids.iter().try_for_each(|id| self.sink.write_all(&id.to_le_bytes()))
     }
 
     /// Counts skipped records.
@@ -168,20 +184,16 @@ impl<W: Write> ImageWriter<W> {
     /// # Errors
     /// Errors of the sink.
     pub(super) fn finish(mut self, key: Digest) -> io::Result<W> {
-        let documents = std::mem::take(&mut self.documents);
-        let table: Vec<u8> = documents.iter().flat_map(entry).collect();
-        self.write(&table)?;
+        for document in &self.documents {
+            self.sink.write_all(&entry(document))?;
+        }
         let [high, low] = key_words(key);
-        let counts = [self.tokens as u64, documents.len() as u64, self.skipped];
-        self.write(&bytes(&[&[MAGIC, high, low][..], &counts].concat()))?;
-        self.sink.write_all(&bytes(&[self.checksum.value]))?;
-        self.sink.flush()?;
-        Ok(self.sink)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.checksum = self.checksum.then(DigestKind::Crc64.of(bytes), bytes.len() as u64);
-        self.sink.write_all(bytes)
+        let counts = [self.tokens as u64, self.documents.len() as u64, self.skipped];
+        self.sink.write_all(&bytes(&[&[MAGIC, high, low][..], &counts].concat()))?;
+        let Summed { mut sink, checksum } = self.sink.into_inner().map_err(io::IntoInnerError::into_error)?;
+        sink.write_all(&bytes(&[checksum.value]))?;
+        sink.flush()?;
+        Ok(sink)
     }
 }
 
