@@ -1,0 +1,229 @@
+"""What the scripts of this folder share: tiny models, batches, run files and expected verdicts."""
+
+import json
+import pathlib
+import shutil
+import sys
+import warnings
+
+import torch
+from safetensors.torch import save_file
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[2] / "scripts"))
+VOCAB, SEQ, ROWS, RANKS, MICRO = 48, 16, 2, 2, 2  # rows of a micro-batch, ranks, micro-batches of a rank
+LR, BETAS, EPS, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
+STEPS, WARMUP, SAVED_AFTER = 20, 3, 6
+MICRO_ALL = RANKS * MICRO
+
+# Models
+
+ROPE = {"rope_type": "default", "rope_theta": 500000.0}
+SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    initializer_range=0.2,
+    rope_parameters=ROPE,
+    attention_dropout=0.0,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+    use_cache=False,
+)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+MIXTURE = dict(
+    num_local_experts=4, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.05, intermediate_size=12
+)
+GPT2 = dict(
+    vocab_size=VOCAB, n_positions=64, n_embd=16, n_layer=2, n_head=2, n_inner=24, initializer_range=0.2,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, use_cache=False,
+)  # fmt: skip
+
+
+def config(family, **changes):
+    """The configuration of a tiny model; `changes` override its values."""
+    from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
+
+    kinds = {
+        "llama": (LlamaConfig, SIZES),
+        "llama3": (LlamaConfig, SIZES | {"rope_parameters": LLAMA3}),
+        "qwen2-tied": (Qwen2Config, {k: v for k, v in SIZES.items() if k != "head_dim"} | {"tie_word_embeddings": True}),
+        "mixtral": (MixtralConfig, SIZES | MIXTURE),
+        "gpt2": (GPT2Config, GPT2),
+    }
+    kind, values = kinds[family]
+    return kind(**(values | changes), architectures=[kind.__name__.replace("Config", HEADS.get(family, "ForCausalLM"))])
+
+
+HEADS = {"gpt2": "LMHeadModel"}
+WRAP = {"llama": "LlamaDecoderLayer", "llama3": "LlamaDecoderLayer", "qwen2-tied": "Qwen2DecoderLayer"}
+WRAP |= {"mixtral": "MixtralDecoderLayer", "gpt2": "GPT2Block"}
+
+
+def model(family, seed=0, **changes):
+    """A model whose norms and biases differ from 1 and 0, so that each of them shows."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    made = AutoModelForCausalLM.from_config(config(family, **changes)).float()
+    for name, parameter in made.named_parameters():
+        if "norm" in name or "ln_" in name or name.endswith("bias"):
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    return made.train()
+
+
+def decays(name):
+    """Whether weight decay applies to a parameter: not to norms and biases."""
+    return not any(part in name for part in ("norm", "ln_", "bias"))
+
+
+def groups(named, decay=DECAY, on_all=False):
+    """The two groups of the optimizer, with and without decay."""
+    split = {True: [], False: []}
+    for name, parameter in named:
+        if parameter.requires_grad:
+            split[on_all or decays(name)].append(parameter)
+    made = [{"params": split[True], "weight_decay": decay}, {"params": split[False], "weight_decay": 0.0}]
+    return [group for group in made if group["params"]]
+
+
+def rate(step):
+    """Warm-up from zero and a cosine to zero, as transformers' `cosine`; `step` counts from 0."""
+    if step < WARMUP:
+        return LR * step / WARMUP
+    part = (step - WARMUP) / (STEPS - WARMUP)
+    return LR * 0.5 * (1.0 + torch.tensor(part * torch.pi, dtype=torch.float64).cos().item())
+
+
+# Batches: a list of micro-batches in the order of the data, each a dictionary of tensors of ROWS x SEQ
+
+
+def walk(generator, count):
+    """Ids from 1 in which the next is one of three functions of the last; 0 is left for padding."""
+    ids = [int(torch.randint(1, VOCAB, (), generator=generator))]
+    for jump in torch.randint(0, 3, (count - 1,), generator=generator).tolist():
+        ids.append((5 * ids[-1] + (3, 7, 20)[jump]) % (VOCAB - 1) + 1)
+    return torch.tensor(ids)
+
+
+# Lengths of prompt and text of the rows of each micro-batch: micro-batches and ranks have very different counts.
+LENGTHS = [[(5, 16), (3, 13)], [(8, 12), (2, 16)], [(10, 14), (6, 8)], [(9, 12), (7, 15)]]
+# Lengths of the documents of the rows.
+DOCUMENTS = [[(6, 10), (9, 7)], [(3, 8, 5), (16,)], [(11, 5), (4, 12)], [(8, 8), (5, 4, 7)]]
+
+
+def padded(seed, prompts=True):
+    """A text per row, behind a prompt that does not count, padded on the right."""
+    generator, made = torch.Generator().manual_seed(seed), []
+    for lengths in LENGTHS:
+        ids, labels = torch.zeros(ROWS, SEQ, dtype=torch.int64), torch.full((ROWS, SEQ), -100)
+        mask = torch.zeros(ROWS, SEQ, dtype=torch.int64)
+        for row, (prompt, length) in enumerate(lengths):
+            ids[row, :length] = walk(generator, length)
+            first = prompt if prompts else 0
+            labels[row, first:length] = ids[row, first:length]
+            mask[row, :length] = 1
+        made.append({"input_ids": ids, "labels": labels, "attention_mask": mask})
+    return made
+
+
+def packed(seed):
+    """Documents behind each other in a row; positions begin again with each, whose first token is no target."""
+    generator, made = torch.Generator().manual_seed(seed), []
+    for documents in DOCUMENTS:
+        rows = [[walk(generator, length) for length in row] for row in documents]
+        ids = torch.stack([torch.cat(row) for row in rows])
+        positions = torch.stack([torch.cat([torch.arange(len(text)) for text in row]) for row in rows])
+        labels = ids.masked_fill(positions == 0, -100)
+        made.append({"input_ids": ids, "labels": labels, "position_ids": positions})
+    return made
+
+
+def plain(seed):
+    """Whole rows, all of which count."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.stack([walk(generator, SEQ) for _ in range(ROWS)]) for _ in range(MICRO_ALL)]
+    return [{"input_ids": ids, "labels": ids.clone()} for ids in rows]
+
+
+BATCHES = {"padded": padded, "packed": packed, "plain": plain}
+
+
+def write_batch(path, batch, ranks=RANKS):
+    """The file that `fsdp audit --batch` reads."""
+    tensors = {f"m{at}.{key}": tensor for at, micro in enumerate(batch) for key, tensor in micro.items()}
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path, {"ranks": str(ranks)})
+
+
+# Files
+
+
+RUN = """\
+[model]
+path = "."
+{adapter}
+[train]
+steps = {steps}
+micro_batch_size = {rows}
+global_batch_size = {all_rows}
+{clip}lr_schedule = {schedule}
+
+[train.optimizer]
+name = "adamw"
+lr = {lr}
+betas = {betas}
+eps = {eps}
+weight_decay = {decay}
+no_decay = {no_decay}
+
+[fsdp]
+wrap = ["{wrap}"]
+{dtype}"""
+COSINE = f'{{ name = "warmup-cosine", warmup_steps = {WARMUP}, start_factor = 0 }}'
+
+
+def write_run(folder, family, clip=None, adapter="", dtype="", micro=MICRO_ALL, schedule=COSINE, no_decay=None):
+    no_decay = no_decay or {"gpt2": ["ln_", "bias"], "qwen2-tied": ["norm", "bias"]}.get(family, ["norm"])
+    values = dict(steps=STEPS, rows=ROWS, all_rows=ROWS * micro, schedule=schedule, lr=LR, betas=list(BETAS), eps=EPS)
+    text = RUN.format(
+        **values,
+        decay=DECAY,
+        wrap=WRAP[family],
+        no_decay=json.dumps([] if adapter else no_decay),
+        adapter=adapter,
+        dtype=dtype,
+        clip="" if clip is None else f"grad_clip = {clip}\n",
+    )
+    (folder / "run.toml").write_text(text)
+
+
+def expect(folder, cause=None, params=(), factor=None, **paths):
+    """The verdict on a case, and its files, relative to the folder of the setting."""
+    verdict = "findings" if cause else "sound"
+    made = {"verdict": verdict, "cause": cause, "params": sorted(params), "factor": factor} | paths
+    (folder / "expected.json").write_text(json.dumps(made, indent=1) + "\n")
+
+
+def fresh(*parts):
+    """An empty folder below this one."""
+    path = HERE.joinpath(*parts)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path

@@ -1,0 +1,167 @@
+"""Errors of training steps, each as it really happens: in the batch, the loss, the gradients, the clipping or the update."""
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+
+@dataclass
+class Fault:
+    """What differs from a sound step, and what an audit should find."""
+
+    cause: str | None = None
+    params: str | None = None  # a regular expression of names; none: the fault is in all or in the step itself
+    factor: float | None = None
+    data: str = "padded"  # of `common.BATCHES`
+    run: str = "run.toml"
+    clip: float | None = None
+    batch: object = None  # what the step really sees of its micro-batch
+    config: dict = field(default_factory=dict)  # values of the model that was really trained
+    mean: str = "step"  # over which targets a loss is a mean: those of the "step", of a "micro" batch, or of a "rank"
+    detach: object = None  # called with the model before the step
+    micro: object = None  # called with the model after the backward of a micro-batch
+    gradients: object = None  # called with (name, gradient, rank): the gradient that is used; none: no gradient
+    clipping: object = None  # called with (named parameters, clip)
+    optimizer: dict = field(default_factory=dict)  # settings of `fsdp2.optimizer_of`
+    late: int = 0  # steps by which the schedule is behind
+
+
+def names(fault, named):
+    """The names of the parameters that the fault is in."""
+    return [name for name in named if fault.params and re.search(fault.params, name)]
+
+
+# Gradients
+
+
+def scaled(pattern, factor):
+    return lambda name, gradient, rank: gradient * factor if re.search(pattern, name) else gradient
+
+
+def zeroed(pattern):
+    return scaled(pattern, 0.0)
+
+
+def none(pattern):
+    return lambda name, gradient, rank: None if re.search(pattern, name) else gradient
+
+
+def rows_of_rank(which, factor):
+    return lambda name, gradient, rank: gradient * factor if rank == which else gradient
+
+
+# Batches
+
+
+def padding_counted(micro):
+    labels = torch.where(micro["attention_mask"] == 0, micro["input_ids"], micro["labels"])
+    return micro | {"labels": labels}
+
+
+def prompts_counted(micro):
+    labels = torch.where(micro["attention_mask"] == 1, micro["input_ids"], micro["labels"])
+    return micro | {"labels": labels}
+
+
+def everything_counted(micro):
+    return micro | {"labels": micro["input_ids"]}
+
+
+def documents_attend(micro):
+    """A mask of ones keeps transformers from seeing in the positions where documents begin."""
+    return micro | {"attention_mask": torch.ones_like(micro["input_ids"])}
+
+
+def naive_packing(micro):
+    """Neither positions nor a mask: one long text."""
+    return {key: micro[key] for key in ("input_ids", "labels")}
+
+
+def isolated(micro):
+    """A mask in which documents do not see each other, for positions that do not show them."""
+    document = (micro["position_ids"] == 0).cumsum(-1)
+    seen = (document[:, :, None] == document[:, None, :]).tril()
+    return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None]
+
+
+def positions_run_on(micro):
+    positions = torch.arange(micro["input_ids"].shape[1]).expand_as(micro["input_ids"])
+    return micro | {"position_ids": positions, "attention_mask": isolated(micro)}
+
+
+def positions_restart_in_the_middle(micro):
+    """As ranks of context parallelism do that count from 0: all tokens see each other, by wrong distances."""
+    length = micro["input_ids"].shape[1]
+    positions = (torch.arange(length) % (length // 2)).expand_as(micro["input_ids"])
+    return micro | {"position_ids": positions, "attention_mask": torch.ones_like(micro["input_ids"])}
+
+
+def shifted_twice(micro):
+    labels = F.pad(micro["labels"][:, 1:], (0, 1), value=-100)
+    return micro | {"labels": labels}
+
+
+# Modules
+
+
+def detach_weight(pattern):
+    """The weight of a module is used, but without a gradient."""
+
+    def change(model):
+        for name, module in model.named_modules():
+            if re.search(pattern, name):
+                kind = F.embedding if isinstance(module, torch.nn.Embedding) else F.linear
+                if kind is F.embedding:
+                    module.forward = lambda ids, module=module: F.embedding(ids, module.weight.detach())
+                else:
+                    module.forward = lambda x, module=module: F.linear(x, module.weight.detach())
+
+    return change
+
+
+# Clipping
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def squares(gradients):
+    return sum(local(gradient).square().sum() for gradient in gradients)
+
+
+def clip_by(gradients, norm, clip):
+    for gradient in gradients:
+        local(gradient).mul_(min(1.0, clip / (float(norm) + 1e-6)))
+
+
+def clip_none(named, clip):
+    """No clipping."""
+
+
+def clip_per_rank(named, clip):
+    """Each rank takes the norm of its own shards for that of the model."""
+    gradients = [parameter.grad for _, parameter in named]
+    clip_by(gradients, squares(gradients).sqrt(), clip)
+
+
+def clip_per_group(named, clip):
+    """Each parameter is clipped by its own norm."""
+    for _, parameter in named:
+        torch.nn.utils.clip_grad_norm_([parameter], clip)
+
+
+def clip_by_largest(named, clip):
+    """The largest element for the norm."""
+    torch.nn.utils.clip_grad_norm_([parameter for _, parameter in named], clip, norm_type=float("inf"))
+
+
+def clip_by_sum_over_ranks(named, clip):
+    """The norms of the ranks' shards are added without squares."""
+    gradients = [parameter.grad for _, parameter in named]
+    norm = squares(gradients).sqrt()
+    dist.all_reduce(norm)
+    clip_by(gradients, norm, clip)
