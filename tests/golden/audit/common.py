@@ -2,19 +2,19 @@
 
 import json
 import pathlib
+import re
 import shutil
 import sys
 import warnings
 
 import torch
-from safetensors.torch import save_file
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[2] / "scripts"))
-VOCAB, SEQ, ROWS, RANKS, MICRO = 48, 16, 2, 2, 2  # rows of a micro-batch, ranks, micro-batches of a rank
+VOCAB, SEQ, ROWS, RANKS, MICRO = 32, 16, 2, 2, 2  # rows of a micro-batch, ranks, micro-batches of a rank
 LR, BETAS, EPS, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
 STEPS, WARMUP, SAVED_AFTER = 20, 3, 6
 MICRO_ALL = RANKS * MICRO
@@ -25,7 +25,7 @@ ROPE = {"rope_type": "default", "rope_theta": 500000.0}
 SIZES = dict(
     vocab_size=VOCAB,
     hidden_size=16,
-    intermediate_size=24,
+    intermediate_size=12,
     num_hidden_layers=2,
     num_attention_heads=2,
     num_key_value_heads=1,
@@ -49,10 +49,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 MIXTURE = dict(
-    num_local_experts=4, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.05, intermediate_size=12
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    output_router_logits=True,
+    router_aux_loss_coef=0.05,
+    intermediate_size=8,
 )
 GPT2 = dict(
-    vocab_size=VOCAB, n_positions=64, n_embd=16, n_layer=2, n_head=2, n_inner=24, initializer_range=0.2,
+    vocab_size=VOCAB, n_positions=64, n_embd=16, n_layer=2, n_head=2, n_inner=12, initializer_range=0.2,
     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, use_cache=False,
 )  # fmt: skip
 
@@ -64,7 +68,10 @@ def config(family, **changes):
     kinds = {
         "llama": (LlamaConfig, SIZES),
         "llama3": (LlamaConfig, SIZES | {"rope_parameters": LLAMA3}),
-        "qwen2-tied": (Qwen2Config, {k: v for k, v in SIZES.items() if k != "head_dim"} | {"tie_word_embeddings": True}),
+        "qwen2-tied": (
+            Qwen2Config,
+            {k: v for k, v in SIZES.items() if k != "head_dim"} | {"tie_word_embeddings": True},
+        ),
         "mixtral": (MixtralConfig, SIZES | MIXTURE),
         "gpt2": (GPT2Config, GPT2),
     }
@@ -77,7 +84,11 @@ WRAP = {"llama": "LlamaDecoderLayer", "llama3": "LlamaDecoderLayer", "qwen2-tied
 WRAP |= {"mixtral": "MixtralDecoderLayer", "gpt2": "GPT2Block"}
 
 
-def model(family, seed=0, **changes):
+# As `[adapter]` of a run file.
+LORA = {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+def model(family, seed=0, adapter=None, **changes):
     """A model whose norms and biases differ from 1 and 0, so that each of them shows."""
     from transformers import AutoModelForCausalLM
 
@@ -86,6 +97,11 @@ def model(family, seed=0, **changes):
     for name, parameter in made.named_parameters():
         if "norm" in name or "ln_" in name or name.endswith("bias"):
             parameter.data += 0.2 * torch.randn_like(parameter)
+    if adapter:
+        from peft import LoraConfig, get_peft_model
+
+        values = dict(r=adapter["rank"], lora_alpha=adapter["alpha"], target_modules=adapter["target_modules"])
+        made = get_peft_model(made, LoraConfig(task_type="CAUSAL_LM", **values))
     return made.train()
 
 
@@ -110,6 +126,17 @@ def rate(step):
         return LR * step / WARMUP
     part = (step - WARMUP) / (STEPS - WARMUP)
     return LR * 0.5 * (1.0 + torch.tensor(part * torch.pi, dtype=torch.float64).cos().item())
+
+
+def published(name):
+    """Names under which files have a parameter: transformers holds the experts of a layer as two tensors, files have each."""
+    layer, found, rest = name.partition(".mlp.")
+    layer += ".block_sparse_moe."
+    matrices = {"experts.gate_up_proj": ("w1", "w3"), "experts.down_proj": ("w2",)}.get(rest)
+    if found and matrices:
+        experts = range(MIXTURE["num_local_experts"])
+        return [f"{layer}experts.{expert}.{matrix}.weight" for expert in experts for matrix in matrices]
+    return [layer + rest] if rest == "gate.weight" else [name.removeprefix("base_model.model.")]
 
 
 # Batches: a list of micro-batches in the order of the data, each a dictionary of tensors of ROWS x SEQ
@@ -166,19 +193,13 @@ def plain(seed):
 BATCHES = {"padded": padded, "packed": packed, "plain": plain}
 
 
-def write_batch(path, batch, ranks=RANKS):
-    """The file that `fsdp audit --batch` reads."""
-    tensors = {f"m{at}.{key}": tensor for at, micro in enumerate(batch) for key, tensor in micro.items()}
-    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path, {"ranks": str(ranks)})
-
-
 # Files
 
 
 RUN = """\
 [model]
-path = "."
-{adapter}
+path = "{path}"
+{init}{adapter}
 [train]
 steps = {steps}
 micro_batch_size = {rows}
@@ -199,26 +220,44 @@ wrap = ["{wrap}"]
 COSINE = f'{{ name = "warmup-cosine", warmup_steps = {WARMUP}, start_factor = 0 }}'
 
 
-def write_run(folder, family, clip=None, adapter="", dtype="", micro=MICRO_ALL, schedule=COSINE, no_decay=None):
-    no_decay = no_decay or {"gpt2": ["ln_", "bias"], "qwen2-tied": ["norm", "bias"]}.get(family, ["norm"])
-    values = dict(steps=STEPS, rows=ROWS, all_rows=ROWS * micro, schedule=schedule, lr=LR, betas=list(BETAS), eps=EPS)
+def write_run(file, family, path=".", init="random", clip=None, adapter=None, dtype="", schedule=COSINE):
+    """The run as it should be. Patterns of `no_decay` that match nothing are refused, so they are those of the family."""
+    no_decay = {"gpt2": ["ln_", "bias"], "qwen2-tied": ["norm", "bias"]}.get(family, ["norm"])
+    adapter = adapter and "".join(f"{key} = {json.dumps(value)}\n" for key, value in adapter.items())
+    values = dict(
+        steps=STEPS, rows=ROWS, all_rows=ROWS * MICRO_ALL, schedule=schedule, lr=LR, betas=list(BETAS), eps=EPS
+    )
     text = RUN.format(
         **values,
+        path=path,
+        init="" if init == "random" else f'init = "{init}"\n',
         decay=DECAY,
         wrap=WRAP[family],
         no_decay=json.dumps([] if adapter else no_decay),
-        adapter=adapter,
+        adapter=f"\n[adapter]\n{adapter}" if adapter else "",
         dtype=dtype,
         clip="" if clip is None else f"grad_clip = {clip}\n",
     )
-    (folder / "run.toml").write_text(text)
+    file.write_text(text)
 
 
-def expect(folder, cause=None, params=(), factor=None, **paths):
-    """The verdict on a case, and its files, relative to the folder of the setting."""
-    verdict = "findings" if cause else "sound"
-    made = {"verdict": verdict, "cause": cause, "params": sorted(params), "factor": factor} | paths
-    (folder / "expected.json").write_text(json.dumps(made, indent=1) + "\n")
+def expect_case(
+    folder, case, named, cause=None, params=None, factor=None, data="padded", run="run.toml", after=None, batch=None
+):
+    """The verdict on a case, and its files, relative to the folder of the setting. `params` is a regular expression of names."""
+    found = [name for name in named if params and re.search(params, name)]
+    expected = {
+        "verdict": "findings" if cause else "sound",
+        "cause": cause,
+        "params": sorted(sum((published(name) for name in found), [])),
+        "factor": factor,
+        "run": run,
+        "before": "before",
+        "after": f"{after or case}/after",
+        "batch": f"{batch or data}.safetensors",
+    }
+    (folder / case).mkdir(exist_ok=True)
+    (folder / case / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
 def fresh(*parts):

@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+
+import common
 
 
 @dataclass
@@ -22,16 +23,12 @@ class Fault:
     config: dict = field(default_factory=dict)  # values of the model that was really trained
     mean: str = "step"  # over which targets a loss is a mean: those of the "step", of a "micro" batch, or of a "rank"
     detach: object = None  # called with the model before the step
-    micro: object = None  # called with the model after the backward of a micro-batch
+    micro: object = None  # called with (model, number) after the backward of a micro-batch
     gradients: object = None  # called with (name, gradient, rank): the gradient that is used; none: no gradient
     clipping: object = None  # called with (named parameters, clip)
     optimizer: dict = field(default_factory=dict)  # settings of `fsdp2.optimizer_of`
-    late: int = 0  # steps by which the schedule is behind
-
-
-def names(fault, named):
-    """The names of the parameters that the fault is in."""
-    return [name for name in named if fault.params and re.search(fault.params, name)]
+    rate: object = common.rate  # the learning rate of a step
+    auxiliary: float = 1.0  # factor of the balancing loss of routers
 
 
 # Gradients
@@ -41,16 +38,19 @@ def scaled(pattern, factor):
     return lambda name, gradient, rank: gradient * factor if re.search(pattern, name) else gradient
 
 
-def zeroed(pattern):
-    return scaled(pattern, 0.0)
-
-
 def none(pattern):
+    """No gradient at all: the optimizer skips these parameters, and their states stay as they are."""
     return lambda name, gradient, rank: None if re.search(pattern, name) else gradient
 
 
 def rows_of_rank(which, factor):
     return lambda name, gradient, rank: gradient * factor if rank == which else gradient
+
+
+def only_last_micro_batch(model, at):
+    """`zero_grad` inside of the loop over micro-batches."""
+    if at + 1 < common.MICRO:
+        model.zero_grad()
 
 
 # Batches
@@ -64,10 +64,6 @@ def padding_counted(micro):
 def prompts_counted(micro):
     labels = torch.where(micro["attention_mask"] == 1, micro["input_ids"], micro["labels"])
     return micro | {"labels": labels}
-
-
-def everything_counted(micro):
-    return micro | {"labels": micro["input_ids"]}
 
 
 def documents_attend(micro):
@@ -99,12 +95,26 @@ def positions_restart_in_the_middle(micro):
     return micro | {"position_ids": positions, "attention_mask": torch.ones_like(micro["input_ids"])}
 
 
+def other_tokens(micro):
+    """Another text of the same lengths: the batch is not the one of this step."""
+    changed = {key: (micro[key] * 3) % (common.VOCAB - 1) + 1 for key in ("input_ids", "labels")}
+    changed["labels"] = changed["labels"].masked_fill(micro["labels"] == -100, -100)
+    return micro | changed
+
+
 def shifted_twice(micro):
     labels = F.pad(micro["labels"][:, 1:], (0, 1), value=-100)
     return micro | {"labels": labels}
 
 
 # Modules
+
+
+def detach_routers(model):
+    """Routers choose experts and weigh them, but nothing flows back through them."""
+    for name, module in model.named_modules():
+        if name.endswith("mlp.gate"):
+            module.register_forward_hook(lambda _, inputs, outputs: tuple(each.detach() for each in outputs))
 
 
 def detach_weight(pattern):
@@ -133,6 +143,10 @@ def squares(gradients):
     return sum(local(gradient).square().sum() for gradient in gradients)
 
 
+def present(named):
+    return [parameter for _, parameter in named if parameter.grad is not None]
+
+
 def clip_by(gradients, norm, clip):
     for gradient in gradients:
         local(gradient).mul_(min(1.0, clip / (float(norm) + 1e-6)))
@@ -144,24 +158,57 @@ def clip_none(named, clip):
 
 def clip_per_rank(named, clip):
     """Each rank takes the norm of its own shards for that of the model."""
-    gradients = [parameter.grad for _, parameter in named]
+    gradients = [parameter.grad for parameter in present(named)]
     clip_by(gradients, squares(gradients).sqrt(), clip)
 
 
 def clip_per_group(named, clip):
     """Each parameter is clipped by its own norm."""
-    for _, parameter in named:
+    for parameter in present(named):
         torch.nn.utils.clip_grad_norm_([parameter], clip)
 
 
 def clip_by_largest(named, clip):
     """The largest element for the norm."""
-    torch.nn.utils.clip_grad_norm_([parameter for _, parameter in named], clip, norm_type=float("inf"))
+    torch.nn.utils.clip_grad_norm_(present(named), clip, norm_type=float("inf"))
 
 
-def clip_by_sum_over_ranks(named, clip):
-    """The norms of the ranks' shards are added without squares."""
-    gradients = [parameter.grad for _, parameter in named]
-    norm = squares(gradients).sqrt()
-    dist.all_reduce(norm)
-    clip_by(gradients, norm, clip)
+# Update rules
+
+
+class WrongAdamW(torch.optim.AdamW):
+    """AdamW written out, with an error."""
+
+    correct, inside = True, False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            (b1, b2), lr = group["betas"], group["lr"]
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter] or self.begin(parameter)
+                    state["step"] += 1
+                    m = state["exp_avg"].lerp_(parameter.grad, 1 - b1)
+                    v = state["exp_avg_sq"].mul_(b2).add_(parameter.grad.square(), alpha=1 - b2)
+                    first, second = (1 - b ** float(state["step"]) if self.correct else 1.0 for b in (b1, b2))
+                    v = v / second
+                    root = (v + group["eps"]).sqrt() if self.inside else v.sqrt() + group["eps"]
+                    parameter.mul_(1 - lr * group["weight_decay"]).sub_(lr * (m / first) / root)
+
+    def begin(self, parameter):
+        zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+        self.state[parameter] = {"step": torch.tensor(0.0)} | zeros
+        return self.state[parameter]
+
+
+class WithoutCorrection(WrongAdamW):
+    """No bias correction."""
+
+    correct = False
+
+
+class EpsilonInside(WrongAdamW):
+    """sqrt(v + eps) for sqrt(v) + eps."""
+
+    inside = True

@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import common
-from faults import Fault, names
+import snippets
+from faults import Fault
 from make_fixtures.common import run_ranks
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -59,14 +60,14 @@ def backward(model, batch, rank, fault):
         batch = [fault.batch(micro) for micro in batch]
     mine = batch[rank * common.MICRO : (rank + 1) * common.MICRO]
     counts = {"step": sum(map(targets, batch)) / common.RANKS, "rank": sum(map(targets, mine))}
-    coefficient = getattr(model.config, "router_aux_loss_coef", 0.0)
-    for micro in mine:
+    coefficient = getattr(model.config, "router_aux_loss_coef", 0.0) * fault.auxiliary
+    for at, micro in enumerate(mine):
         loss, count, auxiliary = loss_of(model, micro)
         if auxiliary is not None:
             loss = loss + coefficient * count * auxiliary
         (loss / counts.get(fault.mean, count * common.MICRO)).backward()
         if fault.micro:
-            fault.micro(model)
+            fault.micro(model, at)
 
 
 def step(model, optimizer, batch, at, rank, fault):
@@ -80,9 +81,9 @@ def step(model, optimizer, batch, at, rank, fault):
     if fault.clipping:
         fault.clipping(named, fault.clip)
     elif fault.clip:
-        torch.nn.utils.clip_grad_norm_([parameter for _, parameter in named], fault.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), fault.clip)
     for group in optimizer.param_groups:
-        group["lr"] = common.rate(at - fault.late)
+        group["lr"] = fault.rate(at)
     optimizer.step()
     optimizer.zero_grad()
 
@@ -109,12 +110,14 @@ def one(rank, setting, case, fault, before):
     for group, fresh in zip(optimizer.param_groups, optimizer_of(model, **fault.optimizer).param_groups):
         group |= {key: value for key, value in fresh.items() if key != "params"}
     batch = common.BATCHES[fault.data](common.SAVED_AFTER)
+    mine = batch[rank * common.MICRO : (rank + 1) * common.MICRO]
+    snippets.save_batch(folder.parent / f"{fault.data}.safetensors", mine)
     step(model, optimizer, batch, common.SAVED_AFTER, rank, fault)
     save(model, optimizer, folder / "after", setting.layout(case))
     if rank == 0:
-        found = names(fault, [name for name, _ in model.named_parameters()])
-        paths = dict(run=fault.run, before="before", after=f"{case}/after", batch=f"{fault.data}.safetensors")
-        common.expect(folder, fault.cause, found, fault.factor, **paths)
+        named = [name for name, _ in model.named_parameters()]
+        wrong = dict(cause=fault.cause, params=fault.params, factor=fault.factor)
+        common.expect_case(folder.parent, case, named, data=fault.data, run=fault.run, **wrong)
 
 
 def rank(rank, name):
@@ -137,6 +140,4 @@ def rank(rank, name):
 def make(setting):
     folder = common.fresh(setting.name)
     setting.files(folder)
-    for data in {fault.data for fault in setting.cases.values()}:
-        common.write_batch(folder / f"{data}.safetensors", common.BATCHES[data](common.SAVED_AFTER))
     run_ranks(rank, setting.name)

@@ -6,7 +6,7 @@ import torch
 
 import common
 import faults
-from faults import Fault
+from faults import Fault, scaled
 
 
 @dataclass
@@ -14,38 +14,146 @@ class Setting:
     name: str
     family: str
     cases: dict
-    bf16: bool = False
-    dcp: tuple = ("before", "sound")  # what is saved by DCP; the rest in one file
-    changes: dict = field(default_factory=dict)
+    bf16: bool = False  # computes in bfloat16 with float32 weights
+    pure: bool = False  # has weights and moments in bfloat16
+    dcp: tuple = ()  # what is saved by DCP; the rest in one file
+    adapter: dict = field(default_factory=dict)
 
     def model(self, **changes):
-        return common.model(self.family, **(self.changes | changes))
+        adapter = {key: changes.pop(key) for key in ("alpha",) if key in changes}
+        made = common.model(self.family, adapter=self.adapter and self.adapter | adapter, **changes)
+        return made.bfloat16() if self.pure else made
 
     def layout(self, case):
         return "dcp" if case in self.dcp else "file"
 
     def files(self, folder):
-        """Configuration and run files."""
-        common.config(self.family, **self.changes).save_pretrained(folder)
-        dtype = 'param_dtype = "bf16"\n' if self.bf16 else ""
-        common.write_run(folder, self.family, dtype=dtype)
-        if any(fault.run == "run-clip.toml" for fault in self.cases.values()):
-            common.write_run(folder, self.family, clip=CLIP, dtype=dtype)
-            (folder / "run.toml").rename(folder / "run-clip.toml")
-            common.write_run(folder, self.family, dtype=dtype)
+        """Configurations and run files."""
+        common.config(self.family).save_pretrained(folder)
+        settings = dict(dtype='param_dtype = "bf16"\n' if self.bf16 or self.pure else "", adapter=self.adapter)
+        for name in {"run.toml"} | {fault.run for fault in self.cases.values()}:
+            clip = CLIP if name == "run-clip.toml" else None
+            path = "llama3" if name == "run-llama3.toml" else "."
+            common.write_run(folder / name, self.family, path=path, clip=clip, **settings)
+            if path != ".":
+                common.config(path).save_pretrained(folder / path)
 
 
 CLIP = 0.5
-FIRST = {
+CLIPPED = dict(run="run-clip.toml", clip=CLIP)
+
+
+def constant(step):
+    return common.LR
+
+
+def late(step):
+    return common.rate(step - 1)
+
+
+FEW = {
     "sound": Fault(),
-    "scaled-all-2": Fault("gradient_scaled", ".", 2.0, gradients=faults.scaled(".", 2.0)),
-    "missing-layer-1": Fault("gradient_missing", r"layers\.1\.", 0.0, gradients=faults.zeroed(r"layers\.1\.")),
+    "scaled-all-2": Fault("gradient_scaled", ".", 2.0, gradients=scaled(".", 2.0)),
+    "missing-layer-1": Fault("gradient_missing", r"layers\.1\.", 0.0, gradients=scaled(r"layers\.1\.", 0.0)),
     "mean-of-micro-batches": Fault("loss_mean_of_means", mean="micro"),
     "prompts-counted": Fault("tokens_counted", batch=faults.prompts_counted),
-    "rate-one-step-late": Fault("learning_rate", factor=common.rate(5) / common.rate(6), late=1),
-    "decay-half": Fault("weight_decay", factor=0.5, optimizer={"decay": common.DECAY / 2}),
 }
+GRADIENTS = {
+    "sound-packed": Fault(data="packed"),
+    "sound-plain": Fault(data="plain"),
+    "sound-clip": Fault(**CLIPPED),
+    "scaled-norms-2": Fault("gradient_scaled", "norm", 2.0, gradients=scaled("norm", 2.0)),
+    "scaled-layer-0-4": Fault("gradient_scaled", r"layers\.0\.", 4.0, gradients=scaled(r"layers\.0\.", 4.0)),
+    "scaled-head-third": Fault("gradient_scaled", "lm_head", 1 / 3, gradients=scaled("lm_head", 1 / 3)),
+    "scaled-rows-of-rank-1": Fault("gradient_scaled", ".", 2.0, gradients=faults.rows_of_rank(1, 2.0)),
+    "missing-values": Fault("gradient_missing", "v_proj", 0.0, detach=faults.detach_weight("v_proj$")),
+    "missing-layer-0-no-state": Fault("gradient_missing", r"layers\.0\.", 0.0, gradients=faults.none(r"layers\.0\.")),
+    "only-last-micro-batch": Fault("gradient_missing", ".", micro=faults.only_last_micro_batch),
+}
+LOSSES = {
+    "mean-of-ranks": Fault("loss_mean_of_means", mean="rank"),
+    "padding-counted": Fault("tokens_counted", batch=faults.padding_counted),
+    "documents-attend": Fault("documents_attend", data="packed", batch=faults.documents_attend),
+    "naive-packing": Fault("documents_attend", data="packed", batch=faults.naive_packing),
+    "positions-of-halves": Fault("positions", data="plain", batch=faults.positions_restart_in_the_middle),
+    "other-batch": Fault("unexplained", batch=faults.other_tokens),
+    "labels-shifted-twice": Fault("tokens_counted", batch=faults.shifted_twice),
+}
+MODELS = {
+    "dropout-active": Fault("dropout_active", config={"attention_dropout": 0.1}),
+    "rope-theta": Fault("model_differs", config={"rope_parameters": common.ROPE | {"rope_theta": 10000.0}}),
+    "norm-epsilon": Fault("model_differs", config={"rms_norm_eps": 1e-6}),
+    "rope-scaling-ignored": Fault("model_differs", run="run-llama3.toml", data="plain"),
+    "sound-rope-scaling": Fault(run="run-llama3.toml", data="plain", config={"rope_parameters": common.LLAMA3}),
+}
+UPDATES = {
+    "clipping-missing": Fault("clipping", clipping=faults.clip_none, **CLIPPED),
+    "clipping-per-rank": Fault("clipping", clipping=faults.clip_per_rank, **CLIPPED),
+    "clipping-per-parameter": Fault("clipping", clipping=faults.clip_per_group, **CLIPPED),
+    "clipping-by-largest": Fault("clipping", clipping=faults.clip_by_largest, **CLIPPED),
+    "clipping-although-none": Fault("clipping", clip=CLIP),
+    "scaled-norms-2-clip": Fault("gradient_scaled", "norm", 2.0, gradients=scaled("norm", 2.0), **CLIPPED),
+    "mean-of-micro-batches-clip": Fault("loss_mean_of_means", mean="micro", **CLIPPED),
+    "rate-one-step-late": Fault("learning_rate", factor=common.rate(5) / common.rate(6), rate=late),
+    "rate-without-schedule": Fault("learning_rate", factor=common.LR / common.rate(6), rate=constant),
+    "decay-half": Fault("weight_decay", factor=0.5, optimizer={"decay": common.DECAY / 2}),
+    "decay-missing": Fault("weight_decay", factor=0.0, optimizer={"decay": 0.0}),
+    "decay-of-norms": Fault("weight_decay", "norm", optimizer={"on_all": True}),
+    "decay-coupled": Fault("weight_decay", optimizer={"kind": torch.optim.Adam}),
+    "betas-of-pytorch": Fault("update_rule", optimizer={"betas": (0.9, 0.999)}),
+    "betas-swapped": Fault("update_rule", optimizer={"betas": common.BETAS[::-1]}),
+    "no-bias-correction": Fault("update_rule", optimizer={"kind": faults.WithoutCorrection}),
+    "epsilon-inside": Fault("update_rule", optimizer={"kind": faults.EpsilonInside}),
+    "epsilon-larger": Fault("update_rule", optimizer={"eps": 1e-5}),
+}
+EXPERTS, ROUTERS = r"mlp\.experts", r"mlp\.gate\."
+MIXTURE = {
+    "sound": Fault(),
+    "sound-plain": Fault(data="plain"),
+    "scaled-experts-4": Fault("gradient_scaled", EXPERTS, 4.0, gradients=scaled(EXPERTS, 4.0)),
+    "auxiliary-missing": Fault("auxiliary_loss", factor=0.0, auxiliary=0.0),
+    "auxiliary-times-4": Fault("auxiliary_loss", factor=4.0, auxiliary=4.0),
+    "router-weight-detached": Fault("gradient_missing", ROUTERS, 0.0, gradients=faults.none(ROUTERS)),
+    "router-detached": Fault("gradient_missing", ROUTERS, 0.0, detach=faults.detach_routers),
+    "mean-of-ranks": Fault("loss_mean_of_means", mean="rank"),
+}
+TIED = {
+    "sound": Fault(),
+    "sound-packed": Fault(data="packed"),
+    "scaled-biases-2": Fault("gradient_scaled", "bias", 2.0, gradients=scaled("bias", 2.0)),
+    "tied-without-head": Fault("tied_gradient_missing", "embed", detach=faults.detach_weight("^lm_head$")),
+    "tied-without-embedding": Fault("tied_gradient_missing", "embed", detach=faults.detach_weight("embed_tokens$")),
+    "documents-attend": Fault("documents_attend", data="packed", batch=faults.documents_attend),
+    "rate-one-step-late": Fault("learning_rate", factor=common.rate(5) / common.rate(6), rate=late),
+}
+POSITIONS = {
+    "sound": Fault(),
+    "sound-packed": Fault(data="packed"),
+    "positions-run-on": Fault("positions", data="packed", batch=faults.positions_run_on),
+    "documents-attend": Fault("documents_attend", data="packed", batch=faults.documents_attend),
+    "dropout-active": Fault("dropout_active", config={"resid_pdrop": 0.1}),
+}
+LORA = {
+    "sound": Fault(),
+    "scaled-a-2": Fault("gradient_scaled", "lora_A", 2.0, gradients=scaled("lora_A", 2.0)),
+    "missing-b": Fault("gradient_missing", "lora_B", 0.0, gradients=scaled("lora_B", 0.0)),
+    "lora-alpha": Fault("model_differs", factor=2.0, config={"alpha": 2 * common.LORA["alpha"]}),
+    "prompts-counted": Fault("tokens_counted", batch=faults.prompts_counted),
+}
+BF16 = {key: FEW[key] for key in FEW} | {
+    "sound-packed": Fault(data="packed"),
+    "scaled-norms-2": GRADIENTS["scaled-norms-2"],
+    "documents-attend": LOSSES["documents-attend"],
+    "decay-half": UPDATES["decay-half"],
+}
+PURE = {key: FEW[key] for key in ("sound", "scaled-all-2", "missing-layer-1", "prompts-counted")}
 
 SETTINGS = [
-    Setting("fsdp2-llama", "llama", FIRST),
+    Setting("fsdp2-llama", "llama", FEW | GRADIENTS | LOSSES | MODELS | UPDATES, dcp=("before", "sound")),
+    Setting("fsdp2-llama-bf16", "llama", BF16, bf16=True),
+    Setting("fsdp2-llama-pure-bf16", "llama", PURE, pure=True),
+    Setting("fsdp2-qwen2-tied", "qwen2-tied", TIED),
+    Setting("fsdp2-mixtral", "mixtral", MIXTURE),
+    Setting("fsdp2-gpt2", "gpt2", POSITIONS),
+    Setting("fsdp2-lora", "llama", LORA, adapter=common.LORA),
 ]
