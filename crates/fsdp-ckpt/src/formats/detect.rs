@@ -40,6 +40,7 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     let start = start_of(path)?;
     let directory = directory_of(path);
     let around = || contents(&directory).unwrap_or(Contents::Unknown);
+    let is_safetensors = path.extension().is_some_and(|ending| ending == "safetensors");
     match kind_of(&start) {
         FileKind::Empty => Err(Error::malformed(path, "it is empty, not a checkpoint")),
         _ if path.to_string_lossy().ends_with(dcp::ITEMS_ENDING) => Err(match dcp::is_at(&directory) {
@@ -51,6 +52,9 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
         FileKind::Json if is_named(path, TORCH_INDEX) => torch_index::open(path),
         FileKind::Json if is_named(path, INDEX_FILE) => safetensors_files::open_index(path),
         kind @ (FileKind::Json | FileKind::Other) => match around() {
+            around @ Contents::Native if around.has_part(path) => Err(part_of_directory(path, &directory)),
+            // Its reader says what is wrong with it, whatever is beside it.
+            _ if is_safetensors => safetensors_files::open_file(path),
             Contents::Unknown if kind == FileKind::Json => safetensors_files::open_index(path),
             around if around.has_part(path) => Err(part_of_directory(path, &directory)),
             around => {

@@ -104,7 +104,52 @@ fn unrelated_file_next_to_checkpoint_is_not_its_part() {
         }
         fs::write(step.join(part), "these are no tensors").unwrap();
         let text = message(&step.join(part));
-        assert!(text.contains("a part of a checkpoint; name the directory"), "{text}");
+        let expected = match part {
+            "model.safetensors" => "not a valid safetensors file: its header has ",
+            _ => "a part of a checkpoint; name the directory",
+        };
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn fault_of_safetensors_file_is_named_whatever_is_beside_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let of_header = |header: &str| [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    let faults = [
+        (of_header("[]"), "its header does not begin with `{`"),
+        (of_header("\"a\""), "its header does not begin with `{`"),
+        (of_header("null"), "its header does not begin with `{`"),
+        (of_header("  "), "its header does not begin with `{`"),
+        (of_header("{\"a\":1}"), "the entry of tensor `a` cannot be read"),
+        (of_header("{"), "its header is not valid JSON"),
+        (vec![0; 8], "its header does not begin with `{`"),
+        (vec![0; 64], "its header does not begin with `{`"),
+        (b"1234567".to_vec(), "it has 7 bytes, too few for the 8-byte header length"),
+        (Vec::new(), "it is empty"),
+        (vec![0xff; 64], "more than the 100000000 that the format allows"),
+        (b"{\"weight_map\": {}}".to_vec(), "more than the 100000000 that the format allows"),
+    ];
+    let path = dir.path().join("b.safetensors");
+    for beside in ["full.safetensors", "hf_sharded", "hf_dcp_shards", "dcp_2rank", "full.pth"] {
+        let folder = dir.path().join(beside);
+        let others = if fixture(beside).is_dir() { folder.clone() } else { folder.join(beside) };
+        fs::create_dir_all(&folder).unwrap();
+        copy(&fixture(beside), &others);
+        for (bytes, fault) in &faults {
+            let path = folder.join("b.safetensors");
+            fs::write(&path, bytes).unwrap();
+            let text = message(&path);
+            assert!(text.contains("b.safetensors: ") && text.contains(fault), "{beside}: {text}");
+        }
+    }
+    for (bytes, fault) in &faults {
+        fs::write(&path, bytes).unwrap();
+        for text in [message(&path), message(dir.path())] {
+            // In a folder, an empty file is one of the model.
+            let fault = if bytes.is_empty() { "" } else { fault };
+            assert!(text.contains("b.safetensors: ") && text.contains(fault), "{text}");
+        }
     }
 }
 
