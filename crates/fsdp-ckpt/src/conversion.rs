@@ -194,7 +194,9 @@ pub fn convert(
     for tensor in &selection.tensors {
         checkpoint.tensors[&tensor.source].check_coverage(&checkpoint.sources)?;
     }
-    let config = conversion.config.as_deref().filter(|_| has_config).map(config::read).transpose()?;
+    // For the other targets it only names the experts.
+    let config = conversion.config.as_deref().filter(|_| conversion.target == Target::Safetensors);
+    let config = config.map(config::read).transpose()?;
     if config.as_ref().is_some_and(|config| config.ties_embeddings) {
         config::tie_head(checkpoint, &mut selection, options)?;
     }
@@ -204,7 +206,7 @@ pub fn convert(
         None => {}
     }
     let mut plan = plan(&mut selection, destination, conversion, kind, &mut report)?;
-    plan.files.extend(config.map(config::Config::into_file));
+    plan.files.extend(config.filter(|_| has_config).map(config::Config::into_file));
     (report.tensors, report.values) = (selection.tensors.len(), selection.values.len());
     let moved = transfer::run(checkpoint, plan, staged, options)?;
     let Moved { data_bytes, files, checked } = moved;

@@ -221,8 +221,11 @@ fn dtype_conversion_applies_only_to_floats() {
 /// A file with tensors of these names, of two bytes each.
 fn of_names(path: &Path, names: &[(&str, u8)]) -> Checkpoint {
     use crate::safetensors::{Header, TensorSpec};
-    let spec =
-        |(name, _): &(&str, u8)| TensorSpec { name: (*name).into(), dtype: TensorType::U8, shape: vec![2] };
+    let spec = |(name, _): &(&str, u8)| TensorSpec {
+        name: (*name).into(),
+        dtype: TensorType::U8,
+        shape: vec![1, 2],
+    };
     let (_, mut bytes) = Header::layout(names.iter().map(spec).collect(), None).unwrap();
     bytes.extend(names.iter().flat_map(|(_, byte)| [*byte; 2]));
     fs::write(path, bytes).unwrap();
@@ -291,6 +294,30 @@ fn config_tied_weights_are_written_once_if_equal() {
     let source = of_names(&dir.path().join("s"), &[names[0], ("model.embed_tokens.weight", 8)]);
     let message = refused(&source, dir.path(), conversion);
     assert!(message.contains("their elements differ"), "{message}");
+}
+
+#[test]
+fn config_ties_weights_of_converted_experts_in_file_and_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    let tied = ("lm_head.weight".to_owned(), "model.embed_tokens.weight".to_owned());
+    let experts =
+        ["gate", "up", "down"].map(|part| format!("model.layers.0.mlp.experts.0.{part}_proj.weight"));
+    let mut names = vec![("lm_head.weight", 7), ("model.embed_tokens.weight", 7)];
+    names.extend(experts.iter().map(|name| (name.as_str(), 1)));
+    let source = of_names(&dir.path().join("s"), &names);
+    for ties in [true, false] {
+        fs::write(&config, format!(r#"{{"tie_word_embeddings": {ties}}}"#)).unwrap();
+        for out in ["out", "out.safetensors"] {
+            let conversion = Conversion {
+                config: Some(config.clone()),
+                experts: Some(Experts::Fused),
+                ..Conversion::new(Target::Safetensors)
+            };
+            let report = converted(&source, &dir.path().join(format!("{ties}-{out}")), &conversion).unwrap();
+            assert_eq!(report.tied, if ties { vec![tied.clone()] } else { Vec::new() }, "{out}");
+        }
+    }
 }
 
 #[test]
