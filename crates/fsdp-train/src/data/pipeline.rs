@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::encoder::{EncodeFault, EncodedDocument, Encoder, Read};
 use super::error::DataError;
 use super::expansion::{Bounds, Expansion};
-use super::files::DataFile;
+use super::files::{DataFile, Kind};
 use super::progress::{Meter, Tokenizing};
 use super::record::RecordPosition;
 use super::source::{self, Batch, Batches, RecordFault};
@@ -103,6 +103,21 @@ pub(super) fn beginning(text: &Text<'_>, bytes: usize) -> Result<Beginning, Data
     let is_all = !is_cut && reader.batch()?.is_none();
     let bytes = round.iter().map(Batch::len_bytes).sum();
     Ok(Beginning { encoded: encode_round(text, round)?, bytes, is_all })
+}
+
+/// Reads about `bytes` bytes of the files that may expand without saying so, and does not tokenize them.
+///
+/// # Errors
+/// If one of them expands beyond its bounds, or cannot be read that far.
+pub(super) fn check_expansion(text: &Text<'_>, bytes: usize) -> Result<(), DataError> {
+    let is_silent = |file: &&DataFile| file.compression.is_some() || file.kind == Kind::Arrow;
+    let silent: Vec<DataFile> = text.files.iter().filter(is_silent).cloned().collect();
+    let mut reader = Reader { files: &silent, ..Reader::new(text) };
+    let mut read = 0;
+    while let Some(batch) = reader.batch()?.filter(|_| read < bytes) {
+        read += batch.cost_bytes();
+    }
+    Ok(())
 }
 
 /// Reads files one after the other.

@@ -21,6 +21,10 @@ use crate::config::{DataConfig, Packing};
 /// Size of the text records that are examined, in bytes. These are tokenized in a second or two.
 const SURVEY_BYTES: usize = 1 << 21;
 
+/// Size of the records of compressed files and of Arrow that are read, in bytes, to find files that expand without end: twice what a
+/// small one may expand to. These are read in a second or two.
+const READ_BYTES: usize = 1 << 29;
+
 /// Statistics of the files that were found, whose first records could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Survey {
@@ -98,6 +102,7 @@ pub fn outlook(
         survey_files(paths, config, out_dir).map_err(of_key)?;
     let tokenizer_ids = tokenizer.vocab_size();
     if let Some(beginning) = beginning.filter(|beginning| !beginning.is_all) {
+        pipeline::check_expansion(&text(&found, config, &tokenizer)?, READ_BYTES)?;
         let special = Special::resolve(config, &tokenizer)?;
         check_vocabulary(&beginning, &found, special, vocab)?;
         let warnings = expected_warnings(&beginning, special, config, tokenizer.digest().is_some());
@@ -161,7 +166,7 @@ fn survey_files(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result
         };
         return Ok(SurveyedData { survey, found, tokenizer, beginning: None });
     }
-    let beginning = beginning(&found, config, &tokenizer)?;
+    let beginning = pipeline::beginning(&text(&found, config, &tokenizer)?, SURVEY_BYTES)?;
     let count: usize = beginning.encoded.iter().map(|batch| batch.ids.len()).sum();
     let about_tokens = u128::from(bytes) * count as u128 / beginning.bytes.max(1) as u128;
     let about_tokens = u64::try_from(about_tokens).unwrap_or(u64::MAX);
@@ -172,18 +177,20 @@ fn survey_files(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result
     Ok(SurveyedData { survey, found, tokenizer, beginning: Some(beginning) })
 }
 
-fn beginning(found: &[DataFile], config: &DataConfig, tokenizer: &Tokenizer) -> Result<Beginning, DataError> {
+fn text<'a>(
+    found: &'a [DataFile],
+    config: &DataConfig,
+    tokenizer: &'a Tokenizer,
+) -> Result<Text<'a>, DataError> {
     let pair = [&config.prompt, &config.completion].map(Option::as_deref);
     let fields = Fields::new(config.column.as_deref()).with_pair(pair);
-    let encoder = Encoder { tokenizer, fields, chats: Chats::find(config, tokenizer)? };
-    let text = Text {
+    Ok(Text {
         files: found,
-        encoder,
+        encoder: Encoder { tokenizer, fields, chats: Chats::find(config, tokenizer)? },
         malformed: config.malformed,
         expansion_max: config.expansion_max,
         watch: &Watch::NONE,
-    };
-    pipeline::beginning(&text, SURVEY_BYTES)
+    })
 }
 
 /// Checks that the model has the ids of the first records, and those added around documents.

@@ -1,6 +1,11 @@
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use arrow_array::types::Int32Type;
+use arrow_array::{DictionaryArray, Int32Array, RecordBatch, StringArray};
+use arrow_ipc::writer::StreamWriter;
 use tempfile::TempDir;
 
 use super::*;
@@ -31,6 +36,35 @@ fn small_text_is_surveyed_fully_and_large_text_partially() {
     let found = of(&paths, &config(), &BATCH, 256).unwrap();
     assert_eq!((found.whole, found.tokenizer_ids), (None, 256));
     assert_eq!(found.survey.about_tokens, text.len() as u64 + 1);
+}
+
+#[test]
+fn file_that_expands_behind_surveyed_records_is_refused() {
+    let long = "word ".repeat(1 << 14);
+    let values = Arc::new(StringArray::from(vec!["x".repeat(1 << 10).as_str(), &long]));
+    let batches = [vec![0; SURVEY_BYTES >> 9], vec![1; 10_000]].map(|keys| {
+        let column = DictionaryArray::<Int32Type>::new(Int32Array::from(keys), Arc::clone(&values) as _);
+        RecordBatch::try_from_iter([("text", Arc::new(column) as _)]).unwrap()
+    });
+    let mut arrow = StreamWriter::try_new(Vec::new(), &batches[0].schema()).unwrap();
+    batches.iter().for_each(|batch| arrow.write(batch).unwrap());
+    arrow.finish().unwrap();
+    let mut lines = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    for (count, text) in [(SURVEY_BYTES >> 9, &"x".repeat(1 << 10)), (4000, &long)] {
+        let line = format!("{{\"text\": \"{text}\"}}\n");
+        (0..count).for_each(|_| lines.write_all(line.as_bytes()).unwrap());
+    }
+    for (name, bytes, position) in [
+        ("a.arrow", arrow.into_inner().unwrap(), "a.arrow: row 4096: it has expanded to"),
+        ("a.jsonl.zst", lines.finish().unwrap(), "a.jsonl.zst: line "),
+    ] {
+        let (_dir, paths) = written(name, bytes);
+        let fault = of(&paths, &config(), &BATCH, 256).unwrap_err();
+        assert!(matches!(fault, DataError::Expansion { .. }), "{fault}");
+        assert!(fault.to_string().contains(position), "{fault}");
+        let raised = DataConfig { expansion_max: 1 << 40, ..config() };
+        assert_eq!(of(&paths, &raised, &BATCH, 256).unwrap().whole, None);
+    }
 }
 
 #[test]
