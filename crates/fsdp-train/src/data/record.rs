@@ -1,6 +1,7 @@
 //! Records: the output of a source, whatever its format, before tokenizing.
 
 mod not_json;
+pub(super) mod odd;
 
 use std::fmt::{self, Display};
 

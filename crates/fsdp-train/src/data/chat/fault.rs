@@ -26,6 +26,11 @@ pub(in crate::data) enum RenderFault {
     /// The messages contain one of the characters that mark answers in a rendered text.
     #[error("it contains U+{0:04X}, a Unicode noncharacter; remove it")]
     Noncharacter(u32),
+    /// The template uses a value of a table that has no JSON form; says which and why.
+    #[error(
+        "the chat template uses a value that has no JSON form: {0}, or choose a data.chat_template that does without it"
+    )]
+    Odd(String),
     /// The template fails on the messages.
     #[error("the chat template fails at line {line}: {reason}")]
     Failed {

@@ -1,6 +1,7 @@
 //! Chat templates, rendered as transformers renders them (`apply_chat_template`, version 5).
 
 mod generation;
+mod odd;
 mod python;
 
 use std::error::Error as _;
@@ -10,9 +11,13 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat;
 use serde::Serialize;
+use serde_json::Value as Json;
+
+use odd::Odd;
 
 use super::Rendered;
 use super::fault::{FUEL, RenderFault, shown};
+use crate::data::record;
 
 /// Name of the template in its environment. It has no file extension that would enable HTML escaping.
 const NAME: &str = "chat template";
@@ -32,9 +37,17 @@ pub(in crate::data) struct ChatTemplate {
 #[error("{0}")]
 struct Raised(String);
 
-/// Hands a value to the template engine.
-pub(super) fn prepare(value: &impl Serialize) -> Prepared {
-    Value::from_serialize(value)
+/// Hands a value to the template engine. It may not use what has no JSON form.
+pub(super) fn prepare(json: &Json) -> Prepared {
+    match json {
+        Json::String(text) => {
+            let odd = record::odd::noted(text).map(|what| Value::from_object(Odd(what.to_owned())));
+            odd.unwrap_or_else(|| Value::from(text.as_str()))
+        }
+        Json::Array(items) => items.iter().map(prepare).collect(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| (name.as_str(), prepare(value))).collect(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => Value::from_serialize(json),
+    }
 }
 
 impl ChatTemplate {
@@ -67,7 +80,13 @@ impl ChatTemplate {
     /// [`RenderFault`].
     pub(in crate::data) fn render(&self, context: &impl Serialize) -> Result<Rendered, RenderFault> {
         let template = self.environment.get_template(NAME).expect("it was added when it was parsed");
-        let marked = template.render(context).map_err(|fault| render_fault(&fault))?;
+        // What another template has used does not matter.
+        odd::take_used();
+        let rendered = template.render(context);
+        if let Some(what) = odd::take_used() {
+            return Err(RenderFault::Odd(shown(what)));
+        }
+        let marked = rendered.map_err(|fault| render_fault(&fault))?;
         let is_mark = |c: &char| generation::MARKS.contains(c);
         if let Some(mark) = marked.chars().find(is_mark) {
             // Only blocks of the template may write marks; the context must not contain any.

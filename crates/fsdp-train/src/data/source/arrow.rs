@@ -4,6 +4,7 @@
 //! Compressed batches and files with a footer (Feather) are not supported: `datasets` writes neither.
 
 mod repeated;
+mod shapes;
 mod values;
 
 use std::fs::File;
@@ -17,13 +18,14 @@ use arrow_schema::ArrowError;
 
 use values::record;
 
+use super::shape::Shape;
 use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, check_row};
 use crate::data::error::DataError;
 use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
-use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition, no_json};
+use crate::data::record::{COMPANIONS, Fields, Record, RecordPosition};
 use crate::input_file;
 
 /// Bytes per read.
@@ -72,13 +74,16 @@ pub(super) fn open(
     let chosen = fields.choose(&names).map_err(|fault| malformed(format!("in its columns, {fault}")))?;
     let companions = COMPANIONS.into_iter().filter(|name| names.contains(name));
     let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
-    for field in schema.fields().iter().filter(|field| columns.contains(field.name())) {
-        if let Some(kind) = values::odd_kind(field.data_type()) {
-            return Err(malformed(format!("column \"{}\" {}", field.name(), no_json(kind))));
-        }
+    let shape = |name: &String| {
+        schema.field_with_name(name).map_or(Shape::Json, |field| shapes::of(name, field.data_type()))
+    };
+    let shapes: Vec<Shape> = columns.iter().map(shape).collect();
+    if let Some(fault) = shapes.iter().find_map(Shape::fault) {
+        return Err(malformed(fault.to_owned()));
     }
     let file = file.clone();
-    let mut rows = Rows { index, file, bounds, stream, columns, batch: None, at: 0, row: 0, ahead: 0 };
+    let mut rows =
+        Rows { index, file, bounds, stream, columns, shapes, batch: None, at: 0, row: 0, ahead: 0 };
     rows.start(batch)?;
     Ok(Box::new(rows))
 }
@@ -137,6 +142,8 @@ struct Rows {
     bounds: Bounds,
     stream: Stream,
     columns: Vec<String>,
+    /// The shape of each column.
+    shapes: Vec<Shape>,
     /// The current record batch; `None` after the last one.
     batch: Option<RecordBatch>,
     /// The next row in the record batch.
@@ -173,7 +180,7 @@ impl Rows {
             let columns = self.chosen(batch);
             let (first, mut records, mut bytes) = (self.row, Vec::new(), 0);
             while bytes < BATCH_BYTES && records.len() < BATCH_ROWS && self.at < batch.num_rows() {
-                let record = record(&columns, self.at);
+                let record = record(&columns, &self.shapes, self.at);
                 check_row(&record, RecordPosition::Row { group: None, row: self.row }, &self.file)?;
                 bytes += record.as_ref().map_or(0, Record::len_bytes);
                 records.push(record);

@@ -7,13 +7,16 @@ mod arrow;
 mod compressed;
 mod lines;
 mod parquet;
+mod shape;
 mod text_file;
+
+use serde_json::Value;
 
 use super::error::DataError;
 use super::expansion::Bounds;
 use super::files::{DataFile, Kind};
 use super::progress::Meter;
-use super::record::{Fields, Record, RecordPosition};
+use super::record::{Fields, Record, RecordPosition, odd};
 
 /// Maximum size of a line or a compressed document. Anything longer is not training text, but a damaged file or one
 /// made to exhaust memory.
@@ -175,8 +178,17 @@ fn check_row(
     Err(DataError::Malformed { file: file.path.clone(), reason })
 }
 
-/// What is wrong with a map that is no object of JSON.
-const KEYS: &str = "has keys that are not text";
+/// Returns the value of a column, which has a JSON form.
+///
+/// # Errors
+/// A description that names the column.
+fn whole(column: &str, value: Result<Value, String>) -> Result<Value, String> {
+    let value = value.map_err(|fault| format!("column \"{column}\" {fault}"))?;
+    match value.as_str().and_then(odd::noted) {
+        Some(what) => Err(what.to_owned()),
+        None => Ok(value),
+    }
+}
 
 /// Returns the error for a column of token ids.
 fn invalid_id(column: &str) -> String {

@@ -3,6 +3,7 @@
 mod declared;
 mod headers;
 mod lists;
+mod shapes;
 
 use std::fs::File;
 use std::mem;
@@ -19,16 +20,17 @@ use serde_json::{Map, Value};
 
 use lists::RowMax;
 
+use super::shape::{KEYS, Shape, not_text};
 use super::{
-    BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, KEYS, RECORD_BYTES_MAX, ROW_VALUES_MAX, check_row,
-    invalid_id,
+    BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, ROW_VALUES_MAX, check_row,
+    invalid_id, whole,
 };
 use crate::data::error::DataError;
 use crate::data::expansion::Bounds;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::Meter;
-use crate::data::record::{COMPANIONS, Fields, NOT_JSON, Record, RecordPosition};
+use crate::data::record::{COMPANIONS, Fields, NOT_JSON, Record, RecordPosition, odd};
 use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
@@ -61,7 +63,7 @@ pub(super) fn open(
     let companions = COMPANIONS.into_iter().filter(|name| names.contains(name));
     let columns: Vec<String> = chosen.names().into_iter().chain(companions).map(str::to_owned).collect();
     let schema = projection(root, &columns).map_err(|fault| malformed(fault.to_string()))?;
-    declared::check_kinds(&schema).map_err(malformed)?;
+    let shapes = shapes::of(&schema).map_err(malformed)?;
     declared::check_bytes(reader.metadata(), &schema, bounds, file)?;
     let (file, meter) = (file.clone(), meter.clone());
     Ok(Box::new(Rows {
@@ -72,6 +74,7 @@ pub(super) fn open(
         raw,
         reader,
         schema,
+        shapes,
         columns,
         group: 0,
         row: 0,
@@ -96,6 +99,8 @@ struct Rows {
     raw: File,
     reader: SerializedFileReader<File>,
     schema: SchemaDescPtr,
+    /// The shape of each column of the schema.
+    shapes: Vec<Shape>,
     columns: Vec<String>,
     /// Index of the current row group.
     group: usize,
@@ -111,7 +116,7 @@ impl Rows {
             let (first, mut records, mut bytes) = (self.row, Vec::new(), 0);
             while bytes < BATCH_BYTES && records.len() < BATCH_ROWS {
                 let Some(row) = self.next_row()? else { break };
-                let record = record(row);
+                let record = record(row, &self.shapes);
                 let position = RecordPosition::Row { group: Some(self.group), row: self.row };
                 check_row(&record, position, &self.file)?;
                 bytes += record.as_ref().map_or(0, Record::len_bytes);
@@ -186,13 +191,13 @@ impl Iterator for Rows {
     }
 }
 
-/// Returns the record of a row.
-fn record(row: Row) -> Result<Record, String> {
+/// Returns the record of a row, whose columns have these shapes.
+fn record(row: Row, shapes: &[Shape]) -> Result<Record, String> {
     let mut fields = row.into_columns();
     if let [(name, field)] = &mut *fields {
         match field {
             Field::Str(text) => return Ok(Record::Text(mem::take(text))),
-            Field::Bytes(bytes) => return text(bytes).map(Record::Text).map_err(|fault| named(name, &fault)),
+            Field::Bytes(bytes) => return text(bytes).map(Record::Text).map_err(|at| not_text(name, at)),
             Field::ListInternal(list) if list.elements().iter().all(is_id) => {
                 let ids = list.elements().iter().map(|item| id(item).ok_or_else(|| invalid_id(name)));
                 return ids.collect::<Result<_, _>>().map(Record::Tokens);
@@ -200,45 +205,52 @@ fn record(row: Row) -> Result<Record, String> {
             _ => {}
         }
     }
-    let fields = fields.into_iter().map(|(name, field)| match json(field) {
-        Ok(value) => Ok((name, value)),
-        Err(fault) => Err(named(&name, &fault)),
+    let fields = fields.into_iter().zip(shapes).map(|((name, field), shape)| {
+        let value = whole(&name, json(field, shape))?;
+        Ok((name, value))
     });
     fields.collect::<Result<Map<_, _>, String>>().map(Record::Object)
 }
 
-fn named(column: &str, fault: &str) -> String {
-    format!("column \"{column}\" {fault}")
+/// Returns a text, or the index of the first byte that is not UTF-8.
+fn text(bytes: &ByteArray) -> Result<String, usize> {
+    String::from_utf8(bytes.data().to_vec()).map_err(|fault| fault.utf8_error().valid_up_to())
 }
 
-fn text(bytes: &ByteArray) -> Result<String, String> {
-    let text = String::from_utf8(bytes.data().to_vec());
-    text.map_err(|fault| format!("is not UTF-8 text (byte {})", fault.utf8_error().valid_up_to()))
-}
-
-/// Returns a value in its JSON form, without the null fields of structs: a table has the fields of all of its rows in
-/// each row, so a null field is one that this row lacks.
+/// Returns a value of a shape in its JSON form, without the null fields of structs: a table has the fields of all of its
+/// rows in each row, so a null field is one that this row lacks.
 ///
 /// # Errors
 /// What the value is, if it has no JSON form.
-fn json(field: Field) -> Result<Value, String> {
-    Ok(match field {
-        Field::Group(row) => {
+fn json(field: Field, shape: &Shape) -> Result<Value, String> {
+    Ok(match (field, shape) {
+        (Field::Null, _) => Value::Null,
+        (_, Shape::Odd(what)) => odd::note(what),
+        (Field::Group(row), _) => {
             let present = row.into_columns().into_iter().filter(|(_, field)| !matches!(field, Field::Null));
-            let fields = present.map(|(name, field)| Ok((name, json(field)?)));
+            let fields = present.map(|(name, field)| {
+                let value = json(field, shape.field(&name))?;
+                Ok((name, value))
+            });
             Value::Object(fields.collect::<Result<_, String>>()?)
         }
-        Field::ListInternal(list) => list.elements().iter().cloned().map(json).collect::<Result<_, _>>()?,
-        Field::MapInternal(map) => {
-            let entry = |(name, value): &(Field, Field)| match json(name.clone()) {
-                Ok(Value::String(name)) => Ok((name, json(value.clone())?)),
-                _ => Err(KEYS.to_owned()),
+        (Field::ListInternal(list), _) => {
+            let items = list.elements().iter().cloned().map(|item| json(item, shape.items()));
+            items.collect::<Result<_, _>>()?
+        }
+        (Field::MapInternal(map), _) => {
+            let entry = |(name, value): &(Field, Field)| {
+                let name = match name {
+                    Field::Str(name) => name.clone(),
+                    Field::Bytes(name) => text(name).map_err(|_| KEYS)?,
+                    _ => return Err(KEYS.to_owned()),
+                };
+                Ok((name, json(value.clone(), shape.items())?))
             };
             Value::Object(map.entries().iter().map(entry).collect::<Result<_, String>>()?)
         }
-        Field::Bytes(bytes) => Value::String(text(&bytes)?),
-        Field::Null => Value::Null,
-        other => {
+        (Field::Bytes(bytes), _) => shape.text(text(&bytes))?,
+        (other, _) => {
             let value = Some(other.to_json_value()).filter(|value| !value.is_null());
             value.ok_or_else(|| NOT_JSON.to_owned())?
         }

@@ -1,6 +1,8 @@
 mod arrow;
 #[cfg(feature = "tokenizers")]
 mod nested;
+#[cfg(feature = "tokenizers")]
+mod odd;
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -80,7 +80,7 @@ impl Json {
                 })?;
             }
             kind => {
-                let message = format!("a value that is {kind} has no JSON form");
+                let message = format!("a value that is {kind} has no JSON form: {value}");
                 return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         }

@@ -6,15 +6,16 @@ use arrow_array::types::{
     UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow_array::{Array, ArrayRef};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, FieldRef};
 use serde_json::{Map, Value};
 
-use super::super::{KEYS, invalid_id};
-use crate::data::record::{NOT_JSON, Record, no_json};
+use super::super::shape::{KEYS, Shape, not_text};
+use super::super::{invalid_id, whole};
+use crate::data::record::{NOT_JSON, Record, no_json, odd};
 use crate::data::tokens::IGNORED_BIT;
 
-/// Returns the record of a row.
-pub(super) fn record(columns: &[(String, ArrayRef)], row: usize) -> Result<Record, String> {
+/// Returns the record of a row of columns with these shapes.
+pub(super) fn record(columns: &[(String, ArrayRef)], shapes: &[Shape], row: usize) -> Result<Record, String> {
     if let [(name, array)] = columns {
         if let Some(text) = text(array, row) {
             return text.map(Record::Text).map_err(|at| not_text(name, at));
@@ -23,11 +24,11 @@ pub(super) fn record(columns: &[(String, ArrayRef)], row: usize) -> Result<Recor
             return ids.map(Record::Tokens).ok_or_else(|| invalid_id(name));
         }
     }
-    let field = |(name, array): &(String, ArrayRef)| {
-        let value = json(array, row).map_err(|fault| format!("column \"{name}\" {fault}"))?;
+    let field = |((name, array), shape): (&(String, ArrayRef), &Shape)| {
+        let value = whole(name, json(array, shape, row))?;
         Ok((name.clone(), value))
     };
-    columns.iter().map(field).collect::<Result<Map<_, _>, String>>().map(Record::Object)
+    columns.iter().zip(shapes).map(field).collect::<Result<Map<_, _>, String>>().map(Record::Object)
 }
 
 /// Returns a text, or the offset of the first byte that is not UTF-8; `None` if the value is null or has another type.
@@ -56,10 +57,6 @@ pub(super) fn entry(array: &dyn Array, row: usize) -> Option<(&ArrayRef, usize)>
     let dictionary = array.as_any_dictionary_opt()?;
     let at = number(dictionary.keys(), row).ok()?.as_u64()?;
     Some((dictionary.values(), usize::try_from(at).ok()?))
-}
-
-fn not_text(column: &str, at: usize) -> String {
-    format!("column \"{column}\" is not UTF-8 text (byte {at})")
 }
 
 /// Returns the items of a list; `None` if the value is null or not a list.
@@ -107,22 +104,25 @@ fn is_null(array: &dyn Array, row: usize) -> bool {
     array.data_type() == &DataType::Null || array.is_null(row) || entry(array, row).is_some_and(is_null_entry)
 }
 
-/// Returns a value in its JSON form, without the null fields of structs.
+/// Returns a value of a shape in its JSON form, without the null fields of structs.
 ///
 /// # Errors
-/// The type of the value, if it has no JSON form.
-fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
+/// What the value is, if it has no JSON form.
+fn json(array: &dyn Array, shape: &Shape, row: usize) -> Result<Value, String> {
     if array.is_null(row) {
         return Ok(Value::Null);
     }
+    if let Shape::Odd(what) = shape {
+        return Ok(if is_null(array, row) { Value::Null } else { odd::note(what) });
+    }
     if let Some((values, at)) = entry(array, row) {
-        return json(values, at);
+        return json(values, shape, at);
     }
     if let Some(text) = text(array, row) {
-        return text.map(Value::String).map_err(|at| format!("is not UTF-8 text (byte {at})"));
+        return shape.text(text);
     }
     if let Some(items) = items(array, row) {
-        return (0..items.len()).map(|item| json(&items, item)).collect();
+        return (0..items.len()).map(|item| json(&items, shape.items(), item)).collect();
     }
     match array.data_type() {
         DataType::Null => Ok(Value::Null),
@@ -131,32 +131,21 @@ fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
             let columns = array.as_struct().columns();
             // A table has the fields of all of its rows in each row, so a null field is one that this row lacks.
             let present = fields.iter().zip(columns).filter(|(_, column)| !is_null(column, row));
-            present.map(|(field, column)| Ok((field.name().clone(), json(column, row)?))).collect()
+            let field = |(field, column): (&FieldRef, &ArrayRef)| {
+                Ok((field.name().clone(), json(column, shape.field(field.name()), row)?))
+            };
+            present.map(field).collect()
         }
         DataType::Map(..) => {
             let entries = array.as_map().value(row);
             let (keys, values) = (entries.column(0), entries.column(1));
             let entry = |at| match text(keys, at) {
-                Some(Ok(key)) => Ok((key, json(values, at)?)),
+                Some(Ok(key)) => Ok((key, json(values, shape.items(), at)?)),
                 _ => Err(KEYS.to_owned()),
             };
             (0..entries.len()).map(entry).collect()
         }
         _ => number(array, row),
-    }
-}
-
-/// Returns the type of values, or of parts of them, that have no counterpart in JSON. That the reader lacks another type shows
-/// where it has a value.
-pub(super) fn odd_kind(kind: &DataType) -> Option<&DataType> {
-    match kind {
-        DataType::List(items)
-        | DataType::LargeList(items)
-        | DataType::FixedSizeList(items, _)
-        | DataType::Map(items, _) => odd_kind(items.data_type()),
-        DataType::Struct(fields) => fields.iter().find_map(|field| odd_kind(field.data_type())),
-        DataType::Dictionary(_, values) => odd_kind(values),
-        _ => (kind.is_temporal() || kind.is_decimal()).then_some(kind),
     }
 }
 
@@ -176,9 +165,7 @@ fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
         DataType::Float16 => array.as_primitive::<Float16Type>().value(row).to_f32().into(),
         DataType::Float32 => primitive::<Float32Type>(array, row),
         DataType::Float64 => primitive::<Float64Type>(array, row),
-        other => {
-            return Err(no_json(other));
-        }
+        other => return Err(no_json(other)),
     };
     if number.is_null() { Err(NOT_JSON.to_owned()) } else { Ok(number) }
 }

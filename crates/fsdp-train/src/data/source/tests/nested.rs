@@ -4,16 +4,17 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
-use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+use ::parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int32Type, Int64Type};
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
 use arrow_array::{
-    Array, ArrayRef, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+    Array, ArrayRef, Date32Array, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+    TimestampNanosecondArray,
 };
 use arrow_buffer::{NullBuffer, OffsetBuffer};
 use arrow_ipc::writer::StreamWriter;
-use arrow_schema::{DataType, Field, Fields, Schema};
+use arrow_schema::{DataType, Field, Fields, Schema, TimeUnit};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -27,24 +28,47 @@ enum Kind {
     Text,
     Number,
     Real,
+    /// Days, which JSON does not have.
+    Date,
+    /// Nanoseconds, which JSON does not have.
+    Moment,
     List(Box<Kind>),
     Object(Vec<(String, Kind)>),
 }
 
-fn kinds() -> impl Strategy<Value = Kind> {
-    prop_oneof![Just(Kind::Text), Just(Kind::Number), Just(Kind::Real)].prop_recursive(3, 12, 4, |inner| {
+impl Kind {
+    /// Whether no value has a JSON form.
+    fn is_odd(&self) -> bool {
+        match self {
+            Kind::Date | Kind::Moment => true,
+            Kind::List(items) => items.is_odd(),
+            Kind::Text | Kind::Number | Kind::Real | Kind::Object(_) => false,
+        }
+    }
+}
+
+/// Makes kinds of these parts. Names of odd fields start with a z.
+fn kinds(parts: impl Strategy<Value = Kind> + 'static) -> impl Strategy<Value = Kind> {
+    parts.prop_recursive(3, 12, 4, |inner| {
         let fields = vec(inner.clone(), 1..4).prop_map(|kinds| {
-            Kind::Object(kinds.into_iter().zip('a'..).map(|(kind, name)| (name.to_string(), kind)).collect())
+            let name =
+                |(kind, name): (&Kind, char)| format!("{}{name}", if kind.is_odd() { "z" } else { "" });
+            let names: Vec<String> = kinds.iter().zip('a'..).map(name).collect();
+            Kind::Object(names.into_iter().zip(kinds).collect())
         });
         prop_oneof![inner.prop_map(|kind| Kind::List(Box::new(kind))), fields]
     })
+}
+
+fn plain() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::Text), Just(Kind::Number), Just(Kind::Real)]
 }
 
 /// Makes a value of a kind, whose fields may be absent.
 fn value(kind: &Kind) -> BoxedStrategy<Value> {
     match kind {
         Kind::Text => "[a-c]{0,2}".prop_map(Value::from).boxed(),
-        Kind::Number => (0..99i64).prop_map(Value::from).boxed(),
+        Kind::Number | Kind::Date | Kind::Moment => (0..99i64).prop_map(Value::from).boxed(),
         Kind::Real => (0..99u8).prop_map(|eighths| Value::from(f64::from(eighths) / 8.0)).boxed(),
         Kind::List(item) => vec(value(item), 0..3).prop_map(Value::from).boxed(),
         Kind::Object(fields) => {
@@ -61,7 +85,7 @@ fn value(kind: &Kind) -> BoxedStrategy<Value> {
 }
 
 /// Makes conversations whose second message has a field of a random kind, which is also in `tools`.
-fn conversations() -> impl Strategy<Value = (Kind, Vec<Value>)> {
+fn conversations(kinds: impl Strategy<Value = Kind>) -> impl Strategy<Value = (Kind, Vec<Value>)> {
     let rows = |kind: Kind| {
         let extra = proptest::option::of(value(&kind));
         let row = (extra.clone(), extra).prop_map(|(extra, tool)| {
@@ -73,7 +97,7 @@ fn conversations() -> impl Strategy<Value = (Kind, Vec<Value>)> {
         });
         (Just(kind), vec(row, 1..6))
     };
-    kinds().prop_flat_map(rows)
+    kinds.prop_flat_map(rows)
 }
 
 /// The kinds of the columns of conversations.
@@ -98,6 +122,8 @@ fn arrow_type(kind: &Kind) -> DataType {
         Kind::Text => DataType::Utf8,
         Kind::Number => DataType::Int64,
         Kind::Real => DataType::Float64,
+        Kind::Date => DataType::Date32,
+        Kind::Moment => DataType::Timestamp(TimeUnit::Nanosecond, None),
         Kind::List(item) => DataType::List(Arc::new(Field::new("item", arrow_type(item), true))),
         Kind::Object(fields) => DataType::Struct(arrow_fields(fields)),
     }
@@ -109,13 +135,14 @@ fn arrow_fields(fields: &[(String, Kind)]) -> Fields {
 
 fn arrow_array(kind: &Kind, values: &[Option<&Value>]) -> ArrayRef {
     let nulls = || Some(NullBuffer::from_iter(values.iter().map(Option::is_some)));
+    let numbers = || values.iter().map(|value| value.and_then(Value::as_i64));
     match kind {
         Kind::Text => {
             Arc::new(values.iter().map(|value| value.and_then(Value::as_str)).collect::<StringArray>())
         }
-        Kind::Number => {
-            Arc::new(values.iter().map(|value| value.and_then(Value::as_i64)).collect::<Int64Array>())
-        }
+        Kind::Number => Arc::new(numbers().collect::<Int64Array>()),
+        Kind::Date => Arc::new(numbers().map(|days| days.map(|days| days as i32)).collect::<Date32Array>()),
+        Kind::Moment => Arc::new(numbers().collect::<TimestampNanosecondArray>()),
         Kind::Real => Arc::new(values.iter().map(|value| value.map(real)).collect::<Float64Array>()),
         Kind::List(item) => {
             let lists: Vec<&[Value]> =
@@ -153,6 +180,8 @@ fn parquet_type(name: &str, kind: &Kind) -> String {
         Kind::Text => format!("optional binary {name} (UTF8);"),
         Kind::Number => format!("optional int64 {name};"),
         Kind::Real => format!("optional double {name};"),
+        Kind::Date => format!("optional int32 {name} (DATE);"),
+        Kind::Moment => format!("optional int64 {name} (TIMESTAMP(NANOS,true));"),
         Kind::List(item) => {
             format!(
                 "optional group {name} (LIST) {{ repeated group list {{ {} }} }}",
@@ -176,7 +205,7 @@ struct Leaf {
 
 fn leaf_count(kind: &Kind) -> usize {
     match kind {
-        Kind::Text | Kind::Number | Kind::Real => 1,
+        Kind::Text | Kind::Number | Kind::Real | Kind::Date | Kind::Moment => 1,
         Kind::List(item) => leaf_count(item),
         Kind::Object(fields) => fields.iter().map(|(_, kind)| leaf_count(kind)).sum(),
     }
@@ -193,7 +222,7 @@ fn append(leaves: &mut [Leaf], kind: &Kind, value: Option<&Value>, [defined, rep
     };
     let defined = defined + 1;
     match kind {
-        Kind::Text | Kind::Number | Kind::Real => {
+        Kind::Text | Kind::Number | Kind::Real | Kind::Date | Kind::Moment => {
             leaves[0].values.push(value.clone());
             append(leaves, kind, None, [defined, repeated, lists]);
         }
@@ -226,6 +255,10 @@ fn write_leaf(group: &mut SerializedRowGroupWriter<'_, File>, leaf: &Leaf) {
         ::parquet::column::writer::ColumnWriter::Int64ColumnWriter(_) => {
             column.typed::<Int64Type>().write_batch(&numbers, levels.0, levels.1).unwrap()
         }
+        ::parquet::column::writer::ColumnWriter::Int32ColumnWriter(_) => {
+            let days: Vec<i32> = numbers.iter().map(|&days| days as i32).collect();
+            column.typed::<Int32Type>().write_batch(&days, levels.0, levels.1).unwrap()
+        }
         ::parquet::column::writer::ColumnWriter::DoubleColumnWriter(_) => {
             let reals: Vec<f64> = leaf.values.iter().map(real).collect();
             column.typed::<DoubleType>().write_batch(&reals, levels.0, levels.1).unwrap()
@@ -253,10 +286,13 @@ fn write_parquet(path: &Path, columns: &[(String, Kind)], rows: &[Value]) {
 
 /// Settings by which the model sees all that a record holds.
 fn config_of_all(dir: &Path) -> DataConfig {
-    let template = dir.join("all.jinja");
-    fs::write(&template, "{{ messages | tojson }}{{ tools | tojson }}").unwrap();
+    config_with(&dir.join("all.jinja"), "{{ messages | tojson }}{{ tools | tojson }}")
+}
+
+fn config_with(file: &Path, template: &str) -> DataConfig {
+    fs::write(file, template).unwrap();
     DataConfig {
-        chat_template: Some(template.to_str().unwrap().to_owned()),
+        chat_template: Some(file.to_str().unwrap().to_owned()),
         loss_on: LossOn::All,
         seq_len: 4096,
         ..config()
@@ -280,11 +316,42 @@ fn numbers_that_json_lacks_are_refused_in_tables() {
     }
 }
 
+/// Removes odd fields.
+fn without_odd(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(without_odd),
+        Value::Object(fields) => {
+            fields.retain(|name, _| !name.starts_with('z'));
+            fields.values_mut().for_each(without_odd);
+        }
+        _ => {}
+    }
+}
+
+/// Whether there are odd values: numbers in odd fields.
+fn has_odd(value: &Value, is_odd: bool) -> bool {
+    match value {
+        Value::Array(items) => items.iter().any(|item| has_odd(item, is_odd)),
+        Value::Object(fields) => fields.iter().any(|(name, value)| has_odd(value, name.starts_with('z'))),
+        _ => is_odd,
+    }
+}
+
+/// Writes all fields but the odd ones.
+const WITHOUT_ODD: &str = "\
+{%- macro show(value) %}
+{%- if value is mapping %}{
+  {%- for name in value if not name.startswith('z') %}{{ name }}:{{ show(value[name]) }},{% endfor %}}
+{%- elif value is sequence and value is not string %}[
+  {%- for item in value %}{{ show(item) }},{% endfor %}]
+{%- else %}{{ value | tojson }}{% endif %}
+{%- endmacro %}{{ show(messages) }}{{ show(tools) }}";
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn absent_fields_are_absent_in_every_format((kind, rows) in conversations()) {
+    fn absent_fields_are_absent_in_every_format((kind, rows) in conversations(kinds(plain()))) {
         let dir = tempfile::tempdir().unwrap();
         let config = config_of_all(dir.path());
         let [lines, arrow, parquet] = ["a.jsonl", "a.arrow", "a.parquet"].map(|name| dir.path().join(name));
@@ -296,5 +363,34 @@ proptest! {
             let data = load(std::slice::from_ref(&path), &config).unwrap();
             prop_assert_eq!(seen(&data), seen(&expected), "{}", path.display());
         }
+    }
+
+    #[test]
+    fn odd_fields_change_nothing_unless_they_are_used((kind, rows) in conversations(
+        kinds(prop_oneof![plain(), Just(Kind::Date), Just(Kind::Moment)])
+            .prop_filter("an odd message", |kind| !kind.is_odd())
+    )) {
+        let dir = tempfile::tempdir().unwrap();
+        let [lines, arrow, parquet] = ["a.jsonl", "a.arrow", "a.parquet"].map(|name| dir.path().join(name));
+        let mut plain = rows.clone();
+        plain.iter_mut().for_each(without_odd);
+        fs::write(&lines, plain.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+        write_arrow(&arrow, &columns(&kind), &rows);
+        write_parquet(&parquet, &columns(&kind), &rows);
+        let config = config_with(&dir.path().join("plain.jinja"), WITHOUT_ODD);
+        let expected = load(&[lines], &config).unwrap();
+        for path in [&arrow, &parquet] {
+            let data = load(std::slice::from_ref(path), &config).unwrap();
+            prop_assert_eq!(seen(&data), seen(&expected), "{}", path.display());
+        }
+        let config = config_of_all(dir.path());
+        let [first, second] = [arrow, parquet].map(|path| {
+            let fault = load(&[path], &config).err().map(|fault| fault.to_string());
+            fault.map(|fault| fault.split_once("the chat template uses").unwrap().1.to_owned())
+        });
+        prop_assert_eq!(&first, &second);
+        prop_assert_eq!(first.is_some(), rows.iter().any(|row| has_odd(row, false)));
+        let names = ["column \"messages[].extra", "column \"tools[].parameters"];
+        prop_assert!(first.is_none_or(|fault| names.iter().any(|name| fault.contains(name))));
     }
 }

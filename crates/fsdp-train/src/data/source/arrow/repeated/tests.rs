@@ -8,6 +8,7 @@ use arrow_buffer::OffsetBuffer;
 use arrow_schema::Field;
 use proptest::prelude::*;
 
+use super::super::super::shape::Shape;
 use super::super::values::record;
 use super::*;
 use crate::data::record::Record;
@@ -39,7 +40,7 @@ proptest! {
         let expected: usize = texts.iter().flatten().map(|text| text.len()).sum();
         for array in [dictionary(keys, values.to_vec()), nested, viewed] {
             let columns = [("a".to_owned(), Arc::clone(&array))];
-            let text_bytes = |row| match record(&columns, row).unwrap() {
+            let text_bytes = |row| match record(&columns, &[Shape::Json], row).unwrap() {
                 Record::Text(text) => text.len(),
                 Record::Object(fields) => {
                     let items = fields["a"].as_array().cloned().unwrap_or_default();
