@@ -16,7 +16,8 @@ trap 'rm -rf "$context"' EXIT
 unpack() {
   local archive="fsdp-$version-$1-unknown-linux-musl"
   mkdir "$context/$2"
-  tar -xzf "$folder/$archive.tar.gz" -C "$context/$2" --strip-components=1 "$archive/fsdp"
+  tar -xzf "$folder/$archive.tar.gz" -C "$context/$2" --strip-components=1 \
+    "$archive"/{fsdp,LICENSE-APACHE,LICENSE-MIT,LICENSES-OF-OTHERS}
 }
 
 case ${2:-} in

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Prints the licenses of all crates that are linked into the command, as they ask for; equal texts once.
+"""Prints the licenses of all crates that are linked into the command, as they ask for, equal texts once; and those of Rust's
+standard library.
 
 usage: python scripts/third_party.py TARGET FEATURE,..
 """
 import collections
+import html
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 NAMES = ("license", "licence", "copying", "copyright", "notice", "unlicense")
+RULE = "=" * 100
 
 
 def linked(metadata):
@@ -28,10 +32,20 @@ def linked(metadata):
 
 
 def texts(package):
-    """The texts that come with a package."""
+    """The texts that come with a package, and with what it contains (zstd's `COPYING` is one that can be chosen instead)."""
     folder = pathlib.Path(package["manifest_path"]).parent
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name.lower().startswith(NAMES)]
-    return [path.read_text(errors="replace").strip() for path in files]
+    files = [path for path in sorted(folder.iterdir()) if path.name.lower().startswith(NAMES)]
+    files += [path for path in sorted(folder.glob("*/**/*")) if path.name.lower().startswith("license")]
+    return [path.read_text(errors="replace").strip() for path in files if path.is_file()]
+
+
+def standard_library():
+    """The notices of the standard library and what it contains, as text: rustup installs them as a page."""
+    sysroot = subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True).stdout.strip()
+    page = pathlib.Path(sysroot, "share/doc/rust/COPYRIGHT-library.html").read_text()
+    body = page[page.index("<body"):]
+    lines = [line.strip() for line in html.unescape(re.sub(r"<[^>]*>", "", body)).splitlines()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def main():
@@ -48,9 +62,11 @@ def main():
         for text in texts(package):
             words = " ".join(text.split())
             whole.setdefault(words, text)
-            owners[words].append(name)
+            if name not in owners[words]:
+                owners[words].append(name)
     for words, names in owners.items():
-        print(f"\n{'=' * 100}\n{', '.join(names)}:\n\n{whole[words]}")
+        print(f"\n{RULE}\n{', '.join(names)}:\n\n{whole[words]}")
+    print(f"\n{RULE}\nThe standard library of Rust:\n\n{standard_library()}")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,24 @@ class Checkpoints(unittest.TestCase):
             self.assertTrue(torch.equal(loaded[name], tensor), name)
 
 
+class Licenses(unittest.TestCase):
+    def test_wheels_have_the_licenses_of_all_that_is_in_them(self):
+        of_both = ["clap", "object_store", "prost", "tokenizers", "zstd-sys"]
+        for package, crates in (("fsdp", of_both), ("fsdp-cuda", [*of_both, "tch"])):
+            with self.subTest(package):
+                if package == "fsdp-cuda" and not list(metadata.distributions(name=package)):
+                    self.skipTest("fsdp-cuda is not installed")
+                wheel = metadata.distribution(package)
+                files = wheel.metadata.get_all("License-File")
+                self.assertEqual(files, ["LICENSE-APACHE", "LICENSE-MIT", "LICENSES-OF-OTHERS"])
+                texts = [wheel.read_text(f"licenses/{file}") for file in files]
+                self.assertTrue(all(texts), files)
+                for crate in crates:
+                    self.assertRegex(texts[2], rf"(?m)^{crate} [0-9.]+.*: ")
+                for text in ("Meta Platforms", "fiat-crypto authors", "The Rust Project Developers"):
+                    self.assertIn(text, texts[2])
+
+
 class RunFiles(unittest.TestCase):
     def test_findings_name_the_fault(self):
         with tempfile.TemporaryDirectory() as folder:

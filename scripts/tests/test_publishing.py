@@ -12,12 +12,14 @@ import unittest
 
 ROOT = pathlib.Path(__file__).parents[2]
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+# What of an archive is in an image.
+IN_IMAGES = ("LICENSE-APACHE", "LICENSE-MIT", "LICENSES-OF-OTHERS", "fsdp")
 # Writes its arguments, its input unless that is a terminal, and what is in the folder that its last argument names.
 FAKE = """#!/bin/sh
 for last; do :; done
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$*" in *--password-stdin* | *--notes-file*) sed 's/^/  < /' >>"$CALLS" ;; esac
-[ ! -d "$last" ] || (cd "$last" && find . -type f | sort | sed 's|^|  has |') >>"$CALLS"
+[ ! -d "$last" ] || (cd "$last" && find . -type f | LC_ALL=C sort | sed 's|^|  has |') >>"$CALLS"
 """
 
 
@@ -35,7 +37,7 @@ class Publishing(unittest.TestCase):
         for processor in ("x86_64", "aarch64"):
             name = f"fsdp-{VERSION}-{processor}-unknown-linux-musl"
             with tarfile.open(self.dist / f"{name}.tar.gz", "w:gz") as tar:
-                for file in ("fsdp", "LICENSE-MIT"):
+                for file in (*IN_IMAGES, "README.md"):
                     tar.addfile(tarfile.TarInfo(f"{name}/{file}"), io.BytesIO())
             (self.dist / f"fsdp-{VERSION}-py3-none-manylinux_2_28_{processor}.whl").write_text("")
         (self.dist / f"fsdp_cuda-{VERSION}-py3-none-manylinux_2_34_x86_64.whl").write_text("")
@@ -51,7 +53,8 @@ class Publishing(unittest.TestCase):
         calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--try")
         processor = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
         self.assertRegex(calls[0], "^docker build --file containers/Dockerfile --tag fsdp:latest /")
-        self.assertEqual(calls[1:], [f"  has ./{processor}/fsdp", "docker run --rm fsdp:latest --version"])
+        files = [f"  has ./{processor}/{file}" for file in IN_IMAGES]
+        self.assertEqual(calls[1:], [*files, "docker run --rm fsdp:latest --version"])
 
     def test_images_are_pushed_for_their_processors(self):
         calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--push", "ghcr.io/Somebody", REGISTRY_TOKEN="secret")
@@ -64,8 +67,8 @@ class Publishing(unittest.TestCase):
                 self.assertIn(f" --tag ghcr.io/somebody/{name}:{tag} ", build)
         context = [call.split()[1] for call in calls if call.startswith("  has ")]
         wheels = [f"./{path.name}" for path in sorted(self.dist.glob("*x86_64.whl"))]
-        binaries = ["./amd64/fsdp", "./arm64/fsdp"]
-        self.assertEqual(context, [*binaries, *binaries, *wheels])
+        files = [f"./{processor}/{file}" for processor in ("amd64", "arm64") for file in IN_IMAGES]
+        self.assertEqual(context, [*files, *files, *wheels])
 
     def test_login_is_left_to_the_user_without_a_token(self):
         calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--push", "example.org/x", REGISTRY_TOKEN="")
