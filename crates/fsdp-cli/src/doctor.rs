@@ -28,6 +28,9 @@ use crate::{cluster, host, logging, output};
 /// How long processes wait for each other, unless a run file sets it.
 const TIMEOUT_S: f64 = 600.0;
 
+/// Whether this program cannot open libraries.
+const IS_STATIC: bool = cfg!(target_feature = "crt-static");
+
 /// The findings.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -110,11 +113,21 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
 
 /// Examines this machine, including the plugin that a run file names.
 fn findings(xla_config: &XlaConfig) -> Vec<Finding> {
+    if IS_STATIC {
+        // Whatever is installed, none of it can be used.
+        return vec![static_program()];
+    }
     let libtorch = libtorch::examine();
     let mut findings = examine(&libtorch.folders);
     findings.extend(libtorch.findings);
     findings.extend(xla::examine(xla_config));
     findings
+}
+
+fn static_program() -> Finding {
+    let detail = "this fsdp is a static binary, which cannot open any: neither those of GPUs and libtorch nor XLA's plugins; the \
+                  Python packages fsdp and fsdp-cuda can, and so can a build from source (docs/installing.md)";
+    Finding::bad("libraries", Status::Unusable, detail)
 }
 
 /// Which devices a run may use; `is_alone` is whether this is the only process.
@@ -142,19 +155,26 @@ fn without(feature: &str, findings: &[Finding]) -> String {
     if libtorch.any(|finding| finding.status == Status::Unusable) {
         return "libtorch is not usable".to_owned();
     }
-    format!("this fsdp was built without the feature `{feature}`")
+    lacks(feature, IS_STATIC)
+}
+
+fn lacks(feature: &str, is_static: bool) -> String {
+    match is_static {
+        true => "this fsdp is a static binary".to_owned(),
+        false => format!("this fsdp was built without the feature `{feature}`"),
+    }
 }
 
 #[cfg(not(feature = "xla"))]
 mod xla {
-    use super::{Device, Finding, Usable, XlaConfig};
+    use super::{Device, Finding, IS_STATIC, Usable, XlaConfig, lacks};
 
     pub(super) fn examine(_xla_config: &XlaConfig) -> Vec<Finding> {
         Vec::new()
     }
 
     pub(super) fn device(_xla_config: &XlaConfig, _is_alone: bool) -> Usable {
-        let with = "this fsdp was built without the feature `xla`".to_owned();
+        let with = lacks("xla", IS_STATIC);
         Usable { device: Device::Xla.name().to_owned(), usable: false, with }
     }
 }
@@ -320,6 +340,21 @@ mod tests {
         let good = Finding::found("driver", Some("1.2".to_owned()), None);
         let shown = text(&Report { findings: [bad(), vec![good]].concat(), devices: Vec::new() });
         assert!(shown.trim_start().starts_with("found ") && shown.contains("driver"), "{shown}");
+    }
+
+    #[test]
+    fn static_program_names_the_builds_that_open_libraries() {
+        let devices = vec![Usable { device: "cuda".to_owned(), usable: false, with: lacks("cuda", true) }];
+        let shown = text(&Report { findings: vec![static_program()], devices });
+        for told in [
+            "Python packages fsdp and fsdp-cuda",
+            "build from source",
+            "\"cuda\": not usable, this fsdp is a static",
+        ] {
+            assert!(shown.contains(told), "{shown}");
+        }
+        assert!(!shown.contains("install the"), "no library helps: {shown}");
+        assert!(!lacks("cuda", false).contains("static"));
     }
 
     #[test]

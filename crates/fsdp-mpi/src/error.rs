@@ -36,6 +36,12 @@ pub enum MpiError {
         /// The candidates, in the order in which they were tried.
         tried: Vec<Attempt>,
     },
+    /// This program cannot open libraries.
+    #[error(
+        "this fsdp is a static binary, which cannot open MPI; use the Python package fsdp or a build from source, or \
+         run.transport = \"tcp\""
+    )]
+    Static,
     /// The library is not MPI, or older than MPI 3.
     #[error("{} has no function {symbol}: it is not MPI, or older than MPI 3", path.display())]
     NoSymbol {
@@ -107,6 +113,7 @@ impl MpiError {
     pub fn kind(&self) -> FailureKind {
         match self {
             MpiError::NotFound { .. }
+            | MpiError::Static
             | MpiError::NoSymbol { .. }
             | MpiError::Unknown { .. }
             | MpiError::Threads { .. } => FailureKind::Input,

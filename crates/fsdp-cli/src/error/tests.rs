@@ -41,6 +41,7 @@ fn input() -> Vec<CliError> {
         CliError::Start { what: text(), source: os(EACCES) },
         CliError::Transport { why: text() },
         MpiError::NotFound { tried: Vec::new() }.into(),
+        MpiError::Static.into(),
         ClusterError::NoToken.into(),
         CliError::Option { option: "--only", what: text() },
         CliError::Create { option: "--json", file: path(), source: os(EACCES) },

@@ -69,8 +69,11 @@ impl MpiLibrary {
     /// from the environment, comes first, because a library that does not know the launcher sees a world of one rank.
     ///
     /// # Errors
-    /// [`MpiError`]: not found, or not a known MPI.
+    /// [`MpiError`]: not found, not a known MPI, or this program is a static one.
     pub fn find() -> Result<Self, MpiError> {
+        if cfg!(target_feature = "crt-static") {
+            return Err(MpiError::Static);
+        }
         let variable = |name: &str| env::var_os(name);
         let mut tried = Vec::new();
         for candidate in candidates(&variable, launcher_libraries()) {
