@@ -86,7 +86,7 @@ fn target(args: &CompileArgs) -> Result<Target, CliError> {
         CliError::Option { option, what: error.to_string() }
     };
     let plugin = match &args.plugin {
-        Some(plugin) => fsdp_xla::plugin_named(plugin).map_err(refused)?,
+        Some(plugin) => xla::plugin_named(plugin).map_err(refused)?,
         None => xla::plugin(&RunSetup::read(&args.run, &|_| World::of_ranks(1))?.0.config.run.xla)
             .map_err(refused)?,
     };

@@ -48,6 +48,8 @@ mod logging;
 mod out_of_memory_report;
 mod output;
 mod progress;
+#[cfg(any(feature = "xla", not(feature = "torch")))]
+mod python;
 mod stop_signal;
 mod threads;
 #[cfg(feature = "torch")]

@@ -6,7 +6,6 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use std::sync::OnceLock;
 use fsdp_cuda::libtorch::{self, StatedVersion, stated_version};
 
 use crate::args::Command;
+use crate::python::package_folders;
 
 /// The program, in a folder of Python's packages.
 const PROGRAM: &str = "fsdp_cuda/fsdp";
@@ -105,29 +105,13 @@ fn has_device(command: &Command) -> bool {
 fn find(here: &Path, library_path: Option<&OsStr>) -> Option<Result<PathBuf, Unfit>> {
     let prefix = here.parent()?.parent()?;
     // Below ~/.local there may be several Pythons, of which one suffices.
-    let mut found = folders_of_packages(prefix)
+    let mut found = package_folders(prefix)
         .into_iter()
         .filter(|packages| packages.join(PROGRAM).is_file())
         .map(|packages| examine(&packages, library_path))
         .collect::<Vec<_>>();
     let fit = found.iter().position(Result::is_ok).unwrap_or(0);
     (!found.is_empty()).then(|| found.swap_remove(fit))
-}
-
-/// Where Python's packages are installed if their commands are in `prefix/bin`: also on Debian, on Fedora, and by
-/// `pip install --target`.
-fn folders_of_packages(prefix: &Path) -> Vec<PathBuf> {
-    let pythons = ["lib", "lib64"].into_iter().filter_map(|lib| fs::read_dir(prefix.join(lib)).ok());
-    let mut pythons: Vec<PathBuf> = pythons
-        .flat_map(|entries| entries.flatten())
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
-        .map(|entry| entry.path())
-        .collect();
-    pythons.sort();
-    let packages = pythons
-        .iter()
-        .flat_map(|python| ["site-packages", "dist-packages"].map(|packages| python.join(packages)));
-    packages.chain([prefix.to_owned()]).collect()
 }
 
 /// Checks what the loader and the program itself would refuse with less to go by.

@@ -1,5 +1,7 @@
 //! Launchers of ranks on the devices of a PJRT plugin.
 
+mod wheel;
+
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +13,9 @@ use fsdp_core::Rank;
 use fsdp_cuda::device::{gpu_count, gpus_of_process};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_train::config::{RunConfig, XlaConfig, XlaReduction};
-use fsdp_xla::{
-    Devices, ProgramEvent, ProgramForm, ProgramOptions, Reduction, Tracer, XlaError, plugin_named,
-};
+use fsdp_xla::{Devices, ProgramEvent, ProgramForm, ProgramOptions, Reduction, Tracer, XlaError};
 
+pub(crate) use self::wheel::{installed_plugins, plugin_named};
 use crate::error::CliError;
 use crate::verify::Together;
 use crate::{host, output};

@@ -32,7 +32,6 @@ mod scalars;
 mod store;
 mod trace;
 mod update;
-mod wheel;
 mod world;
 
 #[cfg(test)]
@@ -51,4 +50,3 @@ pub use memory::{TraceEvent, XlaMemory};
 pub use optimized::Optimized;
 pub use order::Order;
 pub use program_event::{Listener, ProgramEvent};
-pub use wheel::{installed_plugins, plugin_named};

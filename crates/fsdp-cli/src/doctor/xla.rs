@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use fsdp_cuda::doctor::{Finding, Status};
 use fsdp_train::config::{Device, XlaConfig};
-use fsdp_xla::{PluginReport, PluginVersions, XlaError, inspect, installed_plugins, versions};
+use fsdp_xla::{PluginReport, PluginVersions, XlaError, inspect, versions};
 
 use super::Usable;
-use crate::xla::plugin;
+use crate::xla::{installed_plugins, plugin};
 
 /// All plugins found, with their versions. None is started: a GPU plugin would take the GPUs' memory, and a TPU plugin
 /// would wait for the TPUs.

@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::*;
 
 /// An environment of Python: the folder of its packages is `packages`, below the prefix.

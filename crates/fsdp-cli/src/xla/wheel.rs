@@ -1,9 +1,10 @@
 //! Finds plugins installed by Python packages, by a keyword for each kind.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::XlaError;
+use fsdp_xla::XlaError;
+
+use crate::python::package_folders;
 
 /// A keyword, the package to install, and the libraries that such packages contain, the preferred one first.
 const KNOWN: [(&str, &str, &[&str]); 3] = [
@@ -22,7 +23,7 @@ const KNOWN: [(&str, &str, &[&str]); 3] = [
 ///
 /// # Errors
 /// [`XlaError::NoWheel`]: no package has installed one.
-pub fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
+pub(crate) fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
     let Some(&(keyword, package, libraries)) = KNOWN.iter().find(|(keyword, ..)| *keyword == name) else {
         let is_here = !name.contains('/') && Path::new(name).is_file();
         return Ok(if is_here { Path::new(".").join(name) } else { name.into() });
@@ -33,7 +34,7 @@ pub fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
 }
 
 /// The plugins installed by packages, with their keywords.
-pub fn installed_plugins() -> Vec<(&'static str, PathBuf)> {
+pub(crate) fn installed_plugins() -> Vec<(&'static str, PathBuf)> {
     let keywords = KNOWN.iter().map(|(keyword, ..)| *keyword);
     keywords.filter_map(|keyword| Some((keyword, plugin_named(keyword).ok()?))).collect()
 }
@@ -56,25 +57,15 @@ fn prefixes() -> Vec<PathBuf> {
 fn installed(prefixes: &[PathBuf], library: &str) -> Option<PathBuf> {
     prefixes
         .iter()
-        .flat_map(|prefix| packages(prefix))
+        .flat_map(|prefix| package_folders(prefix))
         .map(|folder| folder.join(library))
         .find(|file| file.is_file())
 }
 
-/// The package folders below a prefix, such as `lib/python3.11/site-packages`.
-fn packages(prefix: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
-    let is_of_python = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("python3");
-    let mut folders: Vec<PathBuf> = entries
-        .filter(is_of_python)
-        .flat_map(|entry| ["site-packages", "dist-packages"].map(|kind| entry.path().join(kind)))
-        .collect();
-    folders.sort();
-    folders
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
