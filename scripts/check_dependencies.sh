@@ -11,10 +11,12 @@ tool() {
 tool deny 0.20.2
 cargo deny --locked check
 
-published=$(cargo info fsdp --registry crates-io 2>/dev/null | sed -n 's/^version: //p' || true)
-if [ -z "$published" ]; then
-  echo "interface not compared: no version of fsdp is on crates.io"
-else
+if published=$(cargo info fsdp --registry crates-io 2>&1); then
   tool semver-checks 0.51.0
   cargo semver-checks --package fsdp
+elif grep -q 'could not find .fsdp. in registry' <<<"$published"; then
+  echo "interface not compared: no version of fsdp is on crates.io"
+else
+  echo "$published" >&2
+  exit 1
 fi
