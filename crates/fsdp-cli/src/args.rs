@@ -2,6 +2,7 @@
 //!
 //! Texts here are the help pages: each command says what it does, what it leaves behind and how it is called.
 
+mod audit;
 mod calibrate;
 mod check;
 mod ckpt;
@@ -27,6 +28,7 @@ use fsdp_train::config::Device;
 use crate::exit_code;
 use crate::version::VERSION;
 
+pub(crate) use audit::AuditArgs;
 pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use check::CheckArgs;
 #[cfg(feature = "xla")]
@@ -49,6 +51,7 @@ pub(crate) use ckpt::{
 const EXAMPLES: &str = "Examples:
   fsdp train examples/quickstart.toml
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
+  fsdp audit run.toml --before checkpoint-7 --after checkpoint-8 --batch batch.safetensors
   fsdp schedule examples/quickstart.toml
   fsdp schedule examples/quickstart.toml --ops --costs
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8
@@ -86,6 +89,8 @@ pub(crate) enum Command {
     Train(TrainArgs),
     /// Compare sharded training with plain unsharded training, on your own run file
     Verify(VerifyArgs),
+    /// Judge one step of another program: is its gradient right, and its update?
+    Audit(AuditArgs),
     /// Start a run as several processes, here or on several nodes, and restart it after temporary failures
     Launch(LaunchArgs),
     /// Compute the loss and the perplexity of a model on a run file's evaluation sets

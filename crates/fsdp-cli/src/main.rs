@@ -34,6 +34,7 @@ mod shrink;
 mod trace;
 
 mod atomic_file;
+mod audit;
 mod clock;
 mod cluster;
 #[cfg(feature = "cuda")]
@@ -127,6 +128,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
     let is_alone = matches!(
         command,
         Command::Init(_)
+            | Command::Audit(_)
             | Command::Check(_)
             | Command::Schedule(_)
             | Command::Generate(_)
@@ -171,6 +173,7 @@ fn execute(command: Command) -> Result<Exit, CliError> {
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Audit(args) => audit::run(&args),
         Command::Ckpt(command) => ckpt::run(&command).map(exit_of_check),
         Command::Eval(args) => eval::run(&args),
         Command::Generate(args) => generate::run(&args).map(|()| Exit::Done),

@@ -91,6 +91,7 @@ fn has_device(command: &Command) -> bool {
         | Command::Doctor(_) => true,
         // What is launched is another command, which decides for itself.
         Command::Launch(_)
+        | Command::Audit(_)
         | Command::Ckpt(_)
         | Command::Report(_)
         | Command::Completions(_)

@@ -63,6 +63,9 @@ pub struct BatchFacts<'o> {
     /// Per sample, the number of rows up to its last counted target. Later rows, mostly padding, contribute to no
     /// loss.
     pub lengths: &'o [usize],
+    /// Per sample, where the keys end that any of its queries sees; empty if a query sees all keys up to its own.
+    /// Only [`HostMemory`](crate::HostMemory) follows it.
+    pub keys_ends: &'o [usize],
 }
 
 impl<'o> BatchFacts<'o> {

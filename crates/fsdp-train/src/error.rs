@@ -16,6 +16,7 @@ use fsdp_core::{DType, FailureKind, Rank};
 pub use optimizer_state::OptimizerStateError;
 pub use out_dir::OutDirError;
 
+use crate::audit::AuditError;
 use crate::checkpoint::{Difference, SaveFailure};
 use crate::config::ConfigError;
 use crate::data::DataError;
@@ -36,6 +37,9 @@ pub enum TrainError {
     /// The model directory or its description is wrong.
     #[error(transparent)]
     Model(#[from] fsdp_nn::ModelError),
+    /// A step of another program cannot be judged.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] fsdp_ckpt::Error),

@@ -9,6 +9,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`adapter`] | LoRA: choosing the linear maps to adapt, PEFT's format, merging adapters into their base |
+//! | [`audit`](mod@audit) | judges one step of another program, from its states before and after it
 //! | [`config`] | the run file: TOML, `--set`, Hugging Face's `fsdp_config.json`, every default written out |
 //! | [`data`] | files, tokenizers, packing, the order of samples |
 //! | [`memory`] | whether a job fits into the memory of this machine |
@@ -24,6 +25,7 @@
 pub mod adapter;
 mod ahead;
 mod atomic_file;
+pub mod audit;
 pub mod checkpoint;
 pub mod config;
 pub mod data;

@@ -59,6 +59,11 @@ impl RunData {
         Ok(Self { train: None, eval: evaluation(config, &config.data.fetched()?, &loading, vocab)? })
     }
 
+    /// No data, for work on the state of a run.
+    pub fn none() -> Self {
+        Self { train: None, eval: Vec::new() }
+    }
+
     fn train(&self) -> &Training {
         self.train.as_ref().expect("who evaluates a model takes no training step")
     }

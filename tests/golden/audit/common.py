@@ -136,7 +136,7 @@ def published(name):
     if found and matrices:
         experts = range(MIXTURE["num_local_experts"])
         return [f"{layer}experts.{expert}.{matrix}.weight" for expert in experts for matrix in matrices]
-    return [layer + rest] if rest == "gate.weight" else [name.removeprefix("base_model.model.")]
+    return [layer + rest] if rest == "gate.weight" else [name.removeprefix("base_model.model.").replace(".default.", ".")]
 
 
 # Batches: a list of micro-batches in the order of the data, each a dictionary of tensors of ROWS x SEQ

@@ -95,7 +95,7 @@ DENSE = {
 ONCE = {"router_aux_loss_coef": common.MIXTURE["router_aux_loss_coef"] / common.MICRO_ALL}
 SUMMED = dict(cause="auxiliary_loss", factor=float(common.MICRO_ALL))
 # It also resumes without the experts: they have other names in the file, and it reads what fits. So the weights are read first.
-LOST = dict(cause="unexplained", params=r"mlp\.(experts|gate)")
+LOST = dict(cause="model_differs", params=r"mlp\.(experts|gate)")
 MIXTURE = {
     "sound": Case(data="plain", config=ONCE),
     "auxiliary-summed": Case(data="plain", expected=SUMMED),
@@ -105,7 +105,7 @@ MIXTURE = {
 LORA = {
     "sound": Case(),
     "mean-of-micro-batches": Case("means", expected=dict(cause="loss_mean_of_means")),
-    "own-loss": Case("own", "plain", expected=ALL),
+    "own-loss": Case("own", "plain", expected=ALL | dict(params="lora")),
 }
 SETTINGS = {"trainer-llama": ("llama", DENSE), "trainer-mixtral": ("mixtral", MIXTURE), "trainer-lora": ("llama", LORA)}
 KEPT = ("model.safetensors", "adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt")

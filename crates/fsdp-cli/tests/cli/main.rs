@@ -22,6 +22,9 @@ mod early_stopping;
 // Evaluating a model outside of training.
 mod evaluating;
 
+// Judging the steps of other programs.
+mod auditing;
+
 // Generating text.
 mod generating;
 

@@ -22,6 +22,8 @@ pub(crate) struct MicroBatch<'a, B> {
     pub(crate) counted: u64,
     /// Per sample, the number of rows up to its last counted target.
     pub(crate) lengths: &'a [usize],
+    /// Per sample, where the keys end that any of its queries sees; empty if a query sees all keys up to its own.
+    pub(crate) keys_ends: &'a [usize],
     /// Global ids of the samples.
     pub(crate) samples: &'a [u64],
     /// Seed of the run, for dropout.

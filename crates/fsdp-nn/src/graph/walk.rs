@@ -179,8 +179,8 @@ impl<M: Backend> DeviceRunner<'_, M> {
         }
         let keys = call.site.map_or_else(Vec::new, |site| inputs.batch.dropout_keys(inputs.block, site));
         let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
-        let MicroBatch { documents, counted: targets, lengths, .. } = inputs.batch;
-        let batch = BatchFacts { keys: &keys, documents, targets, lengths };
+        let MicroBatch { documents, counted: targets, lengths, keys_ends, .. } = inputs.batch;
+        let batch = BatchFacts { keys: &keys, documents, targets, lengths, keys_ends };
         inputs.memory.run(&call.op, Operands { reads: &reads, writes: &mut writes, batch })
     }
 }

@@ -32,6 +32,18 @@ pub struct Batch {
     pub positions: Option<Vec<u32>>,
 }
 
+/// Facts about the rows of a micro-batch that otherwise follow from its positions and targets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RowFacts {
+    /// The rows of each document, in order, of a micro-batch with positions.
+    pub documents: Option<Vec<Range<usize>>>,
+    /// Per sample, the number of rows that are not padding.
+    pub lengths: Option<Vec<usize>>,
+    /// Per sample, where the keys end that any of its queries sees: padding after them attends to the text only. Empty if a
+    /// query sees all keys up to its own.
+    pub keys_ends: Vec<usize>,
+}
+
 impl Batch {
     /// Returns the number of counted targets.
     pub fn counted(&self) -> u64 {
@@ -98,6 +110,9 @@ pub(super) struct StepData<B> {
     batches: Vec<Batch>,
     /// Per micro-batch, the rows of its documents, if samples are packed.
     documents: Vec<Vec<Range<usize>>>,
+    /// Facts about rows that do not follow from the micro-batch.
+    pub(super) row_facts: RowFacts,
+    keys_ends: Vec<usize>,
     /// Per micro-batch and sample, the number of rows up to its last counted target.
     lengths: Vec<Vec<usize>>,
     /// The first row of each micro-batch.
@@ -130,6 +145,8 @@ impl<B> Default for StepData<B> {
             step: 0,
             batches: Vec::new(),
             documents: Vec::new(),
+            row_facts: RowFacts::default(),
+            keys_ends: Vec::new(),
             lengths: Vec::new(),
             offsets: Vec::new(),
             device: None,
@@ -152,6 +169,9 @@ impl<B: Buffer> StepData<B> {
             let documents = batch.check(architecture).and_then(|()| batch.documents());
             self.documents.push(documents.map_err(|source| program_error(round, source))?);
         }
+        let RowFacts { documents, lengths, keys_ends } = std::mem::take(&mut self.row_facts);
+        self.keys_ends = keys_ends;
+        documents.into_iter().for_each(|documents| self.documents = vec![documents]);
         let packed = batches.iter().any(|batch| batch.positions.is_some());
         let mut rows = 0;
         self.offsets.clear();
@@ -159,7 +179,10 @@ impl<B: Buffer> StepData<B> {
             self.offsets.push(rows);
             rows += batch.ids.len();
         }
-        self.lengths = batches.iter().map(Batch::lengths).collect();
+        self.lengths = match lengths {
+            Some(lengths) => vec![lengths],
+            None => batches.iter().map(Batch::lengths).collect(),
+        };
         self.batches = batches;
         self.step = step;
         self.unread_losses.clear();
@@ -246,6 +269,7 @@ impl<B: Buffer> StepData<B> {
                 documents: &self.documents[round],
                 counted: batch.counted(),
                 lengths: &self.lengths[round],
+                keys_ends: &self.keys_ends,
                 samples: &batch.samples,
                 seed,
                 step: self.step,

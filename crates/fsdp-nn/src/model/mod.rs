@@ -15,8 +15,8 @@ pub mod unsharded;
 
 pub use adapted::Adapted;
 pub use architecture::Architecture;
-pub use batch::Batch;
 pub(crate) use batch::token_bytes;
+pub use batch::{Batch, RowFacts};
 pub(crate) use blocks::Blocks;
 pub use counted::{Counted, StepParts};
 pub use decoder::{

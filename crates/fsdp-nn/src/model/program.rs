@@ -11,7 +11,7 @@ use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
 use fsdp_core::schedule::Round;
 
 use super::architecture::Architecture;
-use super::batch::{Batch, Parts, StepData};
+use super::batch::{Batch, Parts, RowFacts, StepData};
 use super::blocks::Blocks;
 use super::counted::Counted;
 use super::kinds::Shape;
@@ -69,6 +69,12 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         let balance = self.balance();
         let z_loss = self.options.terms.z_loss > 0.0;
         self.data.set(memory, (&self.blocks.architecture, balance, z_loss), step, batches)
+    }
+
+    /// Replaces facts about the rows of the next [`set_batches`](Self::set_batches), which has one micro-batch: audits compute
+    /// what other programs do, rightly or wrongly.
+    pub fn set_row_facts(&mut self, facts: RowFacts) {
+        self.data.row_facts = facts;
     }
 
     /// Sets the factor of the losses' gradients, from the next micro-batch on.

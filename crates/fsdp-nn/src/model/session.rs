@@ -151,6 +151,7 @@ impl<A: Architecture> Session<A> {
             documents: std::slice::from_ref(&document),
             counted: 0,
             lengths: &[],
+            keys_ends: &[],
             samples: &[0],
             seed: 0,
             step: 0,

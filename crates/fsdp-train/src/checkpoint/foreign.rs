@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::formats;
+use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::{Count, Found, StateRows, Wanted};
 use fsdp_ckpt::transfer::{NoProgress, Options};
 use fsdp_core::Memory;
@@ -74,7 +75,7 @@ impl Foreign {
     /// [`TrainError::Checkpoint`]: not a checkpoint, damaged, or with tensors that do not match the model;
     /// [`TrainError::OptimizerState`]; [`TrainError::Adapter`], [`TrainError::Misfit`]: adapters with other settings, or
     /// without a base.
-    pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
+    pub(crate) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         let wanted = wanted(job, table)?;
         let settings = adapter_settings(job, path)?;
         let found = Found::new(formats::open(path)?, &wanted)?;
@@ -96,7 +97,7 @@ impl Foreign {
     }
 
     /// The path passed to [`Foreign::open`].
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -106,7 +107,7 @@ impl Foreign {
     /// # Errors
     /// [`TrainError::OptimizerState`], [`TrainError::TiedDiffer`];
     /// [`TrainError::Checkpoint`] for counts that cannot be read.
-    pub(super) fn steps<A>(
+    pub(crate) fn steps<A>(
         &self,
         job: &Job<A>,
         at_step: Option<u64>,
@@ -274,6 +275,30 @@ impl Foreign {
             read(name, state_rows(spec.param(piece.param), piece), values)
         })?;
         Ok(rows.map_or(Ok(()), StateRows::finish)?)
+    }
+
+    /// Opens the tensors for reading.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`]: a file that is missing or damaged.
+    pub(crate) fn rows<'a>(&'a self, stop: &'a AtomicBool) -> Result<StateRows<'a>, TrainError> {
+        Ok(StateRows::new(&self.found, Options::new(&NoProgress, stop))?)
+    }
+
+    /// The name and dtype of the tensor with the values of a parameter; `None` if they are read elsewhere, as those of the
+    /// base of adapters.
+    pub(crate) fn weight(&self, param: ParamId) -> Option<(&str, TensorType)> {
+        let name = self.found.weights[param.0].as_deref()?;
+        Some((name, self.found.checkpoint.tensors[name].dtype))
+    }
+
+    /// The name and dtype of the tensor with a state of a parameter; `None` if the optimizer has none.
+    pub(crate) fn state(&self, param: ParamId, state: &str) -> Option<(&str, TensorType)> {
+        if !self.is_held(param.0) {
+            return None;
+        }
+        let name = self.state_of(param.0, state);
+        Some((name, self.found.checkpoint.tensors[name].dtype))
     }
 
     /// The name of the tensor that holds a state of a parameter.

@@ -88,6 +88,34 @@ impl Resolved {
         Self::of_files(extends::read(path)?, overrides, world)
     }
 
+    /// Reads what a run file says of the model and its update, for the judgement of a step whose batches come from elsewhere.
+    /// The tables `[run]`, `[data]` and `[checkpoint]`, the sizes of
+    /// batches and how parameters are sharded are not read, and may be missing.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn load_for_audit(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        const SHARDING: [&str; 3] = ["frozen", "param_dtype", "reduce_dtype"];
+        let mut files = extends::read(path)?;
+        for (_, table) in &mut files {
+            ["run", "data", "checkpoint"].iter().for_each(|key| drop(table.remove(*key)));
+            if let Some(Value::Table(fsdp)) = table.get_mut("fsdp") {
+                fsdp.retain(|key, _| SHARDING.contains(&key));
+            }
+        }
+        let own = [
+            "run.ranks=1",
+            "run.out_dir=none",
+            "data.train=[\"none\"]",
+            "data.seq_len=1",
+            "train.micro_batch_size=1",
+            "train.global_batch_size=1",
+        ];
+        let overrides: Vec<String> =
+            own.map(str::to_owned).into_iter().chain(overrides.iter().cloned()).collect();
+        Self::of_files(files, &overrides, &|_| World::of_ranks(1))
+    }
+
     /// Parses the text of a run file; `origin` names it in errors. If the number of ranks is not set, it is 1.
     ///
     /// # Errors

@@ -28,7 +28,8 @@ impl TrainError {
                 let core = source.downcast_ref::<fsdp_core::Error>();
                 core.map_or(FailureKind::Temporary, fsdp_core::Error::kind)
             }
-            TrainError::Config(_)
+            TrainError::Audit(_)
+            | TrainError::Config(_)
             | TrainError::Data(_)
             | TrainError::Model(_)
             | TrainError::Misfit { .. }

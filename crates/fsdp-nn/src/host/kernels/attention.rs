@@ -81,6 +81,8 @@ struct Group<'a> {
     first_head: usize,
     dropout: Option<(Dropout<'a>, u64)>,
     scores: Scores,
+    /// End of the keys that any query sees.
+    keys_end: usize,
     dims: &'a AttentionDims,
 }
 
@@ -111,6 +113,7 @@ impl<'a> Group<'a> {
             first_head: kv_head * heads,
             dropout,
             scores,
+            keys_end: batch.keys_ends.get(sample).map_or(usize::MAX, |end| (*end).max(1)),
             dims,
         };
         let documents = if scores.packed { batch.documents } else { &[] };
@@ -132,7 +135,9 @@ impl<'a> Group<'a> {
 
     /// The keys of a block that one of its queries sees, relative to the block's first key.
     fn visible(&self, block: Block, query: usize) -> Range<usize> {
-        self.scores.first_key(query) - block.first..query + 1 - block.first
+        let end = (query + 1).min(self.keys_end);
+        self.scores.first_key(query).min(end - 1).max(block.first) - block.first
+            ..end.max(block.first + 1) - block.first
     }
 
     fn block_len(&self) -> usize {

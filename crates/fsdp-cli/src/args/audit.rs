@@ -1,0 +1,56 @@
+//! Arguments of `fsdp audit`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::RunFileArgs;
+
+/// `fsdp audit`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Two checkpoints one step apart contain the gradient that the program really used, in the optimizer's
+moments. It is compared with the gradient of the same step computed here. If they differ by more
+than precision allows, known faults are planted one by one, and the one that explains the
+difference is named. Then the update is judged, given that gradient. No hook, and no change to the
+program, is needed: only its checkpoints and the batch.
+
+The run file says what should have happened: [model], [adapter], [train.optimizer],
+train.lr_schedule, train.steps, train.grad_clip, and of [fsdp] the dtypes and what is frozen.
+[run] and [data] are not needed. The checkpoints are what `train --resume-from` takes.
+
+The batch is a safetensors file with m0.input_ids, m0.labels, .. per micro-batch, over all ranks in
+the order of the data; docs/auditing.md has the lines that write it from each framework.
+
+Exit codes: 0 the step is sound, 1 something was found, 2 the input is wrong.
+
+Examples:
+  fsdp audit run.toml --before checkpoint-7 --after checkpoint-8 --batch batch.safetensors
+  fsdp audit run.toml --before a --after b --batch batch.safetensors --report audit.html
+  fsdp audit run.toml --before a --after b --batch batch.safetensors --json"
+)]
+pub(crate) struct AuditArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFileArgs,
+    /// The state before the step: a checkpoint with its optimizer
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub(crate) before: PathBuf,
+    /// The state after the step
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub(crate) after: PathBuf,
+    /// All micro-batches of the step, over all ranks (safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) batch: PathBuf,
+    /// Labels are shifted already: that of a position is the token to predict there
+    #[arg(long)]
+    pub(crate) shifted: bool,
+    /// Steps done before the step, if the checkpoints do not count them
+    #[arg(long, value_name = "N")]
+    pub(crate) at_step: Option<u64>,
+    /// Write an HTML file with a bar for each parameter
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,84 @@
+//! The verdict for people.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use fsdp_train::audit::{GradientRow, Report};
+
+use crate::output::{Paint, table};
+
+/// Renders the verdict, the findings, and the tables that show them.
+pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
+    let mut text = String::new();
+    let step = report.step + 1;
+    let style = Paint::of(&std::io::stdout());
+    if report.is_sound() {
+        let _ = writeln!(
+            text,
+            "{}: step {step} used the right gradient and made the right update, as far as its precision shows ({} of the \
+             gradient)",
+            style.good("sound"),
+            percent(report.bound)
+        );
+    }
+    for finding in &report.findings {
+        let cause = serde_json::to_value(finding.cause).expect("a cause is a name");
+        let cause = cause.as_str().unwrap_or_default().replace('_', " ");
+        let _ = writeln!(
+            text,
+            "{}: step {step}: {} (explains {} of the difference)",
+            style.bad(&cause),
+            finding.text,
+            percent(finding.explains)
+        );
+    }
+    text.push('\n');
+    text += &table(
+        ["gradients", "expected norm", "used norm", "factor", "cosine", "left", "bound"],
+        report.groups.iter().map(gradient),
+    );
+    if !report.updates.is_empty() {
+        text.push('\n');
+        text += &table(
+            ["updates", "lr", "found", "weight decay", "found", "left", "bound"],
+            report.updates.iter().map(|row| {
+                [
+                    row.name.clone(),
+                    format!("{:.4e}", row.lr),
+                    format!("{:.4e}", row.lr_found),
+                    format!("{:.4}", row.weight_decay),
+                    format!("{:.4}", row.weight_decay_found),
+                    format!("{:.1e}", row.residual),
+                    format!("{:.1e}", row.bound),
+                ]
+            }),
+        );
+    }
+    for note in &report.notes {
+        let _ = writeln!(text, "{note}");
+    }
+    if let Some(page) = page {
+        let _ = writeln!(text, "\n{}", page.display());
+    }
+    text
+}
+
+fn gradient(row: &GradientRow) -> [String; 7] {
+    let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.6}"));
+    [
+        row.name.clone(),
+        format!("{:.4e}", row.expected),
+        format!("{:.4e}", row.used),
+        shown(row.factor),
+        shown(row.cosine),
+        format!("{:.1e}", row.residual),
+        format!("{:.1e}", row.bound),
+    ]
+}
+
+fn percent(share: f64) -> String {
+    match 100.0 * share {
+        percent if percent >= 99.0 => format!("{percent:.4} %"),
+        percent => format!("{percent:.2e} %"),
+    }
+}

@@ -1,0 +1,298 @@
+//! The micro-batches of the judged step, from a safetensors file that the other program wrote.
+
+use std::ops::Range;
+use std::path::Path;
+
+use fsdp_ckpt::safetensors::{SafetensorsReader, TensorType};
+use fsdp_nn::backend::IGNORED_TARGET;
+use fsdp_nn::model::{Batch, RowFacts};
+
+use super::AuditError;
+use crate::error::TrainError;
+
+/// The label of positions that do not count, in PyTorch.
+const IGNORED_LABEL: i64 = -100;
+
+/// The most tokens of a step: some thousand times those of one that takes a host minutes.
+const TOKENS_MAX: usize = 1 << 28;
+
+/// A micro-batch as the other program had it. All lists are ordered by (row, position).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// The token to predict at each position; `None` does not count.
+    pub targets: Vec<Option<u32>>,
+    /// Tokens per row.
+    pub seq: usize,
+    /// Position of each token in its document, if rows have several.
+    pub positions: Option<Vec<u32>>,
+    /// For each token, whether it is text and not padding.
+    pub is_text: Vec<bool>,
+}
+
+/// Other positions that count in the loss than those of the batch, or other targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Labels {
+    /// Also the text that the batch leaves out, such as prompts.
+    WithPrompts,
+    /// Also padding.
+    WithPadding,
+    /// All positions.
+    All,
+    /// The token after the next one: labels that were shifted by the data and again by the model.
+    ShiftedTwice,
+    /// The token itself: labels that nobody shifted.
+    NotShifted,
+}
+
+/// Which tokens attend to each other, and what positions they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Documents {
+    /// As the positions of the batch say.
+    Given,
+    /// All of a row attend to each other, with the positions of the batch.
+    Joined,
+    /// All of a row attend to each other, and positions do not restart.
+    Ignored,
+    /// Documents do not attend to each other, but positions do not restart.
+    RunOn,
+    /// All of a row attend to each other, but positions restart this often.
+    Restarting(usize),
+}
+
+impl MicroBatch {
+    /// Number of positions that count.
+    pub fn counted(&self) -> usize {
+        self.targets.iter().flatten().count()
+    }
+
+    /// Whether rows have several documents.
+    pub(super) fn is_packed(&self) -> bool {
+        self.positions.is_some()
+    }
+
+    /// The same micro-batch with other labels.
+    pub(super) fn labelled(&self, labels: Labels) -> MicroBatch {
+        let target = |index: usize| -> Option<u32> {
+            let row_end = (index / self.seq + 1) * self.seq;
+            let token = |at: usize| (at < row_end).then(|| self.ids[at]);
+            let (given, next) = (self.targets[index], index + 1);
+            match labels {
+                Labels::WithPrompts => given.or_else(|| token(next).filter(|_| self.is_text[next])),
+                Labels::WithPadding => given.or_else(|| token(next).filter(|_| !self.is_text[next])),
+                Labels::All => given.or_else(|| token(next)),
+                Labels::ShiftedTwice => (next < row_end).then(|| self.targets[next]).flatten(),
+                Labels::NotShifted if index.is_multiple_of(self.seq) => None,
+                Labels::NotShifted => self.targets[index - 1],
+            }
+        };
+        MicroBatch { targets: (0..self.ids.len()).map(target).collect(), ..self.clone() }
+    }
+
+    /// The same as a batch of a model, and facts about its rows.
+    /// With `hides_padding`, padding attends to text only, as it does under an attention mask.
+    pub(super) fn to_batch(&self, documents: Documents, hides_padding: bool) -> (Batch, RowFacts) {
+        let (seq, rows) = (self.seq, self.ids.len());
+        let count_from = |first: usize| (0..rows).map(|at| (at % seq % first.max(1)) as u32).collect();
+        let positions = match documents {
+            Documents::Given | Documents::Joined => self.positions.clone(),
+            Documents::Ignored => None,
+            Documents::RunOn => Some(count_from(seq)),
+            Documents::Restarting(parts) => Some(count_from(seq.div_ceil(parts))),
+        };
+        let samples = || (0..rows / seq).map(|sample| sample * seq..(sample + 1) * seq);
+        let documents = match documents {
+            Documents::Given | Documents::Ignored => None,
+            Documents::Joined | Documents::Restarting(_) => Some(samples().collect()),
+            Documents::RunOn => self.positions.as_ref().map(|positions| {
+                let starts: Vec<usize> = (0..rows).filter(|&at| positions[at] == 0).collect();
+                let ends = starts.iter().skip(1).copied().chain([rows]);
+                starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect()
+            }),
+        };
+        let length = |sample: Range<usize>| {
+            let last = sample.clone().rposition(|at| self.is_text[at] || self.targets[at].is_some());
+            last.map_or(0, |last| last + 1)
+        };
+        let lengths = Some(samples().map(length).collect());
+        let text = |sample: Range<usize>| {
+            sample.clone().rposition(|at| self.is_text[at]).map_or(seq, |last| last + 1)
+        };
+        let keys_ends = if hides_padding { samples().map(text).collect() } else { Vec::new() };
+        let targets = self.targets.iter().map(|target| target.unwrap_or(IGNORED_TARGET)).collect();
+        let samples = (0..(rows / seq) as u64).collect();
+        (
+            Batch { ids: self.ids.clone(), targets, samples, seq, positions },
+            RowFacts { documents, lengths, keys_ends },
+        )
+    }
+}
+
+/// Reads the micro-batches `m0`, `m1`, .. of a file: `.input_ids` and `.labels` [rows, tokens], and where rows have several
+/// documents or padding, `.position_ids` and `.attention_mask` of the same shape. `shifted` says that the label of a
+/// position is the token to predict there, and not, as in transformers, the token there.
+///
+/// # Errors
+/// [`AuditError::Batch`], naming the tensor; [`TrainError::Checkpoint`] for a file that cannot be read.
+pub fn read_batches(path: &Path, shifted: bool, vocab: usize) -> Result<Vec<MicroBatch>, TrainError> {
+    let file = File { reader: SafetensorsReader::open(path)?, path };
+    let has = |name: &str| file.reader.header().entry(name).is_some();
+    let count = (0..).take_while(|index| has(&format!("m{index}.input_ids"))).count();
+    if count == 0 {
+        return Err(file.fault("m0.input_ids", "it is missing: docs/auditing.md shows how to write the file"));
+    }
+    let known = ["input_ids", "labels", "position_ids", "attention_mask"];
+    for name in file.reader.names() {
+        let part = name.strip_prefix('m').and_then(|name| name.split_once('.'));
+        if !part.is_some_and(|(index, part)| {
+            index.parse().is_ok_and(|index: usize| index < count) && known.contains(&part)
+        }) {
+            let what = format!(
+                "there are {count} micro-batches, with {} each: nothing else belongs here",
+                known.join(", ")
+            );
+            return Err(file.fault(name, &what));
+        }
+    }
+    let batches =
+        (0..count).map(|index| file.micro_batch(index, shifted, vocab)).collect::<Result<Vec<_>, _>>()?;
+    if batches.iter().all(|batch| batch.counted() == 0) {
+        return Err(file.fault("m0.labels", "no position of any micro-batch counts: all labels are -100"));
+    }
+    Ok(batches)
+}
+
+struct File<'a> {
+    reader: SafetensorsReader,
+    path: &'a Path,
+}
+
+impl File<'_> {
+    fn fault(&self, tensor: &str, what: &str) -> TrainError {
+        AuditError::Batch { path: self.path.to_owned(), tensor: tensor.to_owned(), what: what.to_owned() }
+            .into()
+    }
+
+    fn micro_batch(&self, index: usize, shifted: bool, vocab: usize) -> Result<MicroBatch, TrainError> {
+        let name = |part: &str| format!("m{index}.{part}");
+        let (ids, shape) = self.integers(&name("input_ids"), None)?;
+        let seq = shape[1];
+        let optional = |part: &str| -> Result<Option<Vec<i64>>, TrainError> {
+            let is_there = self.reader.header().entry(&name(part)).is_some();
+            let read = is_there.then(|| self.integers(&name(part), Some(shape))).transpose()?;
+            Ok(read.map(|(values, _)| values))
+        };
+        let token = |part: &str, value: i64| {
+            u32::try_from(value).ok().filter(|&id| (id as usize) < vocab).ok_or_else(|| {
+                self.fault(&name(part), &format!("{value} is not among the {vocab} tokens of the model"))
+            })
+        };
+        let ids = ids.into_iter().map(|id| token("input_ids", id)).collect::<Result<Vec<_>, _>>()?;
+        let Some(labels) = optional("labels")? else {
+            return Err(self.fault(
+                &name("labels"),
+                "it is missing; labels may be the input_ids, with -100 where nothing counts",
+            ));
+        };
+        let label = |label: i64| match label {
+            IGNORED_LABEL => Ok(None),
+            label => token("labels", label).map(Some),
+        };
+        let labels = labels.into_iter().map(label).collect::<Result<Vec<_>, _>>()?;
+        let next = |at: usize| if (at + 1).is_multiple_of(seq) { None } else { labels[at + 1] };
+        let targets = if shifted { labels.clone() } else { (0..ids.len()).map(next).collect() };
+        let mask = optional("attention_mask")?;
+        let is_text = match &mask {
+            Some(mask) => mask.iter().map(|&value| value != 0).collect(),
+            None => text_of(&ids, &labels, seq),
+        };
+        let positions = optional("position_ids")?;
+        let positions = match positions {
+            Some(positions) => self.documents(&name("position_ids"), &positions, seq)?,
+            None if mask.is_some() => after_padding(&is_text, seq),
+            None => None,
+        };
+        Ok(MicroBatch { ids, targets, seq, positions, is_text })
+    }
+
+    /// The positions of rows with several documents; `None` if each row is one.
+    fn documents(&self, name: &str, positions: &[i64], seq: usize) -> Result<Option<Vec<u32>>, TrainError> {
+        let is_plain = positions.iter().enumerate().all(|(at, &position)| position == (at % seq) as i64);
+        if is_plain {
+            return Ok(None);
+        }
+        let mut documents = Vec::with_capacity(positions.len());
+        for (at, &position) in positions.iter().enumerate() {
+            let expected = if at % seq == 0 { 0 } else { documents[at - 1] + 1 };
+            if position != 0 && position != i64::from(expected) {
+                let what = format!(
+                    "row {}, position {}: {position} neither begins a document (0) nor continues it ({expected})",
+                    at / seq,
+                    at % seq
+                );
+                return Err(self.fault(name, &what));
+            }
+            documents.push(if position == 0 { 0 } else { expected });
+        }
+        Ok(Some(documents))
+    }
+
+    /// Reads a matrix of integers.
+    fn integers(
+        &self,
+        name: &str,
+        expected: Option<[usize; 2]>,
+    ) -> Result<(Vec<i64>, [usize; 2]), TrainError> {
+        let entry = self.reader.entry(name)?;
+        let shape = <[usize; 2]>::try_from(entry.shape()).ok().filter(|[rows, seq]| rows * seq > 0);
+        let Some(shape) = shape.filter(|shape| expected.is_none_or(|expected| expected == *shape)) else {
+            let wanted = expected.map_or("[rows, tokens]".to_owned(), |shape| format!("{shape:?}"));
+            return Err(self.fault(name, &format!("its shape is {:?}, expected {wanted}", entry.shape())));
+        };
+        if shape[0].saturating_mul(shape[1]) > TOKENS_MAX {
+            return Err(self.fault(name, &format!("it has more than {TOKENS_MAX} tokens")));
+        }
+        let dtype = entry.dtype();
+        if !matches!(dtype, TensorType::I64 | TensorType::I32 | TensorType::U8 | TensorType::Bool) {
+            return Err(self.fault(name, &format!("its dtype is {}, expected I64", dtype.name())));
+        }
+        let mut bytes = vec![0; shape[0] * shape[1] * dtype.size_bytes()];
+        self.reader.read_rows(name, Range { start: 0, end: shape[0] }, &mut bytes)?;
+        let values = bytes.chunks_exact(dtype.size_bytes()).map(|bytes| match *bytes {
+            [byte] => i64::from(byte),
+            [a, b, c, d] => i64::from(i32::from_le_bytes([a, b, c, d])),
+            _ => i64::from_le_bytes(bytes.try_into().expect("I64 has eight bytes")),
+        });
+        Ok((values.collect(), shape))
+    }
+}
+
+/// Without a mask: the same token again and again at the end of a row, not counted, is padding.
+fn text_of(ids: &[u32], labels: &[Option<u32>], seq: usize) -> Vec<bool> {
+    let row = |(ids, labels): (&[u32], &[Option<u32>])| {
+        let last = *ids.last().expect("rows have tokens");
+        let padding =
+            ids.iter().zip(labels).rev().take_while(|&(&id, label)| id == last && label.is_none()).count();
+        let text = if padding > 1 { seq - padding } else { seq };
+        (0..seq).map(move |at| at < text).collect::<Vec<_>>()
+    };
+    ids.chunks(seq).zip(labels.chunks(seq)).flat_map(row).collect()
+}
+
+/// Padding in front of text is a document of its own, for nothing attends to it; padding after it needs nothing, because
+/// attention is causal.
+fn after_padding(is_text: &[bool], seq: usize) -> Option<Vec<u32>> {
+    let padded = |row: &[bool]| row.iter().position(|&text| text).unwrap_or(0);
+    if is_text.chunks(seq).all(|row| padded(row) == 0) {
+        return None;
+    }
+    let row = |row: &[bool]| {
+        let first = padded(row);
+        (0..seq).map(move |at| (if at < first { at } else { at - first }) as u32).collect::<Vec<_>>()
+    };
+    Some(is_text.chunks(seq).flat_map(row).collect())
+}
+
+#[cfg(test)]
+mod tests;

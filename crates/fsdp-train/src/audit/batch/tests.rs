@@ -1,0 +1,121 @@
+use fsdp_ckpt::safetensors::{Header, TensorSpec};
+
+use super::*;
+
+/// Writes a file with these tensors of `I64`.
+fn file(tensors: &[(&str, [usize; 2], Vec<i64>)]) -> tempfile::NamedTempFile {
+    let spec = |(name, shape, _): &(&str, [usize; 2], Vec<i64>)| TensorSpec {
+        name: (*name).to_owned(),
+        dtype: TensorType::I64,
+        shape: shape.to_vec(),
+    };
+    let (header, mut bytes) = Header::layout(tensors.iter().map(spec).collect(), None).unwrap();
+    for entry in header.entries() {
+        let (.., values) = tensors.iter().find(|(name, ..)| *name == entry.name()).unwrap();
+        bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    file
+}
+
+fn read(tensors: &[(&str, [usize; 2], Vec<i64>)], shifted: bool) -> Result<Vec<MicroBatch>, String> {
+    let file = file(tensors);
+    read_batches(file.path(), shifted, 10)
+        .map_err(|error| error.to_string().replace(file.path().to_str().unwrap(), "FILE"))
+}
+
+const IGNORED: i64 = IGNORED_LABEL;
+
+#[test]
+fn labels_are_shifted_within_rows() {
+    let tensors = [
+        ("m0.input_ids", [2, 3], vec![1, 2, 3, 4, 5, 6]),
+        ("m0.labels", [2, 3], vec![1, 2, 3, IGNORED, 5, 6]),
+    ];
+    let batch = read(&tensors, false).unwrap().remove(0);
+    assert_eq!(batch.targets, [Some(2), Some(3), None, Some(5), Some(6), None]);
+    let shifted = read(&tensors, true).unwrap().remove(0);
+    assert_eq!(shifted.targets, [Some(1), Some(2), Some(3), None, Some(5), Some(6)]);
+}
+
+#[test]
+fn every_fault_of_a_file_names_its_tensor() {
+    let ids = || ("m0.input_ids", [1, 3], vec![1, 2, 3]);
+    let labels = || ("m0.labels", [1, 3], vec![1, 2, 3]);
+    let cases = [
+        (vec![labels()], "m0.input_ids: it is missing"),
+        (vec![ids()], "m0.labels: it is missing"),
+        (
+            vec![("m0.input_ids", [1, 3], vec![1, 2, 10]), labels()],
+            "m0.input_ids: 10 is not among the 10 tokens",
+        ),
+        (vec![ids(), ("m0.labels", [1, 3], vec![1, -1, 3])], "m0.labels: -1 is not among"),
+        (
+            vec![ids(), ("m0.labels", [3, 1], vec![1, 2, 3])],
+            "m0.labels: its shape is [3, 1], expected [1, 3]",
+        ),
+        (vec![ids(), ("m0.labels", [1, 3], vec![IGNORED; 3])], "no position of any micro-batch counts"),
+        (vec![ids(), labels(), ("m1.labels", [1, 3], vec![1, 2, 3])], "m1.labels: there are 1 micro-batches"),
+        (
+            vec![ids(), labels(), ("m0.position_ids", [1, 3], vec![0, 2, 3])],
+            "row 0, position 1: 2 neither begins",
+        ),
+    ];
+    for (tensors, part) in cases {
+        let message = read(&tensors, false).unwrap_err();
+        assert!(message.contains(part) && message.contains("FILE"), "{message}");
+    }
+}
+
+#[test]
+fn positions_that_restart_are_documents() {
+    let tensors = |positions: Vec<i64>| {
+        [
+            ("m0.input_ids", [1, 4], vec![1, 2, 3, 4]),
+            ("m0.labels", [1, 4], vec![1, 2, 3, 4]),
+            ("m0.position_ids", [1, 4], positions),
+        ]
+    };
+    assert_eq!(read(&tensors(vec![0, 1, 2, 3]), false).unwrap()[0].positions, None);
+    let packed = read(&tensors(vec![0, 1, 0, 1]), false).unwrap().remove(0);
+    let (batch, facts) = packed.to_batch(Documents::Given, false);
+    assert_eq!((batch.positions, facts.documents), (Some(vec![0, 1, 0, 1]), None));
+    let (batch, facts) = packed.to_batch(Documents::Joined, false);
+    assert_eq!(batch.positions, Some(vec![0, 1, 0, 1]));
+    assert_eq!(facts.documents, Some(std::iter::once(0..4).collect()));
+    let (batch, facts) = packed.to_batch(Documents::RunOn, false);
+    assert_eq!((batch.positions, facts.documents), (Some(vec![0, 1, 2, 3]), Some(vec![0..2, 2..4])));
+    assert_eq!(packed.to_batch(Documents::Ignored, false).0.positions, None);
+    let (batch, _) = packed.to_batch(Documents::Restarting(4), false);
+    assert_eq!(batch.positions, Some(vec![0, 0, 0, 0]));
+}
+
+#[test]
+fn padding_in_front_is_a_document_of_its_own() {
+    let tensors = [
+        ("m0.input_ids", [1, 4], vec![0, 0, 3, 4]),
+        ("m0.labels", [1, 4], vec![IGNORED, IGNORED, 3, 4]),
+        ("m0.attention_mask", [1, 4], vec![0, 0, 1, 1]),
+    ];
+    assert_eq!(read(&tensors, false).unwrap()[0].positions, Some(vec![0, 1, 0, 1]));
+}
+
+#[test]
+fn labels_of_faults_count_what_they_say() {
+    let tensors = [
+        ("m0.input_ids", [1, 6], vec![1, 2, 3, 4, 0, 0]),
+        ("m0.labels", [1, 6], vec![IGNORED, IGNORED, 3, 4, IGNORED, IGNORED]),
+        ("m0.attention_mask", [1, 6], vec![1, 1, 1, 1, 0, 0]),
+    ];
+    let batch = read(&tensors, false).unwrap().remove(0);
+    let targets = |labels| batch.labelled(labels).targets;
+    assert_eq!(batch.targets, [None, Some(3), Some(4), None, None, None]);
+    assert_eq!(targets(Labels::WithPrompts), [Some(2), Some(3), Some(4), None, None, None]);
+    assert_eq!(targets(Labels::WithPadding), [None, Some(3), Some(4), Some(0), Some(0), None]);
+    assert_eq!(targets(Labels::All), [Some(2), Some(3), Some(4), Some(0), Some(0), None]);
+    assert_eq!(targets(Labels::ShiftedTwice), [Some(3), Some(4), None, None, None, None]);
+    assert_eq!(targets(Labels::NotShifted), [None, None, Some(3), Some(4), None, None]);
+    let (_, facts) = batch.to_batch(Documents::Given, true);
+    assert_eq!((facts.keys_ends, facts.lengths), (vec![4], Some(vec![4])));
+}

@@ -1,0 +1,128 @@
+//! The result of an audit.
+
+use serde::Serialize;
+
+/// What is wrong with a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// A gradient was multiplied by a factor.
+    GradientScaled,
+    /// A gradient, or the share of a micro-batch, did not arrive.
+    GradientMissing,
+    /// Means over micro-batches or ranks were averaged, though they counted different numbers of tokens.
+    LossMeanOfMeans,
+    /// Padding or prompts counted, or labels were shifted a second time or not at all.
+    TokensCounted,
+    /// Documents that share a row saw each other.
+    DocumentsAttend,
+    /// Positions did not restart with each document.
+    Positions,
+    /// A tied weight got only the share of one of its uses.
+    TiedGradientMissing,
+    /// Gradients were clipped by another norm, or not at all.
+    Clipping,
+    /// The learning rate of the step.
+    LearningRate,
+    /// Weight decay: its size, its parameters or its place.
+    WeightDecay,
+    /// Moments or the update do not follow the rule.
+    UpdateRule,
+    /// Dropout was active.
+    DropoutActive,
+    /// The model computes something else, or at other weights.
+    ModelDiffers,
+    /// The balancing loss of routers had another coefficient.
+    AuxiliaryLoss,
+    /// No hypothesis explains what was found.
+    Unexplained,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// What it is.
+    pub cause: Cause,
+    /// Names of the parameters that it concerns; empty if it concerns all.
+    pub params: Vec<String>,
+    /// Actual size divided by the expected one; `None` if the fault has no size.
+    pub factor: Option<f64>,
+    /// The share of the difference that the fault explains, from 0 to 1.
+    pub explains: f64,
+    /// One sentence for the user.
+    pub text: String,
+}
+
+/// Gradients of one parameter, or of all parameters of a kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GradientRow {
+    /// Name; the numbers of layers are `*` where it stands for several parameters.
+    pub name: String,
+    /// Norm of the expected gradient, after clipping.
+    pub expected: f64,
+    /// Norm of the gradient that the update used.
+    pub used: f64,
+    /// The factor of the expected gradient that is nearest to the used one; `None` without an expected gradient.
+    pub factor: Option<f64>,
+    /// Cosine of the angle between both; `None` if one is zero.
+    pub cosine: Option<f64>,
+    /// What the factor does not explain, relative to the norm of the expected gradient.
+    pub residual: f64,
+    /// The difference that precision alone may make, relative to the norm of the expected gradient.
+    pub bound: f64,
+}
+
+/// The update of one group of parameters, given the gradient that it used.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UpdateRow {
+    /// The group: one of its parameters, and how many others it has.
+    pub name: String,
+    /// Learning rate that the run file asks for.
+    pub lr: f64,
+    /// Learning rate that explains the update best.
+    pub lr_found: f64,
+    /// Weight decay that the run file asks for.
+    pub weight_decay: f64,
+    /// Weight decay that explains the update best.
+    pub weight_decay_found: f64,
+    /// What the expected update leaves unexplained, relative to its norm.
+    pub residual: f64,
+    /// What precision alone may leave.
+    pub bound: f64,
+}
+
+/// The judgement of one step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// `"sound"` or `"findings"`.
+    pub verdict: &'static str,
+    /// Steps done before the judged one.
+    pub step: u64,
+    /// What is wrong, the most important first.
+    pub findings: Vec<Finding>,
+    /// The largest relative difference of a gradient that precision alone may make.
+    pub bound: f64,
+    /// What could not be judged, and other remarks.
+    pub notes: Vec<String>,
+    /// Gradients by kind of parameter.
+    pub groups: Vec<GradientRow>,
+    /// Gradients of each parameter, in the order of the model.
+    pub params: Vec<GradientRow>,
+    /// Updates by group of the optimizer.
+    pub updates: Vec<UpdateRow>,
+}
+
+impl Report {
+    /// Whether nothing was found.
+    pub fn is_sound(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+/// The name of a parameter without the numbers of layers and experts.
+pub(super) fn kind_of(name: &str) -> String {
+    let part = |part: &str| {
+        if part.bytes().all(|byte| byte.is_ascii_digit()) { "*".to_owned() } else { part.to_owned() }
+    };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}

@@ -1,0 +1,104 @@
+//! A training state that is read by rows: weights and moments of one checkpoint.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+
+use fsdp_ckpt::safetensors::TensorType;
+use fsdp_ckpt::training::StateRows;
+use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::update::Piece;
+
+use crate::checkpoint::Foreign;
+use crate::error::TrainError;
+use crate::init::InitSource;
+
+/// Elements that are read at a time.
+const BLOCK_ELEMS: usize = 1 << 20;
+
+/// An open checkpoint, in the terms of the model.
+pub(super) struct State<'a> {
+    pub(super) foreign: &'a Foreign,
+    rows: StateRows<'a>,
+    init: &'a InitSource,
+    spec: &'a ModelSpec,
+    /// Takes back the update of an element, given its parameter, value and moments.
+    pub(super) undo: Option<Undo>,
+}
+
+/// The value before an update, from the parameter's id, and the value and the moments after it.
+pub(super) type Undo = Box<dyn Fn(ParamId, f64, [f64; 2]) -> f64>;
+
+impl<'a> State<'a> {
+    pub(super) fn open(
+        foreign: &'a Foreign,
+        init: &'a InitSource,
+        spec: &'a ModelSpec,
+        stop: &'a AtomicBool,
+    ) -> Result<Self, TrainError> {
+        Ok(Self { foreign, rows: foreign.rows(stop)?, init, spec, undo: None })
+    }
+
+    /// Reads rows of a parameter, of which a vector has one per element.
+    pub(super) fn param(&mut self, id: ParamId, rows: Range<usize>) -> Result<Vec<f64>, TrainError> {
+        let row_len = self.spec.param(id).row_len().unwrap_or(1);
+        let mut values = vec![0.0; rows.len() * row_len];
+        match self.foreign.weight(id) {
+            Some((name, _)) => self.rows.read_rows_f64(name, rows.clone(), &mut values)?,
+            None => {
+                let (param_offset, len) = (rows.start * row_len, values.len());
+                let piece = Piece { param: id, offset: 0, len, param_offset, row_len };
+                self.init.fill(self.spec, &piece, &mut values)?;
+            }
+        }
+        if let Some(undo) = self.undo.take().filter(|_| self.spec.param(id).trainable) {
+            let first = self.moment(id, "exp_avg", rows.clone())?;
+            let second = self.moment(id, "exp_avg_sq", rows)?;
+            for (value, moments) in values.iter_mut().zip(first.into_iter().zip(second)) {
+                *value = undo(id, *value, [moments.0, moments.1]);
+            }
+            self.undo = Some(undo);
+        }
+        Ok(values)
+    }
+
+    /// Reads rows of a state of a parameter; zeros if the optimizer has none.
+    pub(super) fn moment(
+        &mut self,
+        id: ParamId,
+        state: &str,
+        rows: Range<usize>,
+    ) -> Result<Vec<f64>, TrainError> {
+        let mut values = vec![0.0; rows.len() * self.spec.param(id).row_len().unwrap_or(1)];
+        if let Some((name, _)) = self.foreign.state(id, state) {
+            self.rows.read_rows_f64(name, rows, &mut values)?;
+        }
+        Ok(values)
+    }
+
+    /// Half of the distance between neighboring numbers near 1 in the dtype of the parameter's tensor.
+    pub(super) fn param_rounding(&self, id: ParamId) -> f64 {
+        self.foreign.weight(id).map_or(0.0, |(_, dtype)| rounding(dtype))
+    }
+
+    /// The same for a state.
+    pub(super) fn moment_rounding(&self, id: ParamId, state: &str) -> f64 {
+        self.foreign.state(id, state).map_or(0.0, |(_, dtype)| rounding(dtype))
+    }
+}
+
+/// The rows of a parameter, in blocks of a bounded number of elements.
+pub(super) fn blocks(spec: &ModelSpec, id: ParamId) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (param, row_len) = (spec.param(id), spec.param(id).row_len().unwrap_or(1));
+    let (rows, step) = (param.len() / row_len.max(1), (BLOCK_ELEMS / row_len.max(1)).max(1));
+    (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
+}
+
+/// The largest relative error of rounding to a dtype.
+fn rounding(dtype: TensorType) -> f64 {
+    match dtype {
+        TensorType::F64 => f64::EPSILON / 2.0,
+        TensorType::Bf16 => 2f64.powi(-9),
+        TensorType::F16 => 2f64.powi(-12),
+        _ => f64::from(f32::EPSILON) / 2.0,
+    }
+}

@@ -1,0 +1,222 @@
+//! Comparisons of gradients, as sums of products over the elements of each parameter.
+//!
+//! Everything that is fitted here is linear (a factor, a share of another vector), so these sums say how well any
+//! combination explains what was found, without another pass over the elements.
+
+use std::collections::BTreeSet;
+use std::ops::{Add, Range};
+
+use fsdp_core::model::{ModelSpec, ParamId};
+
+use super::moments::Moments;
+use super::state::{State, blocks};
+use super::sweep::Gradient;
+use crate::error::TrainError;
+
+/// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// Sums over elements. `u` is the gradient that the update used, `e` the expected one before clipping, `m` and `n` the first
+/// moments before and after the step, `p` the parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sums {
+    pub(super) uu: f64,
+    pub(super) eu: f64,
+    pub(super) ee: f64,
+    pub(super) mm: f64,
+    pub(super) mn: f64,
+    pub(super) nn: f64,
+    pub(super) em: f64,
+    pub(super) en: f64,
+    pub(super) pp: f64,
+    pub(super) pu: f64,
+    pub(super) pe: f64,
+}
+
+impl Sums {
+    /// The squared distance of `u` from `factor * e`.
+    pub(super) fn distance2(&self, factor: f64) -> f64 {
+        (self.uu - 2.0 * factor * self.eu + factor * factor * self.ee).max(0.0)
+    }
+
+    /// The factor of `e` that is nearest to `u`; `None` without an expected gradient.
+    pub(super) fn factor(&self) -> Option<f64> {
+        (self.ee > 0.0).then(|| self.eu / self.ee)
+    }
+
+    /// What no factor explains, as a length.
+    pub(super) fn leftover(&self) -> f64 {
+        self.factor().map_or(self.uu, |factor| self.distance2(factor)).sqrt()
+    }
+
+    /// The cosine between both gradients; `None` if one of them is zero.
+    pub(super) fn cosine(&self) -> Option<f64> {
+        let norms = (self.uu * self.ee).sqrt();
+        (norms > 0.0).then(|| self.eu / norms)
+    }
+}
+
+impl Add for Sums {
+    type Output = Sums;
+
+    fn add(self, other: Sums) -> Sums {
+        Sums {
+            uu: self.uu + other.uu,
+            eu: self.eu + other.eu,
+            ee: self.ee + other.ee,
+            mm: self.mm + other.mm,
+            mn: self.mn + other.mn,
+            nn: self.nn + other.nn,
+            em: self.em + other.em,
+            en: self.en + other.en,
+            pp: self.pp + other.pp,
+            pu: self.pu + other.pu,
+            pe: self.pe + other.pe,
+        }
+    }
+}
+
+/// The sums over all parameters.
+pub(super) fn total(sums: &[Sums]) -> Sums {
+    sums.iter().fold(Sums::default(), |all, one| all + *one)
+}
+
+/// The coefficient of clipping by the norm of a gradient; 1 without clipping.
+pub(super) fn clip(max: Option<f64>, norm: f64) -> f64 {
+    max.map_or(1.0, |max| (max / (norm + CLIP_EPSILON)).min(1.0))
+}
+
+/// The states around the step.
+pub(super) struct Around<'a> {
+    pub(super) before: State<'a>,
+    pub(super) after: State<'a>,
+    pub(super) moments: Moments,
+    pub(super) spec: &'a ModelSpec,
+    /// The parameters that the optimizer left as they were, because they had no gradient (`None` in PyTorch).
+    pub(super) skipped: BTreeSet<ParamId>,
+}
+
+impl<'a> Around<'a> {
+    /// Opens both states.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub(super) fn open(
+        [before, after]: [State<'a>; 2],
+        moments: Moments,
+        spec: &'a ModelSpec,
+    ) -> Result<Self, TrainError> {
+        let mut around = Around { before, after, moments, spec, skipped: BTreeSet::new() };
+        for id in (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable) {
+            if around.is_skipped(id)? {
+                around.skipped.insert(id);
+            }
+        }
+        Ok(around)
+    }
+
+    fn is_skipped(&mut self, id: ParamId) -> Result<bool, TrainError> {
+        for rows in blocks(self.spec, id) {
+            let [before, after] = self.first_moments(id, rows.clone())?;
+            if before != after || self.before.param(id, rows.clone())? != self.after.param(id, rows)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Compares a gradient with the one that was used, for each parameter; frozen ones have no sums.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub(super) fn compare(&mut self, gradient: &Gradient) -> Result<Vec<Sums>, TrainError> {
+        (0..self.spec.params.len())
+            .map(|index| {
+                let mut sums = Sums::default();
+                self.visit(ParamId(index), gradient, |_, part| sums = sums + part)?;
+                Ok(sums)
+            })
+            .collect()
+    }
+
+    /// Compares the rows of a parameter that each of `ranks` ranks holds, if it is split as PyTorch splits it (`chunk`).
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub(super) fn compare_shards(
+        &mut self,
+        id: ParamId,
+        gradient: &Gradient,
+        ranks: usize,
+    ) -> Result<Vec<Sums>, TrainError> {
+        let row_len = self.spec.param(id).row_len().unwrap_or(1);
+        let shard_rows = (self.spec.param(id).len() / row_len.max(1)).div_ceil(ranks).max(1);
+        let mut sums = vec![Sums::default(); ranks];
+        self.visit(id, gradient, |row, part| sums[row / shard_rows] = sums[row / shard_rows] + part)?;
+        Ok(sums)
+    }
+
+    /// Calls `visit` with the sums of each row.
+    fn visit(
+        &mut self,
+        id: ParamId,
+        gradient: &Gradient,
+        mut visit: impl FnMut(usize, Sums),
+    ) -> Result<(), TrainError> {
+        if !self.spec.param(id).trainable {
+            return Ok(());
+        }
+        let row_len = self.spec.param(id).row_len().unwrap_or(1);
+        for Range { start, end } in blocks(self.spec, id) {
+            let [mut before, mut after] = self.first_moments(id, start..end)?;
+            if self.skipped.contains(&id) {
+                [&mut before, &mut after].iter_mut().for_each(|moments| moments.fill(0.0));
+            }
+            let params = self.before.param(id, start..end)?;
+            let expected = &gradient[id.0][start * row_len..end * row_len];
+            for row in 0..end - start {
+                let mut sums = Sums::default();
+                for at in row * row_len..(row + 1) * row_len {
+                    let (m, n, p, e) = (before[at], after[at], params[at], f64::from(expected[at]));
+                    let u = self.moments.gradient(m, n);
+                    sums = sums
+                        + Sums {
+                            uu: u * u,
+                            eu: e * u,
+                            ee: e * e,
+                            mm: m * m,
+                            mn: m * n,
+                            nn: n * n,
+                            em: e * m,
+                            en: e * n,
+                            pp: p * p,
+                            pu: p * u,
+                            pe: p * e,
+                        };
+                }
+                visit(start + row, sums);
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of the first moment before and after the step.
+    pub(super) fn first_moments(
+        &mut self,
+        id: ParamId,
+        rows: Range<usize>,
+    ) -> Result<[Vec<f64>; 2], TrainError> {
+        let name = self.moments.first;
+        Ok([self.before.moment(id, name, rows.clone())?, self.after.moment(id, name, rows)?])
+    }
+}
+
+/// The length of the difference of two gradients, for each parameter.
+pub(super) fn differences(left: &Gradient, right: &Gradient) -> Vec<f64> {
+    let difference = |(left, right): (&Vec<f32>, &Vec<f32>)| {
+        let squares =
+            left.iter().zip(right).map(|(left, right)| (f64::from(*left) - f64::from(*right)).powi(2));
+        squares.sum::<f64>().sqrt()
+    };
+    left.iter().zip(right).map(difference).collect()
+}
