@@ -2,8 +2,9 @@
 
 usage: python check.py [NAME ..]
 
-For each case: how far the used gradient is from the right one; the best factor between them; how far the new weights are from
-those that AdamW makes of the used gradient by the run file. Both are near 0 in a sound case, and at least one is not in another.
+For each case: how far the used gradient is from the right one; how far the new weights are from those that AdamW makes of the
+used gradient by the run file; the best factor between the gradients. Both distances are near 0 in a sound case, and at least
+one is not in another.
 """
 
 import json
@@ -33,6 +34,19 @@ def batch_of(path):
     return micros
 
 
+def unshifted(micro):
+    """Labels of the next token as transformers takes them: behind one that is none, with the last target as an input."""
+    last = micro["labels"][:, -1:]
+    made = {
+        "input_ids": torch.cat([micro["input_ids"], last.clamp(min=0)], 1),
+        "labels": F.pad(micro["labels"], (1, 0), value=-100),
+    }
+    if "position_ids" in micro:
+        after = torch.where(last == -100, 0, micro["position_ids"][:, -1:] + 1)
+        made["position_ids"] = torch.cat([micro["position_ids"], after], 1)
+    return made
+
+
 def texts(micro):
     """The documents of a micro-batch, each alone: ids and labels, without padding."""
     for row, ids in enumerate(micro["input_ids"]):
@@ -45,7 +59,7 @@ def texts(micro):
 
 
 def right_gradient(model, micros):
-    """Mean over all targets of a step, text by text. The balancing loss is one of a micro-batch, so it has its own forward."""
+    """Mean over all targets of a step, text by text. The balancing loss is one of a micro-batch: it has its own forward."""
     total = sum(int((labels[1:] != -100).sum()) for micro in micros for _, labels in texts(micro))
     model.zero_grad()
     for micro in micros:
@@ -99,7 +113,8 @@ def case(folder, expected):
     model = states.model(folder / run["model"]["path"], run.get("adapter"))
     before, after = (states.read(folder / expected[which], model, folder) for which in ("before", "after"))
     states.load(model, before.weights)
-    right = right_gradient(model, batch_of(folder / expected["batch"]))
+    micros = batch_of(folder / expected["batch"])
+    right = right_gradient(model, [unshifted(micro) for micro in micros] if expected["shifted"] else micros)
     b1 = run["train"]["optimizer"]["betas"][0]
     moments = {name: (before.states[name]["exp_avg"], after.states[name]["exp_avg"]) for name in right}
     used = {name: (m1.double() - b1 * m.double()) / (1 - b1) for name, (m, m1) in moments.items()}
@@ -127,8 +142,11 @@ def main():
         if sys.argv[1:] and folder.name not in sys.argv[1:]:
             continue
         gradient, update, factors, dtype = case(folder, expected)
+        whole = factors[0] / (factors[1] or 1.0)
+        scaled = expected["cause"] == "gradient_scaled" and "rows-of" not in path.parent.name
+        planted = expected["factor"] if scaled else whole
         visible = gradient > GRADIENT[dtype] or update > UPDATE[dtype]
-        if visible != (expected["verdict"] == "findings"):
+        if visible != (expected["verdict"] == "findings") or abs(whole - planted) > 0.01 * abs(planted):
             wrong.append(path)
         shown = " ".join("-" if factor is None else f"{factor:.5f}" for factor in factors)
         size = sum(file.stat().st_size for file in path.parent.rglob("*") if file.is_file()) // 1024

@@ -1,7 +1,7 @@
-"""Runs the example for torchtitan of docs/auditing.md in torchtitan's own `train_step`, and reads the batch that it writes.
+"""Runs the example for torchtitan of docs/auditing.md in torchtitan's own `train_step`, and reads the batch that it wrote.
 
-torchtitan 0.3.0 imports names that PyTorch 2.11 does not have, and builds only its own models, so the parts of its trainer that the
-step uses are made here: one process, a Llama of transformers.
+torchtitan 0.3.0 imports names that PyTorch 2.11 does not have, and builds only its own models, so the parts of its trainer that
+the step uses are made here: one process, a Llama of transformers.
 """
 
 import tempfile
@@ -21,9 +21,9 @@ from torchtitan.trainer import Trainer  # noqa: E402
 
 
 def shifted(micro):
-    """What torchtitan's data loaders give: inputs and labels of the same length, one token apart."""
-    inputs = {"input": micro["input_ids"][:, :-1], "positions": micro["position_ids"][:, :-1]}
-    return inputs, micro["labels"][:, 1:]
+    """What torchtitan's data loaders give."""
+    micro = common.shifted(micro)
+    return {"input": micro["input_ids"], "positions": micro["position_ids"]}, micro["labels"]
 
 
 def main():

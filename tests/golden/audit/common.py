@@ -129,14 +129,14 @@ def rate(step):
 
 
 def published(name):
-    """Names under which files have a parameter: transformers holds the experts of a layer as two tensors, files have each."""
+    """Names under which files have a parameter: transformers holds the experts of a layer as two tensors, files each."""
     layer, found, rest = name.partition(".mlp.")
     layer += ".block_sparse_moe."
     matrices = {"experts.gate_up_proj": ("w1", "w3"), "experts.down_proj": ("w2",)}.get(rest)
     if found and matrices:
         experts = range(MIXTURE["num_local_experts"])
         return [f"{layer}experts.{expert}.{matrix}.weight" for expert in experts for matrix in matrices]
-    return [layer + rest] if rest == "gate.weight" else [name.removeprefix("base_model.model.").replace(".default.", ".")]
+    return [layer + rest] if rest == "gate.weight" else [name.removeprefix("base_model.model.").replace(".default", "")]
 
 
 # Batches: a list of micro-batches in the order of the data, each a dictionary of tensors of ROWS x SEQ
@@ -190,6 +190,12 @@ def plain(seed):
     return [{"input_ids": ids, "labels": ids.clone()} for ids in rows]
 
 
+def shifted(micro):
+    """As data loaders of torchtitan and Megatron give it: labels are those of the next token."""
+    cut = {key: value[:, :-1] for key, value in micro.items()}
+    return cut | {"labels": micro["labels"][:, 1:]}
+
+
 BATCHES = {"padded": padded, "packed": packed, "plain": plain}
 
 
@@ -221,7 +227,7 @@ COSINE = f'{{ name = "warmup-cosine", warmup_steps = {WARMUP}, start_factor = 0 
 
 
 def write_run(file, family, path=".", init="random", clip=None, adapter=None, dtype="", schedule=COSINE):
-    """The run as it should be. Patterns of `no_decay` that match nothing are refused, so they are those of the family."""
+    """The run as it should be. `no_decay` must match something, so its patterns are those of the family."""
     no_decay = {"gpt2": ["ln_", "bias"], "qwen2-tied": ["norm", "bias"]}.get(family, ["norm"])
     adapter = adapter and "".join(f"{key} = {json.dumps(value)}\n" for key, value in adapter.items())
     values = dict(
@@ -242,10 +248,11 @@ def write_run(file, family, path=".", init="random", clip=None, adapter=None, dt
 
 
 def expect_case(
-    folder, case, named, cause=None, params=None, factor=None, data="padded", run="run.toml", after=None, batch=None
+    folder, case, model, cause=None, params=None, factor=None, data="padded", run="run.toml", after=None, shifted=False
 ):
-    """The verdict on a case, and its files, relative to the folder of the setting. `params` is a regular expression of names."""
-    found = [name for name in named if params and re.search(params, name)]
+    """The verdict on a case, and its files, relative to the folder. `params` is a regular expression of names."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    found = [name for name in trained if params and re.search(params, name)]
     expected = {
         "verdict": "findings" if cause else "sound",
         "cause": cause,
@@ -254,7 +261,8 @@ def expect_case(
         "run": run,
         "before": "before",
         "after": f"{after or case}/after",
-        "batch": f"{batch or data}.safetensors",
+        "batch": f"{data}.safetensors",
+        "shifted": shifted,
     }
     (folder / case).mkdir(exist_ok=True)
     (folder / case / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Errors of training steps, each as it really happens: in the batch, the loss, the gradients, the clipping or the update."""
+"""Errors of training steps, as they happen: in the batch, the loss, the gradients, the clipping or the update."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ class Fault:
     params: str | None = None  # a regular expression of names; none: the fault is in all or in the step itself
     factor: float | None = None
     data: str = "padded"  # of `common.BATCHES`
+    shifted: bool = False  # whether the file of the batch has labels of the next token
     run: str = "run.toml"
     clip: float | None = None
     batch: object = None  # what the step really sees of its micro-batch

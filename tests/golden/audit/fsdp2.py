@@ -111,13 +111,14 @@ def one(rank, setting, case, fault, before):
         group |= {key: value for key, value in fresh.items() if key != "params"}
     batch = common.BATCHES[fault.data](common.SAVED_AFTER)
     mine = batch[rank * common.MICRO : (rank + 1) * common.MICRO]
-    snippets.save_batch(folder.parent / f"{fault.data}.safetensors", mine)
+    data = f"{fault.data}-shifted" if fault.shifted else fault.data
+    mine = [common.shifted(micro) for micro in mine] if fault.shifted else mine
+    snippets.save_batch(folder.parent / f"{data}.safetensors", mine)
     step(model, optimizer, batch, common.SAVED_AFTER, rank, fault)
     save(model, optimizer, folder / "after", setting.layout(case))
     if rank == 0:
-        named = [name for name, _ in model.named_parameters()]
         wrong = dict(cause=fault.cause, params=fault.params, factor=fault.factor)
-        common.expect_case(folder.parent, case, named, data=fault.data, run=fault.run, **wrong)
+        common.expect_case(folder.parent, case, model, data=data, shifted=fault.shifted, run=fault.run, **wrong)
 
 
 def rank(rank, name):

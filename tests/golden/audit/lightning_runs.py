@@ -73,5 +73,4 @@ def make(name):
             enable_model_summary=False,
         )
         trainer.fit(module, DataLoader(sum(batches, []), batch_size=None))
-        named = [each for each, _ in module.model.named_parameters()]
-        common.expect_case(folder, case, named, data=data, **expected)
+        common.expect_case(folder, case, module.model, data=data, **expected)

@@ -61,6 +61,7 @@ FEW = {
 GRADIENTS = {
     "sound-packed": Fault(data="packed"),
     "sound-plain": Fault(data="plain"),
+    "sound-shifted": Fault(data="packed", shifted=True),
     "sound-clip": Fault(**CLIPPED),
     "scaled-norms-2": Fault("gradient_scaled", "norm", 2.0, gradients=scaled("norm", 2.0)),
     "scaled-layer-0-4": Fault("gradient_scaled", r"layers\.0\.", 4.0, gradients=scaled(r"layers\.0\.", 4.0)),

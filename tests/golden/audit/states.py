@@ -1,4 +1,4 @@
-"""Reads what the frameworks have saved, with their own tools: weights and states of the optimizer by the names in memory."""
+"""Reads what the frameworks have saved, with their own tools: weights and the optimizer's states, by names in memory."""
 
 import contextlib
 import io

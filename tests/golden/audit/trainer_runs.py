@@ -1,16 +1,19 @@
-"""Steps of transformers' Trainer: one process that accumulates the gradients of four micro-batches. See README.md."""
+"""Steps of transformers' Trainer: one process with four micro-batches, or two with two each. See README.md."""
 
 import math
 import os
 import shutil
 from dataclasses import dataclass, field
 
+import torch
+import torch.distributed as dist
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import common
 import snippets
 from faults import documents_attend, prompts_counted
+from make_fixtures.common import run_ranks
 
 
 class Rows(Dataset):
@@ -73,6 +76,7 @@ class Case:
     data: str = "padded"
     change: object = None
     config: dict = field(default_factory=dict)
+    arguments: dict = field(default_factory=dict)
     weights: bool = True  # whether the weights of the checkpoint are read before the Trainer does so
     expected: dict = field(default_factory=dict)
 
@@ -94,7 +98,7 @@ DENSE = {
 # The Trainer adds the balancing losses of all micro-batches of a step, where their mean is meant.
 ONCE = {"router_aux_loss_coef": common.MIXTURE["router_aux_loss_coef"] / common.MICRO_ALL}
 SUMMED = dict(cause="auxiliary_loss", factor=float(common.MICRO_ALL))
-# It also resumes without the experts: they have other names in the file, and it reads what fits. So the weights are read first.
+# It also resumes without the experts: their names in the file are others, and it reads what fits. So they are read first.
 LOST = dict(cause="model_differs", params=r"mlp\.(experts|gate)")
 MIXTURE = {
     "sound": Case(data="plain", config=ONCE),
@@ -107,7 +111,11 @@ LORA = {
     "mean-of-micro-batches": Case("means", expected=dict(cause="loss_mean_of_means")),
     "own-loss": Case("own", "plain", expected=ALL | dict(params="lora")),
 }
+# Two processes: whether a loss is a mean over the targets of all of them.
+LOCAL = Case(arguments={"average_tokens_across_devices": False}, expected=dict(cause="loss_mean_of_means"))
+DDP = {"sound": Case(), "mean-of-ranks": LOCAL}
 SETTINGS = {"trainer-llama": ("llama", DENSE), "trainer-mixtral": ("mixtral", MIXTURE), "trainer-lora": ("llama", LORA)}
+SETTINGS |= {"trainer-ddp": ("llama", DDP)}
 KEPT = ("model.safetensors", "adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt")
 KEPT += ("trainer_state.json", "training_args.bin", "config.json")
 
@@ -122,7 +130,7 @@ def train(folder, family, case, out, resumed=None, batch=None):
         output_dir="work",
         use_cpu=True,
         per_device_train_batch_size=common.ROWS,
-        gradient_accumulation_steps=common.MICRO_ALL,
+        gradient_accumulation_steps=common.MICRO if dist.is_initialized() else common.MICRO_ALL,
         learning_rate=common.LR,
         lr_scheduler_type="cosine",
         warmup_steps=common.WARMUP,
@@ -138,38 +146,55 @@ def train(folder, family, case, out, resumed=None, batch=None):
         report_to=[],
         disable_tqdm=True,
         seed=0,
+        **case.arguments,
     )
+    arguments.__dict__["_setup_devices"] = torch.device("cpu")  # not "cpu:0", for which torch.load has no rule
     kind = trainers(batch)[case.trainer]
     trainer = kind(model=model, args=arguments, train_dataset=Rows(case.data, case.change))
     last = common.SAVED_AFTER + bool(resumed)
     trainer.add_callback(StopAfter(last))
     trainer.train(resume_from_checkpoint=resumed and str(resumed))
-    out.mkdir(parents=True, exist_ok=True)
-    for name in KEPT:
-        saved = folder / "work" / f"checkpoint-{last}" / name
-        if saved.exists():
-            shutil.copy(saved, out / name)
-    return [name for name, _ in model.named_parameters()]
+    if trainer.is_world_process_zero():
+        out.mkdir(parents=True, exist_ok=True)
+        for name in KEPT:
+            saved = folder / "work" / f"checkpoint-{last}" / name
+            if saved.exists():
+                shutil.copy(saved, out / name)
+    if dist.is_initialized():
+        dist.barrier()
+    return model
 
 
 def make(name):
     family, cases = SETTINGS[name]
     folder = common.fresh(name)
-    os.chdir(folder)  # the folder of a run is saved, so it is relative
     adapter = common.LORA if name.endswith("lora") else None
     common.config(family).save_pretrained(folder)
     if adapter:
         common.model(family).save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)
     common.write_run(folder / "run.toml", family, adapter=adapter, init="pretrained" if adapter else "random")
-    if family == "llama" and not adapter:
+    if name == "trainer-llama":
         common.write_run(folder / "run-warm-up.toml", family, schedule=LATER)
+    if name == "trainer-ddp":
+        run_ranks(rank, name)
+    else:
+        rank(0, name)
+    shutil.rmtree(folder / "work")
+
+
+def rank(rank, name):
+    family, cases = SETTINGS[name]
+    folder = common.HERE / name
+    os.chdir(folder)  # the folder of a run is saved, so it is relative
+    if name == "trainer-ddp":
+        dist.init_process_group("gloo")
     first = next(iter(cases.values()))
     train(folder, family, Case(config=first.config), folder / "before")
     resumed = folder / "work" / f"checkpoint-{common.SAVED_AFTER}"
     for case, what in cases.items():
         batch = None if what.change else folder / f"{what.data}.safetensors"  # the right one
         out = folder / what.expected.get("after", case) / "after"
-        named = train(folder, family, what, out, resumed, batch)
-        common.expect_case(folder, case, named, data=what.data, **what.expected)
-    shutil.rmtree(folder / "work")
+        model = train(folder, family, what, out, resumed, batch)
+        if rank == 0:
+            common.expect_case(folder, case, model, data=what.data, **what.expected)

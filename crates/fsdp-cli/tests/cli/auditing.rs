@@ -36,7 +36,9 @@ fn check(folder: &Path, case: &Path) -> Result<(), String> {
     let expected: Value = serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
     let text = |key: &str| expected[key].as_str().unwrap();
     let paths = ["--before", text("before"), "--after", text("after"), "--batch", text("batch"), "--json"];
-    let output = audit(folder, &[&[text("run")][..], &paths].concat());
+    let shifted = expected["shifted"].as_bool().unwrap().then_some("--shifted");
+    let arguments: Vec<&str> = [text("run")].into_iter().chain(paths).chain(shifted).collect();
+    let output = audit(folder, &arguments);
     let report = judged(&output);
     let is_sound = text("verdict") == "sound";
     if output.status.code() != Some(if is_sound { 0 } else { 1 }) || report["verdict"] != expected["verdict"]
