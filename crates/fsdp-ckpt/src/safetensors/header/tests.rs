@@ -166,6 +166,8 @@ fn packed_types_need_rows_of_whole_bytes() {
         }
     }
     assert!(fault(r#"{"a":{"dtype":"F4","shape":[],"data_offsets":[0,1]}}"#, 1).contains("multiple of 2"));
+    let written = Header::layout(vec![spec("a", TensorType::F4, &[])], None).unwrap_err();
+    assert!(written.to_string().contains("multiple of 2"), "{written}");
 }
 
 #[test]

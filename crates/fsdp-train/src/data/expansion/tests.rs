@@ -165,4 +165,7 @@ fn file_as_large_as_its_text_is_never_refused() {
     let path = dir.path().join("a.jsonl");
     fs::write(&path, "{\"text\": \"a\"}\n".repeat(10_000)).unwrap();
     assert_eq!(expanded(&path, Kind::Jsonl, None, 0).unwrap(), 14 * 10_000);
+    for times in [0, 1] {
+        assert_eq!(Bounds { file_bytes: 1 << 40, times }.limit_bytes(), 1 << 40);
+    }
 }

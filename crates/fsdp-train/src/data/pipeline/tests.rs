@@ -107,14 +107,15 @@ fn first_error_is_reported_for_any_thread_count() {
 fn first_rejected_conversation_ends_the_round() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
-    let slow = "{% for i in range(9999) %}{% endfor %}{{ raise_exception('no') }}";
+    let slow = "{% for i in range(99999) %}{% endfor %}{{ raise_exception('no') }}";
     fs::write(path("slow.jinja"), slow).unwrap();
     let mut config = crate::data::testing::config();
     config.chat_template = Some(path("slow.jinja").to_str().unwrap().to_owned());
     let tokenizer = Tokenizer::load("bytes").unwrap();
-    let took = |lines: usize| {
+    // Lines of a batch each, or of a sixtieth.
+    let took = |lines: usize, len: usize| {
         let line =
-            format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}\n", "x".repeat(2000));
+            format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}\n", "x".repeat(len));
         fs::write(path("a.jsonl"), line.repeat(lines)).unwrap();
         let text = Text {
             files: &[DataFile { path: path("a.jsonl"), named: true, kind: Kind::Jsonl, compression: None }],
@@ -132,6 +133,8 @@ fn first_rejected_conversation_ends_the_round() {
         assert!(fault.ends_with("a.jsonl: line 1: the chat template rejects it: no"), "{fault}");
         start.elapsed()
     };
-    let one = took(1);
-    assert!(took(4000) < 500 * one, "{one:?}");
+    let one = took(1, 2000);
+    for (lines, len) in [(100, 1 << 17), (60, 2000)] {
+        assert!(took(lines, len) < 16 * one, "{one:?}");
+    }
 }
