@@ -1,5 +1,6 @@
 //! Conversations: rendered by the tokenizer's own template, with the loss on answers.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::support::{Ran, Sandbox};
@@ -184,4 +185,28 @@ fn tokenizer_library_panic_is_reported_as_error() {
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("chunk size must be non-zero"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
+}
+
+#[test]
+fn template_that_uses_timestamp_of_table_is_refused_by_path() {
+    let sandbox = sandbox();
+    let tables = repository().join("crates/fsdp-train/src/data/source/fixtures");
+    for (format, row) in [("parquet", "row group 0, row 0: "), ("arrow", "row 0: ")] {
+        let file = format!("wild.{format}");
+        fs::copy(tables.join(&file), sandbox.path(&file)).unwrap();
+        let of = format!("run.toml --set data.train=[\"{file}\"] --set data.column=conversation");
+        let usual = sandbox.fsdp(&format!("check {of}"));
+        let said = usual.stdout + &usual.stderr;
+        // The last row begins with a system prompt.
+        assert!(said.contains("row 2: ") && said.contains("A user begins!"), "{said}");
+        sandbox.write("times.jinja", format!("{{{{ messages[0].timestamp }}}}{TEMPLATE}"));
+        for command in ["check", "train"] {
+            let Ran { code, stdout, stderr } =
+                sandbox.fsdp(&format!("{command} {of} --set data.chat_template=times.jinja"));
+            let said = (stdout + &stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+            assert_eq!(code, Some(2), "{said}");
+            let column = "column \"conversation[].timestamp\" is of type timestamp";
+            assert!(said.contains(&file) && said.contains(row) && said.contains(column), "{said}");
+        }
+    }
 }
