@@ -119,7 +119,7 @@ fn environment(date: Option<NaiveDate>) -> Environment<'static> {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
     });
     environment.add_test("iterable", |value: &Value| {
-        !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number)
+        !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain)
     });
     environment.add_filter(generation::FILTER, generation::mark);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {

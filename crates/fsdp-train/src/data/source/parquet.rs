@@ -227,9 +227,10 @@ fn json(field: Field, shape: &Shape) -> Result<Value, String> {
         (Field::Null, _) => Value::Null,
         (_, Shape::Odd(what)) => odd::note(what),
         (Field::Group(row), _) => {
-            let present = row.into_columns().into_iter().filter(|(_, field)| !matches!(field, Field::Null));
-            let fields = present.map(|(name, field)| {
-                let value = json(field, shape.field(&name))?;
+            let columns = row.into_columns().into_iter().enumerate();
+            let present = columns.filter(|(_, (_, field))| !matches!(field, Field::Null));
+            let fields = present.map(|(index, (name, field))| {
+                let value = json(field, shape.field(index))?;
                 Ok((name, value))
             });
             Value::Object(fields.collect::<Result<_, String>>()?)

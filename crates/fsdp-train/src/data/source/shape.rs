@@ -64,14 +64,12 @@ impl Shape {
         }
     }
 
-    /// The shape of a field of an object.
-    pub(super) fn field(&self, name: &str) -> &Shape {
+    /// The shape of a field of an object, by its index.
+    pub(super) fn field(&self, index: usize) -> &Shape {
         match self {
-            Shape::Object(fields) => {
-                fields.iter().find(|(other, _)| other == name).map_or(&JSON, |(_, shape)| shape)
-            }
+            Shape::Object(fields) => fields.get(index).map_or(&JSON, |(_, shape)| shape),
             // The library and this crate may see old forms of lists differently.
-            Shape::List(items) => items.field(name),
+            Shape::List(items) => items.field(index),
             _ => &JSON,
         }
     }

@@ -18,10 +18,17 @@ thread_local! {
 pub(super) struct Odd(pub(super) String);
 
 impl Odd {
-    fn is_used(&self) {
+    fn record_use(&self) {
         USED.with_borrow_mut(|used| {
             used.get_or_insert_with(|| self.0.clone());
         });
+    }
+}
+
+/// Records the use of a value, if it is one of these.
+pub(super) fn record_use(value: &Value) {
+    if let Some(odd) = value.downcast_object_ref::<Odd>() {
+        odd.record_use();
     }
 }
 
@@ -36,12 +43,12 @@ impl Object for Odd {
     }
 
     fn get_value(self: &Arc<Self>, _key: &Value) -> Option<Value> {
-        self.is_used();
+        self.record_use();
         None
     }
 
     fn is_true(self: &Arc<Self>) -> bool {
-        self.is_used();
+        self.record_use();
         true
     }
 
@@ -51,17 +58,17 @@ impl Object for Odd {
         _method: &str,
         _args: &[Value],
     ) -> Result<Value, Error> {
-        self.is_used();
+        self.record_use();
         Err(Error::from(ErrorKind::UnknownMethod))
     }
 
     fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
-        self.is_used();
+        self.record_use();
         other.downcast_ref::<Odd>().map(|_| Ordering::Equal)
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.is_used();
+        self.record_use();
         f.write_str(&self.0)
     }
 }

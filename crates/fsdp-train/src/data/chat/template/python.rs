@@ -5,6 +5,8 @@ use std::fmt::{self, Write};
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
+use super::odd;
+
 /// Maximum width of an indentation, in spaces.
 const INDENT_MAX: usize = 64;
 
@@ -80,7 +82,8 @@ impl Json {
                 })?;
             }
             kind => {
-                let message = format!("a value that is {kind} has no JSON form: {value}");
+                odd::record_use(value);
+                let message = format!("a value that is {kind} has no JSON form");
                 return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         }

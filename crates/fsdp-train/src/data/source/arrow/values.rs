@@ -130,9 +130,10 @@ fn json(array: &dyn Array, shape: &Shape, row: usize) -> Result<Value, String> {
         DataType::Struct(fields) => {
             let columns = array.as_struct().columns();
             // A table has the fields of all of its rows in each row, so a null field is one that this row lacks.
-            let present = fields.iter().zip(columns).filter(|(_, column)| !is_null(column, row));
-            let field = |(field, column): (&FieldRef, &ArrayRef)| {
-                Ok((field.name().clone(), json(column, shape.field(field.name()), row)?))
+            let present =
+                fields.iter().zip(columns).enumerate().filter(|(_, (_, column))| !is_null(column, row));
+            let field = |(index, (field, column)): (usize, (&FieldRef, &ArrayRef))| {
+                Ok((field.name().clone(), json(column, shape.field(index), row)?))
             };
             present.map(field).collect()
         }
