@@ -144,14 +144,15 @@ fn missing(device: Device, feature: &'static str) -> CliError {
     }
     let instead = if cfg!(feature = "torch") { "\"cpu\" or \"torch-cpu\"" } else { "\"cpu\"" };
     let command = format!("cargo build --release -p fsdp-cli --features {feature}");
-    let build = match device {
-        Device::Xla => format!("`{command}`"),
-        _ => format!(
-            "`LIBTORCH_USE_PYTORCH=1 {command}` (after `pip install torch=={}`)",
-            fsdp_cuda::libtorch::VERSION
-        ),
+    let (packages, build) = match device {
+        Device::Xla => ("package fsdp", format!("`{command}`")),
+        _ => {
+            let torch = fsdp_cuda::libtorch::VERSION;
+            let build = format!("`LIBTORCH_USE_PYTORCH=1 {command}` (after `pip install torch=={torch}`)");
+            ("packages fsdp and fsdp-cuda", build)
+        }
     };
-    CliError::Device { device: device.name(), feature, build, instead }
+    CliError::Device { device: device.name(), feature, packages, build, instead }
 }
 
 /// Runs work on ranks that train or are measured: those of this process, if there are several.

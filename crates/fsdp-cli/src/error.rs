@@ -128,13 +128,16 @@ pub(crate) enum CliError {
     /// This binary was built without support for the device.
     #[cfg(not(all(feature = "cuda", feature = "xla")))]
     #[error(
-        "device \"{device}\": this fsdp was built without the feature `{feature}`; build it with {build}, or use {instead}"
+        "device \"{device}\": this fsdp was built without the feature `{feature}`; install the Python {packages}, build it with \
+         {build}, or use {instead}"
     )]
     Device {
         /// The device's name in run files.
         device: &'static str,
         /// The required feature.
         feature: &'static str,
+        /// The Python packages that have it.
+        packages: &'static str,
         /// How to build it.
         build: String,
         /// The devices that this binary has.

@@ -252,7 +252,7 @@ pub enum TrainError {
         source: io::Error,
     },
     /// The output folder, or a file in it, cannot be written.
-    #[error("cannot {action} {}: {source}; make room there, or choose another run.out_dir", path.display())]
+    #[error("cannot {action} {}: {source}; {}, or choose another run.out_dir", path.display(), remedy::of_output(source))]
     Io {
         /// The failed operation, as a verb.
         action: &'static str,

@@ -46,7 +46,13 @@ fn input() -> Vec<CliError> {
         CliError::Option { option: "--only", what: text() },
         CliError::Create { option: "--json", file: path(), source: os(EACCES) },
         #[cfg(not(all(feature = "cuda", feature = "xla")))]
-        CliError::Device { device: "cuda", feature: "cuda", build: text(), instead: "\"cpu\"" },
+        CliError::Device {
+            device: "cuda",
+            feature: "cuda",
+            packages: "package",
+            build: text(),
+            instead: "\"cpu\"",
+        },
         #[cfg(feature = "xla")]
         fsdp_xla::XlaError::NoPlugin.into(),
         DeviceError::NoDevice { device: 1, count: 1 }.into(),

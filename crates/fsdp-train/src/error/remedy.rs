@@ -1,5 +1,7 @@
 //! Adds advice in terms of run-file keys to errors of lower layers, which do not know about run files.
 
+use std::io;
+
 use fsdp_core::memory::Category;
 use fsdp_core::{Error, MemoryKind, OutOfMemory};
 
@@ -14,6 +16,14 @@ pub(super) fn with_remedy(error: &Error) -> String {
 /// Like [`with_remedy`], for an error that may not be of the core.
 pub(super) fn any_with_remedy(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     error.downcast_ref().map_or_else(|| error.to_string(), with_remedy)
+}
+
+/// Advice for an output folder that cannot be written.
+pub(super) fn of_output(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "check its permissions",
+        _ => "make room there",
+    }
 }
 
 fn remedy(error: &Error) -> &'static str {
@@ -79,6 +89,23 @@ mod tests {
         ] {
             assert!(out_of_memory(kind, category).contains(key), "{}", out_of_memory(kind, category));
         }
+    }
+
+    #[test]
+    fn unwritable_output_names_permissions_or_room() {
+        let text = |kind: io::ErrorKind| {
+            let path = "out".into();
+            crate::TrainError::Io { action: "create", path, source: kind.into() }.to_string()
+        };
+        for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
+            assert!(
+                text(kind).ends_with("; check its permissions, or choose another run.out_dir"),
+                "{}",
+                text(kind)
+            );
+        }
+        let full = text(io::ErrorKind::StorageFull);
+        assert!(full.ends_with("; make room there, or choose another run.out_dir"), "{full}");
     }
 
     #[test]
