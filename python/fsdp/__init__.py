@@ -132,7 +132,10 @@ def load(path: Path, *, dtype: Literal["bf16", "f16", "f32"] | None = None) -> d
 
     They are converted to a temporary safetensors file and read from it, so there must be room for it (in TMPDIR) and
     for all weights in memory. Needs what `pip install fsdp[torch]` installs."""
-    from safetensors.torch import load_file
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(f"{error}: fsdp.load needs torch and safetensors (pip install 'fsdp[torch]')") from error
 
     with tempfile.TemporaryDirectory(prefix="fsdp-") as folder:
         file = pathlib.Path(folder, "model.safetensors")

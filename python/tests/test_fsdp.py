@@ -12,6 +12,7 @@ import unittest
 from contextlib import redirect_stderr
 from importlib import metadata, util
 from io import StringIO
+from unittest import mock
 
 import fsdp
 
@@ -78,6 +79,12 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(loaded.keys(), expected.keys())
         for name, tensor in expected.items():
             self.assertTrue(torch.equal(loaded[name], tensor), name)
+
+
+class WithoutTorch(unittest.TestCase):
+    def test_load_names_the_packages_it_needs(self):
+        with mock.patch.dict(sys.modules, {"safetensors.torch": None}), self.assertRaisesRegex(ImportError, r"'fsdp\[torch\]'"):
+            fsdp.load(FIXTURES / "model_only.pth")
 
 
 class Licenses(unittest.TestCase):
