@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_nn::model::Architecture;
-use fsdp_train::audit::{Audit, read_batches};
+use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Variant, read_batches, steps_done};
 use fsdp_train::config::{Init, Resolved};
-use fsdp_train::{Job, RunData};
+use fsdp_train::memory::Available;
+use fsdp_train::{InitSource, Job, RunData};
 use indicatif::ProgressBar;
 
 use crate::args::AuditArgs;
@@ -22,8 +23,9 @@ use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::host::total_threads;
 use crate::report::expect_replaceable;
-use crate::run_setup::RunSetup;
+use crate::run_setup::{Model, RunSetup};
 use crate::stop_signal::StopSignal;
+use crate::units::bytes;
 use crate::{logging, output};
 
 /// Judges a step and prints the verdict.
@@ -37,14 +39,12 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     if let Some(report) = &args.report {
         expect_replaceable("--report", report)?;
     }
-    let setup = variants::without_dropout(load(args)?)?;
-    let architecture = setup.build()?;
-    let batches = read_batches(&args.batch, args.shifted, architecture.head().vocab)?;
-    let init = setup.init(&architecture, Some(&args.before))?;
-    let variants = variants::all(&setup);
-    let job = Job::with_data(setup.config.clone(), architecture, init, Arc::new(RunData::none()))?;
+    let (job, batches, variants) = match &args.batch {
+        Some(batch) => of_file(args, batch)?,
+        None => of_data(args)?,
+    };
     let stages = Stages::new();
-    let report = Audit {
+    let audit = Audit {
         job: &job,
         before: &args.before,
         after: &args.after,
@@ -54,8 +54,9 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
         threads: total_threads(0),
         stop: &signal.stop,
         progress: &|what| stages.show(what),
-    }
-    .judge()?;
+    };
+    say_need(&audit.memory()?);
+    let report = audit.judge()?;
     drop(stages);
     if let Some(file) = &args.report {
         fs::write(file, page::render(&report)).map_err(CliError::write(file))?;
@@ -68,18 +69,67 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     Ok(if report.is_sound() { Exit::Done } else { Exit::Found })
 }
 
-/// Loads the run file. Weights come from the checkpoint, except for the base of adapters where the checkpoint lacks it.
-fn load(args: &AuditArgs) -> Result<RunSetup, CliError> {
-    let file: &Path = &args.run.file;
-    let (mut setup, warnings) = RunSetup::of(Resolved::load_for_audit(file, &args.run.overrides)?)?;
+/// The job, its micro-batches, and the models to try.
+type Judged = (Job<Model>, Vec<MicroBatch>, Vec<Variant<Model>>);
+
+/// Reads what a run file says of the model and its update, and the batch from a file.
+fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
+    let (setup, warnings) = RunSetup::of(Resolved::load_for_audit(&args.run.file, &args.run.overrides)?)?;
     warnings.iter().for_each(|warning| output::warning(warning));
+    let (setup, architecture, init) = prepared(args, setup)?;
+    let batches = read_batches(batch, args.shifted, architecture.head().vocab)?;
+    let variants = variants::all(&setup);
+    Ok((Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?, batches, variants))
+}
+
+/// Reads a whole run file, and the batch from its data.
+fn of_data(args: &AuditArgs) -> Result<Judged, CliError> {
+    let (setup, architecture, init) = prepared(args, RunSetup::load(&args.run)?)?;
+    let variants = variants::all(&setup);
+    let job = Job::new(setup.config, architecture, init)?;
+    let step = steps_done(&job, &args.before, args.at_step)?;
+    let batches =
+        (0..job.data.micro_batches()).map(|index| MicroBatch::of_batch(&job.data.train_batch(step, index)));
+    let batches = batches.collect();
+    Ok((job, batches, variants))
+}
+
+/// Builds the model without dropout. Weights come from the checkpoint, except for the base of adapters where the checkpoint
+/// lacks it.
+fn prepared(args: &AuditArgs, setup: RunSetup) -> Result<(RunSetup, Model, InitSource), CliError> {
+    let mut setup = variants::without_dropout(setup)?;
     setup.config.model.init =
         match setup.config.adapter.is_some() && ModelWeights::are_in(&setup.config.model.path) {
             true => Init::Pretrained,
             false => Init::Random,
         };
-    Ok(setup)
+    let architecture = setup.build()?;
+    let init = setup.init(&architecture, Some(&args.before))?;
+    Ok((setup, architecture, init))
 }
+
+/// Says what the judgement needs if it is much, and warns if that is more than there is.
+fn say_need(need: &AuditMemory) {
+    let text = || {
+        format!(
+            "this takes about {} of memory: {} for gradients, {} for the largest block, {} for activations",
+            bytes(need.total()),
+            bytes(need.gradients),
+            bytes(need.block),
+            bytes(need.activations)
+        )
+    };
+    match Available::now() {
+        Some(available) if need.total() > available.bytes => {
+            output::warning(&format!("{}; {} are available", text(), bytes(available.bytes)));
+        }
+        _ if need.total() > SAID_MIN => output::note(&text()),
+        _ => {}
+    }
+}
+
+/// Needs below this are not worth a line.
+const SAID_MIN: u64 = 1 << 30;
 
 /// Interval between two lines of a log.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);

@@ -10,6 +10,7 @@
 mod batch;
 mod gradient;
 mod moments;
+mod plan;
 mod report;
 mod scale;
 mod state;
@@ -28,6 +29,7 @@ use fsdp_nn::host::HostOptions;
 use fsdp_nn::model::Architecture;
 
 pub use batch::{MicroBatch, read_batches};
+pub use plan::AuditMemory;
 pub use report::{Cause, Finding, GradientRow, Report, UpdateRow};
 
 use crate::checkpoint::{Foreign, ImportSummary, StateTable};
@@ -83,6 +85,21 @@ pub enum AuditError {
         /// Its steps.
         after_steps: u64,
     },
+    /// A state has values that are not finite.
+    #[error(
+        "the states have values of {name} that are not finite, in the parameter or its moments, or the model computes such a \
+         gradient from them: look at them with `fsdp ckpt inspect`"
+    )]
+    NotFinite {
+        /// The parameter.
+        name: String,
+    },
+    /// Routers are balanced over text only, and padding is in front of it.
+    #[error(
+        "m0.attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be computed for such \
+         rows; pad behind the text for the audited step"
+    )]
+    LeftPadding,
     /// The optimizer keeps nothing from which its gradient follows.
     #[error(
         "train.optimizer keeps no first moment in full precision, so its state does not contain the gradient that it used; \
@@ -113,28 +130,54 @@ pub struct Audit<'a, A> {
     pub progress: &'a dyn Fn(&str),
 }
 
+/// The steps done in a state of a job, if `at_step` does not contradict it.
+///
+/// # Errors
+/// Errors of checkpoints that cannot be read or do not fit the model.
+pub fn steps_done<A>(job: &Job<A>, path: &Path, at_step: Option<u64>) -> Result<u64, TrainError> {
+    let rule = HostMemory::rule(&job.config.train, &job.plan.spec)?;
+    let foreign = Foreign::open(job, &StateTable::new(&job.plan, &*rule), path)?;
+    Ok(foreign.steps(job, at_step, &AtomicBool::new(false), &mut ImportSummary::default())?.0)
+}
+
 impl<A: Architecture + Clone> Audit<'_, A> {
+    /// Predicts the memory that the judgement needs.
+    ///
+    /// # Errors
+    /// Errors of the model, for operations that do not fit together.
+    pub fn memory(&self) -> Result<AuditMemory, TrainError> {
+        let (architecture, config) = (&self.job.architecture, &self.job.config);
+        let terms = config.train.loss_terms(architecture.description());
+        let dtype = gradient::wider(config.fsdp.param_dtype);
+        AuditMemory::of(architecture, &self.job.plan.spec, terms, dtype, self.batches)
+    }
+
     /// Judges the step.
     ///
     /// # Errors
     /// [`AuditError`]; errors of checkpoints that cannot be read or do not fit the model; [`TrainError::Stopped`].
     pub fn judge(&self) -> Result<Report, TrainError> {
         let (job, spec) = (self.job, &self.job.plan.spec);
-        let moments = Moments::of(&job.config.train.optimizer).ok_or(AuditError::NoMoment)?;
         let rule = HostMemory::rule(&job.config.train, spec)?;
         let table = StateTable::new(&job.plan, &*rule);
         let [before, after] = [self.before, self.after].map(|path| Foreign::open(job, &table, path));
         let [before, after] = [before?, after?];
         let (step, own_steps) = self.steps(&before, &after)?;
+        let moments = Moments::of(&job.config.train.optimizer, step).ok_or(AuditError::NoMoment)?;
         let memory = HostMemory::new(HostOptions { threads: self.threads, ..HostOptions::default() })?;
         let settings = rule::settings(&job.config.train.optimizer, spec)?;
         let trained = || (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
-        let weight_decay =
+        let weight_decay: Vec<f64> =
             (0..spec.params.len()).map(|index| settings.of(ParamId(index)).weight_decay).collect();
+        let coupled = |decay: &f64| if moments.is_coupled { *decay } else { 0.0 };
+        let coupled_decay = weight_decay.iter().map(coupled).collect();
         let states = [&before, &after].map(|foreign| State::open(foreign, &job.init, spec, self.stop));
         let [before, after] = states;
-        let around = Around::open([before?, after?], moments, spec)?;
+        let around = Around::open([before?, after?], moments, spec, coupled_decay)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
+        if terms.router_loss != 0.0 && self.batches.iter().any(|batch| batch.runs_on) {
+            return Err(AuditError::LeftPadding.into());
+        }
         let mut judge = Judge {
             sweep: Sweep { spec, memory: &memory, stop: self.stop },
             around,
@@ -164,7 +207,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let has = |causes: &[Cause]| findings.iter().any(|finding| causes.contains(&finding.cause));
         if has(&[Cause::Unexplained, Cause::DropoutActive])
             && has(&[Cause::UpdateRule, Cause::LearningRate])
-            && let Some(finding) = judge.by_start(&judged.exact, &expected)?
+            && let Some(finding) = judge.by_start(judged.distance2, &expected)?
         {
             findings = vec![finding];
         }

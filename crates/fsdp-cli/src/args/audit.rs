@@ -27,7 +27,8 @@ Exit codes: 0 the step is sound, 1 something was found, 2 the input is wrong.
 Examples:
   fsdp audit run.toml --before checkpoint-7 --after checkpoint-8 --batch batch.safetensors
   fsdp audit run.toml --before a --after b --batch batch.safetensors --report audit.html
-  fsdp audit run.toml --before a --after b --batch batch.safetensors --json"
+  fsdp audit run.toml --before a --after b --batch batch.safetensors --json
+  fsdp audit run.toml --before out/checkpoints/step-00000007 --after out/checkpoints/step-00000008 --data"
 )]
 pub(crate) struct AuditArgs {
     #[command(flatten)]
@@ -39,8 +40,11 @@ pub(crate) struct AuditArgs {
     #[arg(long, value_name = "CHECKPOINT")]
     pub(crate) after: PathBuf,
     /// All micro-batches of the step, over all ranks (safetensors)
-    #[arg(long, value_name = "FILE")]
-    pub(crate) batch: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "data")]
+    pub(crate) batch: Option<PathBuf>,
+    /// Take the batch from the run file's [data], at the step of the state before: for runs of fsdp
+    #[arg(long, conflicts_with_all = ["batch", "shifted"])]
+    pub(crate) data: bool,
     /// Labels are shifted already: that of a position is the token to predict there
     #[arg(long)]
     pub(crate) shifted: bool,

@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::support::Sandbox;
+
 /// The folders of `tests/golden/audit`: one per framework, model and dtype.
 fn settings() -> Vec<PathBuf> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit");
@@ -139,4 +141,35 @@ fn report_is_html_with_a_bar_for_each_parameter() {
     // Bounds depend on the processor.
     let text = String::from_utf8(output.stdout).unwrap();
     insta::assert_snapshot!(text.lines().next().unwrap());
+}
+
+#[test]
+fn own_runs_are_sound_by_their_own_data() {
+    let settings = [
+        "run.ranks=4",
+        "run.ranks=2 --set train.grad_clip=0.05",
+        "fsdp.param_dtype=\"bf16\"",
+        "train.optimizer={name=\"sgd\",lr=0.1,momentum=0.9,nesterov=true,weight_decay=0.01}",
+        "train.optimizer={name=\"lion\",lr=0.001,weight_decay=0.1}",
+        "train.optimizer={name=\"adamw\",lr=0.01,betas=[0.8,0.9],no_decay=[\"norm\"]}",
+        "model.path=base/model --set model.init=pretrained --set adapter.rank=4 --set adapter.target_modules=[\"q_proj\",\"down_proj\"]",
+        "fsdp.frozen=[\"embed\"]",
+        "train.label_smoothing=0.1 --set train.z_loss=0.001",
+    ];
+    for set in settings {
+        let sandbox = Sandbox::new();
+        sandbox.succeed("train run.toml --set run.out_dir=base");
+        sandbox.succeed(&format!(
+            "train run.toml --set checkpoint.every=1 --set checkpoint.keep_last=0 --set {set}"
+        ));
+        for step in [1, 2] {
+            let at = |step| format!("out/checkpoints/step-0000000{step}");
+            let output = sandbox.succeed(&format!(
+                "audit run.toml --data --before {} --after {} --set {set}",
+                at(step),
+                at(step + 1)
+            ));
+            assert!(output.stdout.starts_with("sound: "), "{set}, step {step}: {}", output.stdout);
+        }
+    }
 }

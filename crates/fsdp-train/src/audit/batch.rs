@@ -27,6 +27,8 @@ pub struct MicroBatch {
     pub seq: usize,
     /// Position of each token in its document, if rows have several.
     pub positions: Option<Vec<u32>>,
+    /// Whether positions count on over documents, which only do not attend to each other: padding in front of text.
+    pub runs_on: bool,
     /// For each token, whether it is text and not padding.
     pub is_text: Vec<bool>,
 }
@@ -44,6 +46,8 @@ pub(super) enum Labels {
     ShiftedTwice,
     /// The token itself: labels that nobody shifted.
     NotShifted,
+    /// Without the last target of each row.
+    WithoutLast,
 }
 
 /// Which tokens attend to each other, and what positions they have.
@@ -67,9 +71,23 @@ impl MicroBatch {
         self.targets.iter().flatten().count()
     }
 
+    /// A micro-batch of the run file's own data.
+    pub fn of_batch(batch: &Batch) -> Self {
+        let Batch { ids, targets, seq, positions, .. } = batch;
+        let targets: Vec<Option<u32>> =
+            targets.iter().map(|&target| (target != IGNORED_TARGET).then_some(target)).collect();
+        // As in training, rows after the last counted target are padding.
+        let row = |row: &[Option<u32>]| {
+            let text = row.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+            (0..row.len()).map(move |at| at < text).collect::<Vec<_>>()
+        };
+        let is_text = targets.chunks(*seq).flat_map(row).collect();
+        Self { ids: ids.clone(), targets, seq: *seq, positions: positions.clone(), runs_on: false, is_text }
+    }
+
     /// Whether rows have several documents.
     pub(super) fn is_packed(&self) -> bool {
-        self.positions.is_some()
+        self.positions.is_some() && !self.runs_on
     }
 
     /// The same micro-batch with other labels.
@@ -85,6 +103,9 @@ impl MicroBatch {
                 Labels::ShiftedTwice => (next < row_end).then(|| self.targets[next]).flatten(),
                 Labels::NotShifted if index.is_multiple_of(self.seq) => None,
                 Labels::NotShifted => self.targets[index - 1],
+                Labels::WithoutLast => {
+                    given.filter(|_| self.targets[next..row_end].iter().any(Option::is_some))
+                }
             }
         };
         MicroBatch { targets: (0..self.ids.len()).map(target).collect(), ..self.clone() }
@@ -94,6 +115,8 @@ impl MicroBatch {
     /// With `hides_padding`, padding attends to text only, as it does under an attention mask.
     pub(super) fn to_batch(&self, documents: Documents, hides_padding: bool) -> (Batch, RowFacts) {
         let (seq, rows) = (self.seq, self.ids.len());
+        let documents =
+            if documents == Documents::Given && self.runs_on { Documents::RunOn } else { documents };
         let count_from = |first: usize| (0..rows).map(|at| (at % seq % first.max(1)) as u32).collect();
         let positions = match documents {
             Documents::Given | Documents::Joined => self.positions.clone(),
@@ -207,13 +230,22 @@ impl File<'_> {
             Some(mask) => mask.iter().map(|&value| value != 0).collect(),
             None => text_of(&ids, &labels, seq),
         };
+        if mask.is_some()
+            && let Some(row) = is_text.chunks(seq).position(has_holes)
+        {
+            let what = format!(
+                "row {row} has padding between text: only in front of it and behind it can be judged"
+            );
+            return Err(self.fault(&name("attention_mask"), &what));
+        }
         let positions = optional("position_ids")?;
+        let runs_on = positions.is_none();
         let positions = match positions {
             Some(positions) => self.documents(&name("position_ids"), &positions, seq)?,
             None if mask.is_some() => after_padding(&is_text, seq),
             None => None,
         };
-        Ok(MicroBatch { ids, targets, seq, positions, is_text })
+        Ok(MicroBatch { ids, targets, seq, runs_on: runs_on && positions.is_some(), positions, is_text })
     }
 
     /// The positions of rows with several documents; `None` if each row is one.
@@ -266,6 +298,12 @@ impl File<'_> {
         });
         Ok((values.collect(), shape))
     }
+}
+
+/// Whether padding is between text.
+fn has_holes(row: &[bool]) -> bool {
+    let text = row.iter().skip_while(|text| !**text);
+    text.skip_while(|text| **text).any(|text| *text)
 }
 
 /// Without a mask: the same token again and again at the end of a row, not counted, is padding.

@@ -7,11 +7,11 @@ use fsdp_nn::model::Architecture;
 use super::report::{Cause, Finding, GradientRow, kind_of};
 use super::scale::{Compared, number, shown};
 use super::state::blocks;
-use super::sums::{Around, Sums, clip, differences, total};
+use super::sums::{Around, Sample, Sums, clip, total};
 use super::sweep::{Computation, Gradient, Sweep, tied};
 use super::trial::{self, Trial};
 use super::update::{self, Expected};
-use super::{MicroBatch, Variant};
+use super::{AuditError, MicroBatch, Variant};
 use crate::error::TrainError;
 
 /// Factor between the rounding errors of our kernels and those of another program: they round in other places.
@@ -26,6 +26,9 @@ const WORLDS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 /// A fault has to explain so much of the difference to be named.
 const EXPLAINED_MIN: f64 = 0.95;
 
+/// A share of the difference that dropout does not leave to other faults.
+const HALF: f64 = 0.5;
+
 /// Seeds with which the size of dropout's differences is measured.
 const DROPOUT_SEEDS: u64 = 8;
 
@@ -36,10 +39,13 @@ const DROPOUT_COSINE_MIN: f64 = 0.6;
 const DROPOUT_RATE_ERROR: f64 = 1.2;
 
 /// How far, as a root mean square, the logarithms of the differences of parameters may be from each other.
-const DROPOUT_SPREAD_MAX: f64 = 0.5;
+const DROPOUT_SPREAD_MAX: f64 = 0.35;
 
 /// Relative distance from which weights count as others.
 const MOVED_MIN: f64 = 1e-3;
+
+/// The same for a fault that leaves the length of the gradient open, and so fits more easily.
+const FREE_EXPLAINED_MIN: f64 = 0.999;
 
 /// Judges gradients.
 pub(super) struct Judge<'a, A> {
@@ -59,8 +65,8 @@ pub(super) struct Judge<'a, A> {
 /// What was found about the gradient.
 pub(super) struct Judged {
     pub(super) findings: Vec<Finding>,
-    /// The gradient as it should be, before clipping.
-    pub(super) exact: Gradient,
+    /// The squared distance between the used and the expected gradient.
+    pub(super) distance2: f64,
     pub(super) params: Vec<GradientRow>,
     pub(super) groups: Vec<GradientRow>,
     pub(super) bound: f64,
@@ -74,21 +80,25 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     pub(super) fn judge(&mut self) -> Result<Judged, TrainError> {
         (self.progress)("computing the gradient of the step");
         let sound = self.sound.clone();
+        let own = Sample::of(&self.gradient(&sound, self.param_dtype)?);
         let exact = self.gradient(&sound, wider(self.param_dtype))?;
-        let own = self.gradient(&sound, self.param_dtype)?;
-        let noise = differences(&exact, &own);
-        drop(own);
+        let noise = own.distances(&exact);
         let sums = self.around.compare(&exact)?;
+        if let Some(index) = sums.iter().position(|sums| !(sums.uu + sums.pp + sums.ee).is_finite()) {
+            let name = self.sweep.spec.params[index].fqn.clone();
+            return Err(AuditError::NotFinite { name }.into());
+        }
         let bounds = self.bounds(&sums, &noise);
         let compared = self.compared(&sums, &bounds);
         let findings = match compared.outside(compared.clip()).is_empty() {
             true => Vec::new(),
-            false => self.explain(&exact, &sums, &bounds)?,
+            false => self.explain(exact, &sums, &bounds)?,
         };
         let compared = self.compared(&sums, &bounds);
+        let distance2 = compared.distance2(compared.clip());
         let params: Vec<GradientRow> = rows(&compared, |name| name.to_owned());
         let bound = params.iter().filter(|row| row.expected > 0.0).map(|row| row.bound).fold(0.0, f64::max);
-        Ok(Judged { findings, exact, groups: rows(&compared, kind_of), params, bound })
+        Ok(Judged { findings, distance2, groups: rows(&compared, kind_of), params, bound })
     }
 
     fn compared<'s>(&self, sums: &'s [Sums], bounds: &'s [f64]) -> Compared<'s>
@@ -145,7 +155,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     /// Looks for what explains the difference.
     fn explain(
         &mut self,
-        exact: &Gradient,
+        exact: Gradient,
         sums: &[Sums],
         bounds: &[f64],
     ) -> Result<Vec<Finding>, TrainError> {
@@ -156,25 +166,30 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         if let Some(finding) = self.by_moments(&compared) {
             return Ok(vec![finding]);
         }
-        if let Some(finding) = self.by_ranks(exact, &compared)? {
+        if let Some(finding) = self.by_ranks(&exact, &compared)? {
             return Ok(vec![finding]);
         }
+        // From here on one gradient is held at a time.
+        let sample = Sample::of(&exact);
+        drop(exact);
         let missing = self.missing(&compared);
-        let best = self.best_trial(exact, sums, bounds)?;
+        let best = self.best_trial(sums, bounds)?;
         Ok(vec![match (best, missing) {
-            (Some(best), missing) if missing.is_none() || best.explains > 1.0 - 1e-6 => best,
+            (Some(best), _) if best.explains > 1.0 - 1e-6 => best,
             (_, Some(missing)) => missing,
-            (Some(best), None) => best,
-            (None, None) => match self.by_dropout(exact, sums)? {
-                Some(dropout) => dropout,
-                None => self.unexplained(&self.compared(sums, bounds)),
-            },
+            (Some(best), None) if best.explains >= EXPLAINED_MIN => best,
+            (best, None) => {
+                // What another fault explains in good part is not dropout, which no other fault resembles.
+                let explained = best.map_or(0.0, |best| best.explains);
+                let dropout = if explained < HALF { self.by_dropout(&sample, sums)? } else { None };
+                dropout.unwrap_or_else(|| self.unexplained(&self.compared(sums, bounds)))
+            }
         }])
     }
 
     /// Dropout draws masks that nobody can draw again; but how far it moves the gradient of each parameter is known up to a
     /// factor, its rate.
-    fn by_dropout(&mut self, exact: &Gradient, sums: &[Sums]) -> Result<Option<Finding>, TrainError> {
+    fn by_dropout(&mut self, exact: &Sample, sums: &[Sums]) -> Result<Option<Finding>, TrainError> {
         let all = total(sums);
         if all.cosine().is_none_or(|cosine| cosine < DROPOUT_COSINE_MIN) {
             return Ok(None);
@@ -190,7 +205,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
                 let mut trial = self.sound.clone();
                 (trial.architecture, trial.seed) = (&variant.architecture, seed);
                 let gradient = self.gradient(&trial, self.param_dtype)?;
-                for (expected, distance) in expected.iter_mut().zip(differences(exact, &gradient)) {
+                for (expected, distance) in expected.iter_mut().zip(exact.distances(&gradient)) {
                     *expected += distance * distance / DROPOUT_SEEDS as f64;
                 }
             }
@@ -303,12 +318,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     }
 
     /// Computes the steps with errors planted, until one explains everything; otherwise the best, if it is good.
-    fn best_trial(
-        &mut self,
-        exact: &Gradient,
-        sums: &[Sums],
-        bounds: &[f64],
-    ) -> Result<Option<Finding>, TrainError> {
+    fn best_trial(&mut self, sums: &[Sums], bounds: &[f64]) -> Result<Option<Finding>, TrainError> {
         let is_tied = !tied(self.sweep.spec).is_empty();
         let (sound, variants) = (self.sound.clone(), self.variants);
         let trials = trial::all(&sound, self.batches, variants, is_tied);
@@ -320,7 +330,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         for (index, trial) in trials.iter().enumerate() {
             (self.progress)(&format!("trying fault {} of {}", index + 1, trials.len()));
             let mut gradient = self.gradient(trial, wider(self.param_dtype))?;
-            let share = if trial.is_share { Some(self.share(exact, &mut gradient)?) } else { None };
+            let share = if trial.is_share { Some(self.share(&mut gradient)?) } else { None };
             let found = self.around.compare(&gradient)?;
             let compared = self.compared(&found, bounds);
             let factor = match trial.has_free_factor {
@@ -329,6 +339,9 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             };
             let explains = 1.0 - compared.distance2(factor) / whole;
             let is_all = compared.outside(factor).is_empty();
+            if trial.has_free_factor && explains < FREE_EXPLAINED_MIN && !is_all {
+                continue;
+            }
             if best.as_ref().is_none_or(|best| explains > best.explains) || is_all {
                 let text = match share {
                     None => trial.text.clone(),
@@ -346,17 +359,15 @@ impl<A: Architecture + Clone> Judge<'_, A> {
                 break;
             }
         }
-        Ok(best.filter(|best| best.explains >= EXPLAINED_MIN))
+        Ok(best)
     }
 
     /// Replaces a gradient `t` by that point on the line from `t` to the exact one that is nearest to what was used, and
     /// returns where that is: 0 at `t`, 1 at the exact one.
-    fn share(&mut self, exact: &Gradient, gradient: &mut Gradient) -> Result<f64, TrainError> {
-        let step: Gradient = exact
-            .iter()
-            .zip(&*gradient)
-            .map(|(exact, other)| exact.iter().zip(other).map(|(exact, other)| exact - other).collect())
-            .collect();
+    fn share(&mut self, gradient: &mut Gradient) -> Result<f64, TrainError> {
+        let sound = self.sound.clone();
+        let mut step = self.gradient(&sound, wider(self.param_dtype))?;
+        step.iter_mut().flatten().zip(gradient.iter().flatten()).for_each(|(exact, other)| *exact -= other);
         let along = total(&self.around.compare(&step)?);
         let product = |left: &Gradient, right: &Gradient| -> f64 {
             let pairs = left.iter().flatten().zip(right.iter().flatten());
@@ -376,15 +387,10 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     /// Errors of the model and of reading.
     pub(super) fn by_start(
         &mut self,
-        exact: &Gradient,
+        whole: f64,
         expected: &Expected<'_>,
     ) -> Result<Option<Finding>, TrainError> {
         let spec = self.sweep.spec;
-        let sums = self.around.compare(exact)?;
-        let whole = {
-            let compared = self.compared(&sums, &[]);
-            compared.distance2(compared.clip())
-        };
         let trial = Trial { is_after: true, ..self.sound.clone() };
         let Some(undo) = update::undo(expected) else { return Ok(None) };
         self.around.after.undo = Some(undo);
@@ -445,7 +451,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
 }
 
 /// A dtype whose rounding errors are small beside those of another.
-fn wider(dtype: DType) -> DType {
+pub(super) fn wider(dtype: DType) -> DType {
     match dtype {
         DType::F32 | DType::F64 => DType::F64,
         _ => DType::F32,

@@ -9,20 +9,21 @@ pub(super) struct Moments {
     pub(super) first: &'static str,
     pub(super) decay: f64,
     pub(super) gain: f64,
+    /// Whether weight decay is added to the gradient first.
+    pub(super) is_coupled: bool,
 }
 
 impl Moments {
-    /// Those of an optimizer; `None` if its state does not contain the gradient.
-    pub(super) fn of(optimizer: &OptimizerConfig) -> Option<Moments> {
+    /// Those of an optimizer in a step, counted from 0; `None` if its state does not contain the gradient.
+    pub(super) fn of(optimizer: &OptimizerConfig, step: u64) -> Option<Moments> {
+        let of = |decay: f64| Moments { first: "exp_avg", decay, gain: 1.0 - decay, is_coupled: false };
         match optimizer {
-            OptimizerConfig::Adamw(c) => {
-                Some(Moments { first: "exp_avg", decay: c.betas[0], gain: 1.0 - c.betas[0] })
-            }
-            OptimizerConfig::Lion(c) => {
-                Some(Moments { first: "exp_avg", decay: c.betas[1], gain: 1.0 - c.betas[1] })
-            }
+            OptimizerConfig::Adamw(c) => Some(of(c.betas[0])),
+            OptimizerConfig::Lion(c) => Some(of(c.betas[1])),
             OptimizerConfig::Sgd(c) if c.momentum > 0.0 => {
-                Some(Moments { first: "momentum_buffer", decay: c.momentum, gain: 1.0 - c.dampening })
+                // The first gradient becomes the momentum as it is.
+                let gain = if step == 0 { 1.0 } else { 1.0 - c.dampening };
+                Some(Moments { first: "momentum_buffer", decay: c.momentum, gain, is_coupled: true })
             }
             _ => None,
         }

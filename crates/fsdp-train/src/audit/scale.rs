@@ -8,6 +8,9 @@ use super::sums::{Sums, clip, total};
 /// Relative error up to which a factor counts as a whole number, or as that of clipping.
 const FACTOR_ERROR: f64 = 2e-3;
 
+/// A number with a larger error may be any whole number.
+const WHOLE_ERROR_MAX: f64 = 0.1;
+
 /// The largest factor that is recognized as a number of ranks or micro-batches.
 const WHOLE_MAX: f64 = 4096.0;
 
@@ -64,7 +67,10 @@ impl Compared<'_> {
 
     /// Explains the used gradient by a factor for each parameter; `None` if factors do not explain it.
     pub(super) fn explained(&self) -> Option<Vec<Finding>> {
-        let is_explained = |index: usize| self.sums[index].leftover() <= self.bounds[index];
+        let is_explained = |index: usize| {
+            let sums = self.sums[index];
+            sums.leftover() <= self.bound(index, sums.factor().unwrap_or(0.0))
+        };
         if !(0..self.sums.len()).all(is_explained) {
             return None;
         }
@@ -77,6 +83,11 @@ impl Compared<'_> {
             _ => return Some(self.of_some(&clusters, explains)),
         };
         Some(vec![Finding { explains, ..finding }])
+    }
+
+    /// What precision allows for a gradient with a factor: errors grow with it.
+    fn bound(&self, index: usize, factor: f64) -> f64 {
+        self.bounds[index] * (factor.abs() / self.clip()).max(1.0)
     }
 
     fn explained_share(&self, clusters: &[Cluster]) -> f64 {
@@ -113,7 +124,7 @@ impl Compared<'_> {
         let mut clusters: Vec<Cluster> = Vec::new();
         for index in sorted {
             let sums = self.sums[index];
-            let error = self.bounds[index] / sums.ee.sqrt();
+            let error = self.bound(index, factor(index)) / sums.ee.sqrt();
             match clusters.last_mut() {
                 Some(last)
                     if factor(index) - last.factor() <= error + last.error + 1e-4 * factor(index).abs() =>
@@ -339,7 +350,9 @@ fn is_round(value: f64) -> bool {
 
 /// Whether a factor, or one divided by it, is a whole number.
 fn is_whole(factor: f64, error: f64) -> bool {
-    let whole =
-        |value: f64| value.round() >= 1.0 && value <= WHOLE_MAX && near(value, value.round(), error * value);
+    let whole = |value: f64| {
+        let (rounded, error) = (value.round(), (error * value).max(FACTOR_ERROR));
+        (1.0..=WHOLE_MAX).contains(&rounded) && error < WHOLE_ERROR_MAX && (value - rounded).abs() <= error
+    };
     factor > 0.0 && (whole(factor) || whole(1.0 / factor))
 }

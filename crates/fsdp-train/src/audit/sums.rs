@@ -94,6 +94,8 @@ pub(super) struct Around<'a> {
     pub(super) spec: &'a ModelSpec,
     /// The parameters that the optimizer left as they were, because they had no gradient (`None` in PyTorch).
     pub(super) skipped: BTreeSet<ParamId>,
+    /// The decay of each parameter that the rule adds to its gradient; 0 for rules that do not.
+    pub(super) coupled_decay: Vec<f64>,
 }
 
 impl<'a> Around<'a> {
@@ -105,8 +107,9 @@ impl<'a> Around<'a> {
         [before, after]: [State<'a>; 2],
         moments: Moments,
         spec: &'a ModelSpec,
+        coupled_decay: Vec<f64>,
     ) -> Result<Self, TrainError> {
-        let mut around = Around { before, after, moments, spec, skipped: BTreeSet::new() };
+        let mut around = Around { before, after, moments, spec, skipped: BTreeSet::new(), coupled_decay };
         for id in (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable) {
             if around.is_skipped(id)? {
                 around.skipped.insert(id);
@@ -178,7 +181,7 @@ impl<'a> Around<'a> {
                 let mut sums = Sums::default();
                 for at in row * row_len..(row + 1) * row_len {
                     let (m, n, p, e) = (before[at], after[at], params[at], f64::from(expected[at]));
-                    let u = self.moments.gradient(m, n);
+                    let u = self.moments.gradient(m, n) - self.coupled_decay[id.0] * p;
                     sums = sums
                         + Sums {
                             uu: u * u,
@@ -211,12 +214,34 @@ impl<'a> Around<'a> {
     }
 }
 
-/// The length of the difference of two gradients, for each parameter.
-pub(super) fn differences(left: &Gradient, right: &Gradient) -> Vec<f64> {
-    let difference = |(left, right): (&Vec<f32>, &Vec<f32>)| {
-        let squares =
-            left.iter().zip(right).map(|(left, right)| (f64::from(*left) - f64::from(*right)).powi(2));
-        squares.sum::<f64>().sqrt()
-    };
-    left.iter().zip(right).map(difference).collect()
+/// Elements of each parameter that a sample has at most.
+const SAMPLE_MAX: usize = 1 << 16;
+
+/// Some elements of each parameter of a gradient, evenly spread: enough to estimate how far another gradient is from it,
+/// without holding both.
+pub(super) struct Sample {
+    values: Vec<Vec<f32>>,
+}
+
+impl Sample {
+    pub(super) fn of(gradient: &Gradient) -> Self {
+        Self { values: gradient.iter().map(|values| sampled(values).collect()).collect() }
+    }
+
+    /// The length of the difference from another gradient, for each parameter.
+    pub(super) fn distances(&self, other: &Gradient) -> Vec<f64> {
+        let distance = |(sample, values): (&Vec<f32>, &Vec<f32>)| {
+            let squares = sample
+                .iter()
+                .zip(sampled(values))
+                .map(|(left, right)| (f64::from(*left) - f64::from(right)).powi(2));
+            let share = values.len() as f64 / sample.len().max(1) as f64;
+            (squares.sum::<f64>() * share).sqrt()
+        };
+        self.values.iter().zip(other).map(distance).collect()
+    }
+}
+
+fn sampled(values: &[f32]) -> impl Iterator<Item = f32> {
+    values.iter().copied().step_by(values.len().div_ceil(SAMPLE_MAX).max(1))
 }

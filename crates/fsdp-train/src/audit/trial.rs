@@ -111,6 +111,9 @@ pub(super) fn all<'a, A: Clone>(
     let text = "the gradient is that of the weights after the step, not of those before it";
     trials.push(sound.planted(Cause::ModelDiffers, text, |trial| trial.is_after = true));
     missing_micro_batches(sound, batches, &mut trials);
+    if batches.len() > 1 {
+        doubled(sound, &mut trials);
+    }
     trials
 }
 
@@ -178,6 +181,7 @@ fn labels<'a, A: Clone>(sound: &Trial<'a, A>, batches: &[MicroBatch], trials: &m
         (Labels::All, "tokens with the label -100 count in the loss, prompts and padding"),
         (Labels::ShiftedTwice, "labels are shifted twice: each token predicts the one after the next"),
         (Labels::NotShifted, "labels are not shifted: each token predicts itself"),
+        (Labels::WithoutLast, "the last target of each row does not count"),
     ];
     let mut seen: Vec<Vec<MicroBatch>> = vec![batches.to_vec()];
     for (labels, text) in kinds {
@@ -191,6 +195,17 @@ fn labels<'a, A: Clone>(sound: &Trial<'a, A>, batches: &[MicroBatch], trials: &m
         }
         trials.push(trial);
         seen.push(labelled);
+    }
+}
+
+/// One micro-batch counts twice.
+fn doubled<'a, A: Clone>(sound: &Trial<'a, A>, trials: &mut Vec<Trial<'a, A>>) {
+    for index in 0..sound.batches.len() {
+        let text = format!("micro-batch {index} of {} counts twice in the gradient", sound.batches.len());
+        trials.push(sound.planted(Cause::GradientScaled, &text, |trial| {
+            trial.batches[index].1 *= 2.0;
+            trial.has_free_factor = true;
+        }));
     }
 }
 

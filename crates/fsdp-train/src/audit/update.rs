@@ -20,7 +20,8 @@ use crate::error::TrainError;
 const ROUNDINGS: f64 = 8.0;
 
 /// Values of epsilon that programs use.
-const EPSILONS: [f64; 7] = [0.0, 1e-15, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5];
+const EPSILONS: [f64; 13] =
+    [0.0, 1e-20, 1e-16, 1e-15, 1e-12, 1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3];
 
 /// Values of an element around the step.
 struct Element {
@@ -146,7 +147,8 @@ pub(super) fn judge(
     }
     let rules = rules(&optimizer);
     let mut groups = groups(around.spec, expected);
-    if has_l2 {
+    // What is in the gradient is not taken from the parameter again.
+    if has_l2 || around.moments.is_coupled {
         groups.iter_mut().for_each(|group| group.settings.weight_decay = 0.0);
     }
     let sums =
@@ -160,7 +162,15 @@ pub(super) fn judge(
             Judged { names, lr, decay: group.settings.weight_decay, sums }
         })
         .collect();
-    findings.extend(explain(&judged, &rules));
+    let explained = explain(&judged, &rules);
+    let is_open = |finding: &Finding| finding.cause == Cause::UpdateRule && !finding.params.is_empty();
+    if explained.iter().any(is_open)
+        && let Some(by_param) = other_decays(around, &groups, &rules, expected)?
+    {
+        findings.extend(by_param);
+    } else {
+        findings.extend(explained);
+    }
     Ok((findings, judged.iter().map(Judged::row).collect()))
 }
 
@@ -361,6 +371,33 @@ impl Judged<'_> {
     }
 }
 
+/// Explains updates by another decay of some parameters of a group; `None` if that does not explain all of them.
+fn other_decays(
+    around: &mut Around<'_>,
+    groups: &[Group],
+    rules: &[Rule],
+    expected: &Expected<'_>,
+) -> Result<Option<Vec<Finding>>, TrainError> {
+    let mut findings = Vec::new();
+    for group in groups {
+        for id in &group.params {
+            let one = Group { params: vec![*id], settings: group.settings };
+            let sums = sums(around, &one, &rules[..1], expected)?;
+            let lr = expected.lr * group.settings.lr_scale;
+            let names = vec![around.spec.param(*id).fqn.clone()];
+            let judged = Judged { names, lr, decay: group.settings.weight_decay, sums: &sums };
+            if judged.fits(0, judged.stated()) {
+                continue;
+            }
+            if !judged.fits(0, [lr, judged.decay_alone()]) {
+                return Ok(None);
+            }
+            findings.push(other_decay(&judged));
+        }
+    }
+    Ok(Some(merged(findings)))
+}
+
 /// Names what is wrong with the updates, in the simplest way that fits all groups: one learning rate for another, one decay
 /// for another, another rule; otherwise what fits each group.
 fn explain(groups: &[Judged<'_>], rules: &[Rule]) -> Vec<Finding> {
@@ -466,9 +503,11 @@ fn other(group: &Judged<'_>) -> Finding {
         return group.finding(Cause::LearningRate, factor, sums.distance(fit), text);
     }
     let text = format!(
-        "the update of {} does not follow the rule of the run file: no learning rate and decay explain more than {} % of it",
+        "the update of {} does not follow the rule of the run file: the best learning rate and decay leave {} % of it, where \
+         precision leaves {} %",
         shown(&group.names),
-        number(100.0 * (1.0 - sums.distance(fit) / sums.dd.sqrt()))
+        number(100.0 * sums.distance(fit) / sums.dd.sqrt()),
+        number(100.0 * sums.bound(fit[0].abs()) / sums.dd.sqrt())
     );
     group.finding(Cause::UpdateRule, None, sums.distance(fit), text)
 }

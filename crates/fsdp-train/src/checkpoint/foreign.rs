@@ -292,9 +292,9 @@ impl Foreign {
         Some((name, self.found.checkpoint.tensors[name].dtype))
     }
 
-    /// The name and dtype of the tensor with a state of a parameter; `None` if the optimizer has none.
+    /// The name and dtype of the tensor with a state of a parameter; `None` if the rule or the optimizer has none.
     pub(crate) fn state(&self, param: ParamId, state: &str) -> Option<(&str, TensorType)> {
-        if !self.is_held(param.0) {
+        if !self.is_held(param.0) || !self.states[param.0].iter().any(|known| known == state) {
             return None;
         }
         let name = self.state_of(param.0, state);
