@@ -52,8 +52,8 @@ impl Exit {
         match self {
             Exit::Done => "done",
             Exit::Found => {
-                "a verification failed or found nothing to verify, checkpoints differ or are damaged, or `doctor` found what \
-                 would fail a run"
+                "a verification failed or found nothing to verify, an audited step is wrong, checkpoints differ or are damaged, \
+                 or `doctor` found what would fail a run"
             }
             Exit::Input => {
                 "usage, configuration or input is wrong, or what a device needs is missing: change that first"

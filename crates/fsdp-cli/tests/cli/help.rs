@@ -31,6 +31,7 @@ fn help_output_matches_snapshots() {
     insta::assert_snapshot!("help_train", help("train --help"));
     insta::assert_snapshot!("help_launch", help("launch --help"));
     insta::assert_snapshot!("help_verify", help("verify --help"));
+    insta::assert_snapshot!("help_audit", help("audit --help"));
     insta::assert_snapshot!("help_eval", help("eval --help"));
     insta::assert_snapshot!("help_generate", help("generate --help"));
     insta::assert_snapshot!("help_check", help("check --help"));
