@@ -173,7 +173,8 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let coupled_decay = weight_decay.iter().map(coupled).collect();
         let states = [&before, &after].map(|foreign| State::open(foreign, &job.init, spec, self.stop));
         let [before, after] = states;
-        let around = Around::open([before?, after?], moments, spec, coupled_decay)?;
+        let around =
+            Around::open([before?, after?], moments, spec, coupled_decay, job.config.train.grad_clip)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
         if terms.router_loss != 0.0 && self.batches.iter().any(|batch| batch.runs_on) {
             return Err(AuditError::LeftPadding.into());

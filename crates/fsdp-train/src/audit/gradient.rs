@@ -239,8 +239,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let coefficient = compared.clip();
         let is_decayed = |(index, sums): (usize, &Sums)| {
             let decay = self.weight_decay[index];
-            let distance2 = sums.distance2(coefficient) - 2.0 * decay * (sums.pu - coefficient * sums.pe)
-                + decay * decay * sums.pp;
+            let distance2 = sums.dd - 2.0 * decay * sums.dp + decay * decay * sums.pp;
             distance2.max(0.0).sqrt() <= compared.bounds[index]
         };
         if compared.sums.iter().enumerate().all(is_decayed) {
@@ -285,14 +284,8 @@ impl<A: Architecture + Clone> Judge<'_, A> {
 
     /// The rows of some rank of some world have another factor.
     fn by_ranks(&mut self, exact: &Gradient, compared: &Compared<'_>) -> Result<Option<Finding>, TrainError> {
-        for ranks in WORLDS {
-            let params = 0..exact.len();
-            let shards = params.map(|index| self.around.compare_shards(ParamId(index), exact, ranks));
-            if let Some(finding) = compared.of_ranks(&shards.collect::<Result<Vec<_>, _>>()?, ranks) {
-                return Ok(Some(finding));
-            }
-        }
-        Ok(None)
+        let all = self.around.compare_shards(exact, &WORLDS)?;
+        Ok(WORLDS.iter().zip(&all).find_map(|(ranks, by_param)| compared.of_ranks(by_param, *ranks)))
     }
 
     /// Parameters without any gradient, where those before them differ, too: what would have flowed through them.
@@ -329,7 +322,8 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let mut best: Option<Finding> = None;
         for (index, trial) in trials.iter().enumerate() {
             (self.progress)(&format!("trying fault {} of {}", index + 1, trials.len()));
-            let mut gradient = self.gradient(trial, wider(self.param_dtype))?;
+            // Errors of `f32` are far below the bounds.
+            let mut gradient = self.gradient(trial, DType::F32)?;
             let share = if trial.is_share { Some(self.share(&mut gradient)?) } else { None };
             let found = self.around.compare(&gradient)?;
             let compared = self.compared(&found, bounds);
@@ -373,7 +367,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             let pairs = left.iter().flatten().zip(right.iter().flatten());
             pairs.map(|(left, right)| f64::from(*left) * f64::from(*right)).sum()
         };
-        let share = (along.eu - product(gradient, &step)) / along.ee;
+        let share = (along.de + along.clip * along.ee - product(gradient, &step)) / along.ee;
         for (values, step) in gradient.iter_mut().flatten().zip(step.iter().flatten()) {
             *values += share as f32 * step;
         }

@@ -16,32 +16,38 @@ use crate::error::TrainError;
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// Sums over elements. `u` is the gradient that the update used, `e` the expected one before clipping, `m` and `n` the first
-/// moments before and after the step, `p` the parameter.
+/// Sums over elements. `u` is the gradient that the update used, `e` the expected one before clipping, `d` the difference of `u`
+/// from `clip * e`, `m` and `n` the first moments before and after the step, `p` the parameter.
+///
+/// What is nearly zero if the step is sound (`d`) is summed itself: as a difference of large sums it would be lost in their
+/// rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sums {
+    /// The coefficient of clipping.
+    pub(super) clip: f64,
     pub(super) uu: f64,
-    pub(super) eu: f64,
     pub(super) ee: f64,
+    pub(super) dd: f64,
+    pub(super) de: f64,
+    pub(super) dp: f64,
+    pub(super) pp: f64,
     pub(super) mm: f64,
     pub(super) mn: f64,
     pub(super) nn: f64,
     pub(super) em: f64,
     pub(super) en: f64,
-    pub(super) pp: f64,
-    pub(super) pu: f64,
-    pub(super) pe: f64,
 }
 
 impl Sums {
     /// The squared distance of `u` from `factor * e`.
     pub(super) fn distance2(&self, factor: f64) -> f64 {
-        (self.uu - 2.0 * factor * self.eu + factor * factor * self.ee).max(0.0)
+        let other = factor - self.clip;
+        (self.dd - 2.0 * other * self.de + other * other * self.ee).max(0.0)
     }
 
     /// The factor of `e` that is nearest to `u`; `None` without an expected gradient.
     pub(super) fn factor(&self) -> Option<f64> {
-        (self.ee > 0.0).then(|| self.eu / self.ee)
+        (self.ee > 0.0).then(|| self.clip + self.de / self.ee)
     }
 
     /// What no factor explains, as a length.
@@ -52,7 +58,7 @@ impl Sums {
     /// The cosine between both gradients; `None` if one of them is zero.
     pub(super) fn cosine(&self) -> Option<f64> {
         let norms = (self.uu * self.ee).sqrt();
-        (norms > 0.0).then(|| self.eu / norms)
+        (norms > 0.0).then(|| (self.de + self.clip * self.ee) / norms)
     }
 }
 
@@ -61,17 +67,18 @@ impl Add for Sums {
 
     fn add(self, other: Sums) -> Sums {
         Sums {
+            clip: self.clip.max(other.clip),
             uu: self.uu + other.uu,
-            eu: self.eu + other.eu,
             ee: self.ee + other.ee,
+            dd: self.dd + other.dd,
+            de: self.de + other.de,
+            dp: self.dp + other.dp,
+            pp: self.pp + other.pp,
             mm: self.mm + other.mm,
             mn: self.mn + other.mn,
             nn: self.nn + other.nn,
             em: self.em + other.em,
             en: self.en + other.en,
-            pp: self.pp + other.pp,
-            pu: self.pu + other.pu,
-            pe: self.pe + other.pe,
         }
     }
 }
@@ -96,6 +103,7 @@ pub(super) struct Around<'a> {
     pub(super) skipped: BTreeSet<ParamId>,
     /// The decay of each parameter that the rule adds to its gradient; 0 for rules that do not.
     pub(super) coupled_decay: Vec<f64>,
+    pub(super) grad_clip: Option<f64>,
 }
 
 impl<'a> Around<'a> {
@@ -108,8 +116,10 @@ impl<'a> Around<'a> {
         moments: Moments,
         spec: &'a ModelSpec,
         coupled_decay: Vec<f64>,
+        grad_clip: Option<f64>,
     ) -> Result<Self, TrainError> {
-        let mut around = Around { before, after, moments, spec, skipped: BTreeSet::new(), coupled_decay };
+        let mut around =
+            Around { before, after, moments, spec, skipped: BTreeSet::new(), coupled_decay, grad_clip };
         for id in (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable) {
             if around.is_skipped(id)? {
                 around.skipped.insert(id);
@@ -133,37 +143,53 @@ impl<'a> Around<'a> {
     /// # Errors
     /// Errors of reading.
     pub(super) fn compare(&mut self, gradient: &Gradient) -> Result<Vec<Sums>, TrainError> {
+        let clip = self.clip(gradient);
         (0..self.spec.params.len())
             .map(|index| {
-                let mut sums = Sums::default();
-                self.visit(ParamId(index), gradient, |_, part| sums = sums + part)?;
+                let mut sums = Sums { clip, ..Sums::default() };
+                self.visit(ParamId(index), (gradient, clip), |_, part| sums = sums + part)?;
                 Ok(sums)
             })
             .collect()
     }
 
-    /// Compares the rows of a parameter that each of `ranks` ranks holds, if it is split as PyTorch splits it (`chunk`).
+    /// The coefficient of clipping that a gradient calls for.
+    fn clip(&self, gradient: &Gradient) -> f64 {
+        let square = |values: &Vec<f32>| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+        clip(self.grad_clip, gradient.iter().map(square).sum::<f64>().sqrt())
+    }
+
+    /// Compares the rows of each parameter that each rank of each of these worlds holds, if parameters are split as PyTorch
+    /// splits them (`chunk`): by world, parameter and rank.
     ///
     /// # Errors
     /// Errors of reading.
     pub(super) fn compare_shards(
         &mut self,
-        id: ParamId,
         gradient: &Gradient,
-        ranks: usize,
-    ) -> Result<Vec<Sums>, TrainError> {
-        let row_len = self.spec.param(id).row_len().unwrap_or(1);
-        let shard_rows = (self.spec.param(id).len() / row_len.max(1)).div_ceil(ranks).max(1);
-        let mut sums = vec![Sums::default(); ranks];
-        self.visit(id, gradient, |row, part| sums[row / shard_rows] = sums[row / shard_rows] + part)?;
-        Ok(sums)
+        worlds: &[usize],
+    ) -> Result<Vec<Vec<Vec<Sums>>>, TrainError> {
+        let clip = self.clip(gradient);
+        let empty = |ranks: &usize| vec![Sums { clip, ..Sums::default() }; *ranks];
+        let mut all: Vec<Vec<Vec<Sums>>> = worlds.iter().map(|_| Vec::new()).collect();
+        for id in (0..self.spec.params.len()).map(ParamId) {
+            all.iter_mut().zip(worlds).for_each(|(params, ranks)| params.push(empty(ranks)));
+            let rows = self.spec.param(id).len() / self.spec.param(id).row_len().unwrap_or(1).max(1);
+            self.visit(id, (gradient, clip), |row, part| {
+                for (params, ranks) in all.iter_mut().zip(worlds) {
+                    let shard = &mut params[id.0][row / rows.div_ceil(*ranks).max(1)];
+                    *shard = *shard + part;
+                }
+            })?;
+        }
+        Ok(all)
     }
 
     /// Calls `visit` with the sums of each row.
     fn visit(
         &mut self,
         id: ParamId,
-        gradient: &Gradient,
+        (gradient, clip): (&Gradient, f64),
         mut visit: impl FnMut(usize, Sums),
     ) -> Result<(), TrainError> {
         if !self.spec.param(id).trainable {
@@ -178,24 +204,22 @@ impl<'a> Around<'a> {
             let params = self.before.param(id, start..end)?;
             let expected = &gradient[id.0][start * row_len..end * row_len];
             for row in 0..end - start {
-                let mut sums = Sums::default();
+                let mut sums = Sums { clip, ..Sums::default() };
                 for at in row * row_len..(row + 1) * row_len {
                     let (m, n, p, e) = (before[at], after[at], params[at], f64::from(expected[at]));
                     let u = self.moments.gradient(m, n) - self.coupled_decay[id.0] * p;
-                    sums = sums
-                        + Sums {
-                            uu: u * u,
-                            eu: e * u,
-                            ee: e * e,
-                            mm: m * m,
-                            mn: m * n,
-                            nn: n * n,
-                            em: e * m,
-                            en: e * n,
-                            pp: p * p,
-                            pu: p * u,
-                            pe: p * e,
-                        };
+                    let d = u - clip * e;
+                    sums.uu += u * u;
+                    sums.ee += e * e;
+                    sums.dd += d * d;
+                    sums.de += d * e;
+                    sums.dp += d * p;
+                    sums.pp += p * p;
+                    sums.mm += m * m;
+                    sums.mn += m * n;
+                    sums.nn += n * n;
+                    sums.em += e * m;
+                    sums.en += e * n;
                 }
                 visit(start + row, sums);
             }

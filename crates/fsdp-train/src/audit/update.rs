@@ -44,15 +44,20 @@ struct Rule {
     direction: Direction,
 }
 
-/// Sums over the elements of a group. `a` is the direction, `p` the parameter before, `d` its change.
+/// Sums over the elements of a group. `a` is the direction, `p` the parameter before, and `d` its change, less the stated one:
+/// what is nearly zero is summed itself, not as the difference of large sums.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
+    /// The stated learning rate, and its product with weight decay.
+    stated: Fit,
     aa: f64,
     ap: f64,
     ad: f64,
     pp: f64,
     pd: f64,
     dd: f64,
+    /// Of the squares of the whole change.
+    change2: f64,
     /// Of the squares of what rounding of the parameter may cause.
     param_rounding2: f64,
     /// Of the squares of the direction's rounding, for a learning rate of 1.
@@ -64,7 +69,8 @@ type Fit = [f64; 2];
 
 impl Sums {
     /// The distance of the update from that with a learning rate and a decay.
-    fn distance(&self, [lr, decay]: Fit) -> f64 {
+    fn distance(&self, fit: Fit) -> f64 {
+        let [lr, decay] = std::array::from_fn(|index| fit[index] - self.stated[index]);
         let square = self.dd
             + lr * lr * self.aa
             + decay * decay * self.pp
@@ -74,32 +80,43 @@ impl Sums {
 
     /// The learning rate and decay that explain the update best.
     fn fit(&self) -> Fit {
+        let [lr, decay] = self.stated;
         let determinant = self.aa * self.pp - self.ap * self.ap;
         if determinant <= 1e-12 * self.aa * self.pp {
-            return [if self.aa > 0.0 { -self.ad / self.aa } else { 0.0 }, 0.0];
+            return [if self.aa > 0.0 { lr - self.ad / self.aa } else { lr }, decay];
         }
         [
-            (self.pd * self.ap - self.ad * self.pp) / determinant,
-            (self.ad * self.ap - self.pd * self.aa) / determinant,
+            lr + (self.pd * self.ap - self.ad * self.pp) / determinant,
+            decay + (self.ad * self.ap - self.pd * self.aa) / determinant,
         ]
     }
 
+    /// The decay that explains the update best with the stated learning rate, times that.
+    fn decay_alone(&self) -> f64 {
+        if self.pp > 0.0 { self.stated[1] - self.pd / self.pp } else { self.stated[1] }
+    }
+
+    /// The learning rate that explains the update best with a weight decay.
+    fn rate_alone(&self, decay: f64) -> f64 {
+        let update2 = self.aa + 2.0 * decay * self.ap + decay * decay * self.pp;
+        if update2 > 0.0 { self.stated[0] - (self.ad + decay * self.pd) / update2 } else { self.stated[0] }
+    }
+
     fn bound(&self, lr: f64) -> f64 {
-        let cancellation = 1e-8 * self.dd.sqrt();
-        ROUNDINGS * (self.param_rounding2 + lr * lr * self.direction_rounding2).sqrt() + cancellation
+        ROUNDINGS * (self.param_rounding2 + lr * lr * self.direction_rounding2).sqrt()
     }
 }
 
-/// Sums of the second moment: `v` before, `n` after, `q` the square of the gradient.
+/// Sums of the second moment: `v` before, `q` the square of the gradient, `d` the moment after, less the stated one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seconds {
     vv: f64,
-    vn: f64,
-    nn: f64,
     qv: f64,
-    qn: f64,
     qq: f64,
-    /// Of the squares of the rounding of `n`, and of `q` for a gain of 1.
+    dd: f64,
+    dv: f64,
+    dq: f64,
+    /// Of the squares of the rounding of the moment, and of `q` for a gain of 1.
     rounding2: f64,
     square_rounding2: f64,
 }
@@ -165,7 +182,7 @@ pub(super) fn judge(
     let explained = explain(&judged, &rules);
     let is_open = |finding: &Finding| finding.cause == Cause::UpdateRule && !finding.params.is_empty();
     if explained.iter().any(is_open)
-        && let Some(by_param) = other_decays(around, &groups, &rules, expected)?
+        && let Some(by_param) = by_parameter(around, &groups, &rules, expected)?
     {
         findings.extend(by_param);
     } else {
@@ -286,7 +303,9 @@ fn sums(
     rules: &[Rule],
     expected: &Expected<'_>,
 ) -> Result<Vec<Sums>, TrainError> {
-    let mut sums = vec![Sums::default(); rules.len()];
+    let lr = expected.lr * group.settings.lr_scale;
+    let stated = [lr, lr * group.settings.weight_decay];
+    let mut sums = vec![Sums { stated, ..Sums::default() }; rules.len()];
     for &id in &group.params {
         let unit = around.after.param_rounding(id);
         let moment_unit =
@@ -305,10 +324,12 @@ fn sums(
                     let direction = (rule.direction)(&element, own_step);
                     sums.aa += direction * direction;
                     sums.ap += direction * p;
-                    sums.ad += direction * change;
+                    let d = change + stated[0] * direction + stated[1] * p;
+                    sums.ad += direction * d;
                     sums.pp += p * p;
-                    sums.pd += p * change;
-                    sums.dd += change * change;
+                    sums.pd += p * d;
+                    sums.dd += d * d;
+                    sums.change2 += change * change;
                     sums.param_rounding2 += (unit * params[1][at].abs().max(p.abs())).powi(2);
                     sums.direction_rounding2 += (moment_unit * direction).powi(2);
                 }
@@ -340,16 +361,10 @@ impl Judged<'_> {
         sums.distance(fit) <= sums.bound(fit[0].abs().max(self.lr))
     }
 
-    /// The decay that explains the update best with the stated learning rate, times that.
-    fn decay_alone(&self) -> f64 {
-        let sums = &self.sums[0];
-        if sums.pp > 0.0 { -(sums.pd + self.lr * sums.ap) / sums.pp } else { 0.0 }
-    }
-
     fn row(&self) -> UpdateRow {
         let sums = &self.sums[0];
         let [lr_found, decay_found] = sums.fit();
-        let relative = |length: f64| if sums.dd > 0.0 { length / sums.dd.sqrt() } else { length };
+        let relative = |length: f64| if sums.change2 > 0.0 { length / sums.change2.sqrt() } else { length };
         let others = match self.names.len() {
             1 => String::new(),
             count => format!(" and {} more", count - 1),
@@ -371,8 +386,8 @@ impl Judged<'_> {
     }
 }
 
-/// Explains updates by another decay of some parameters of a group; `None` if that does not explain all of them.
-fn other_decays(
+/// Explains updates by another decay or learning rate of some parameters of a group; `None` if that does not explain them all.
+fn by_parameter(
     around: &mut Around<'_>,
     groups: &[Group],
     rules: &[Rule],
@@ -389,10 +404,14 @@ fn other_decays(
             if judged.fits(0, judged.stated()) {
                 continue;
             }
-            if !judged.fits(0, [lr, judged.decay_alone()]) {
+            let rate = judged.sums[0].rate_alone(judged.decay);
+            if lr > 0.0 && judged.fits(0, [lr, judged.sums[0].decay_alone()]) {
+                findings.push(other_decay(&judged));
+            } else if judged.fits(0, [rate, rate * judged.decay]) {
+                findings.push(rate_of(&judged, rate));
+            } else {
                 return Ok(None);
             }
-            findings.push(other_decay(&judged));
         }
     }
     Ok(Some(merged(findings)))
@@ -408,7 +427,7 @@ fn explain(groups: &[Judged<'_>], rules: &[Rule]) -> Vec<Finding> {
     if let Some(finding) = other_rate(groups) {
         return vec![finding];
     }
-    if wrong.iter().all(|group| group.lr > 0.0 && group.fits(0, [group.lr, group.decay_alone()])) {
+    if wrong.iter().all(|group| group.lr > 0.0 && group.fits(0, [group.lr, group.sums[0].decay_alone()])) {
         return merged(wrong.iter().map(|group| other_decay(group)).collect());
     }
     let is_rule = |rule: &usize| groups.iter().all(|group| group.fits(*rule, group.stated()));
@@ -431,7 +450,7 @@ fn other_rate(groups: &[Judged<'_>]) -> Option<Finding> {
     let along = |group: &Judged<'_>| {
         let (sums, [lr, decay]) = (&group.sums[0], group.stated());
         let update2 = lr * lr * sums.aa + 2.0 * lr * decay * sums.ap + decay * decay * sums.pp;
-        (-(lr * sums.ad + decay * sums.pd), update2)
+        (update2 - (lr * sums.ad + decay * sums.pd), update2)
     };
     let (product, update2) =
         groups.iter().map(along).fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
@@ -443,7 +462,7 @@ fn other_rate(groups: &[Judged<'_>]) -> Option<Finding> {
     groups.iter().all(|group| group.fits(0, fit(group))).then(|| {
         let first = groups
             .iter()
-            .max_by(|left, right| left.sums[0].dd.total_cmp(&right.sums[0].dd))
+            .max_by(|left, right| left.sums[0].change2.total_cmp(&right.sums[0].change2))
             .expect("there are groups");
         let text = format!(
             "the learning rate is {}, the run file says {} for this step",
@@ -458,10 +477,8 @@ fn other_rate(groups: &[Judged<'_>]) -> Option<Finding> {
 /// The stated learning rate is 0, and the one that was used is not.
 fn other_than_zero(groups: &[Judged<'_>]) -> Option<Finding> {
     let fit = |group: &Judged<'_>| {
-        let (sums, decay) = (&group.sums[0], group.decay);
-        let update2 = sums.aa + 2.0 * decay * sums.ap + decay * decay * sums.pp;
-        let lr = -(sums.ad + decay * sums.pd) / update2;
-        [lr, lr * decay]
+        let lr = group.sums[0].rate_alone(group.decay);
+        [lr, lr * group.decay]
     };
     groups.iter().all(|group| group.fits(0, fit(group))).then(|| {
         let group = &groups[0];
@@ -474,9 +491,24 @@ fn other_than_zero(groups: &[Judged<'_>]) -> Option<Finding> {
     })
 }
 
+/// A group has another learning rate.
+fn rate_of(group: &Judged<'_>, found: f64) -> Finding {
+    let factor = (group.lr != 0.0).then(|| found / group.lr);
+    let text = format!(
+        "the learning rate of {} is {}, the run file says {} for this step",
+        shown(&group.names),
+        number(found),
+        number(group.lr)
+    );
+    group.finding(Cause::LearningRate, factor, group.sums[0].distance([found, found * group.decay]), text)
+}
+
 /// A group has another decay.
 fn other_decay(group: &Judged<'_>) -> Finding {
-    let found = group.decay_alone() / group.lr;
+    let sums = &group.sums[0];
+    let found = sums.decay_alone() / group.lr;
+    // As far as precision shows.
+    let found = if found.abs() * group.lr * sums.pp.sqrt() <= sums.bound(group.lr) { 0.0 } else { found };
     let factor = (group.decay != 0.0).then(|| found / group.decay);
     let text = format!(
         "weight decay is {}, the run file says {} for {}",
@@ -506,8 +538,8 @@ fn other(group: &Judged<'_>) -> Finding {
         "the update of {} does not follow the rule of the run file: the best learning rate and decay leave {} % of it, where \
          precision leaves {} %",
         shown(&group.names),
-        number(100.0 * sums.distance(fit) / sums.dd.sqrt()),
-        number(100.0 * sums.bound(fit[0].abs()) / sums.dd.sqrt())
+        number(100.0 * sums.distance(fit) / sums.change2.sqrt()),
+        number(100.0 * sums.bound(fit[0].abs()) / sums.change2.sqrt())
     );
     group.finding(Cause::UpdateRule, None, sums.distance(fit), text)
 }
@@ -518,6 +550,7 @@ fn second_moments(
     config: &AdamwConfig,
     expected: &Expected<'_>,
 ) -> Result<Option<(Finding, f64)>, TrainError> {
+    let beta = config.betas[1];
     let mut sums = Seconds::default();
     for id in expected.settings.keys().copied() {
         let [first_unit, unit] =
@@ -529,33 +562,32 @@ fn second_moments(
             for at in 0..old.len() {
                 let gradient = around.moments.gradient(before[at], after[at]);
                 let (v, n, q) = (old[at], new[at], gradient * gradient);
+                let d = n - beta * v - (1.0 - beta) * q;
                 sums.vv += v * v;
-                sums.vn += v * n;
-                sums.nn += n * n;
                 sums.qv += q * v;
-                sums.qn += q * n;
                 sums.qq += q * q;
+                sums.dd += d * d;
+                sums.dv += d * v;
+                sums.dq += d * q;
                 let error = first_unit * (after[at].abs() + before[at].abs()) / around.moments.gain;
                 sums.rounding2 += (unit * n).powi(2);
                 sums.square_rounding2 += (2.0 * gradient * error + error * error).powi(2);
             }
         }
     }
-    let beta = config.betas[1];
     let distance = |decay: f64, gain: f64| {
-        let square = sums.nn + decay * decay * sums.vv + gain * gain * sums.qq
-            - 2.0 * (decay * sums.vn + gain * sums.qn - decay * gain * sums.qv);
+        let (decay, gain) = (decay - beta, gain - (1.0 - beta));
+        let square = sums.dd + decay * decay * sums.vv + gain * gain * sums.qq
+            - 2.0 * (decay * sums.dv + gain * sums.dq - decay * gain * sums.qv);
         square.max(0.0).sqrt()
     };
-    let bound = |gain: f64| {
-        ROUNDINGS * (sums.rounding2 + gain * gain * sums.square_rounding2).sqrt() + 1e-8 * sums.nn.sqrt()
-    };
+    let bound = |gain: f64| ROUNDINGS * (sums.rounding2 + gain * gain * sums.square_rounding2).sqrt();
     if distance(beta, 1.0 - beta) <= bound(1.0 - beta) {
         return Ok(None);
     }
     let determinant = sums.vv * sums.qq - sums.qv * sums.qv;
-    let decay = (sums.vn * sums.qq - sums.qn * sums.qv) / determinant;
-    let gain = (sums.qn * sums.vv - sums.vn * sums.qv) / determinant;
+    let decay = beta + (sums.dv * sums.qq - sums.dq * sums.qv) / determinant;
+    let gain = 1.0 - beta + (sums.dq * sums.vv - sums.dv * sums.qv) / determinant;
     let explains = 1.0 - (distance(decay, gain) / distance(beta, 1.0 - beta)).powi(2);
     let (text, beta) = match determinant > 0.0 && distance(decay, gain) <= bound(gain) {
         true => {
@@ -573,17 +605,23 @@ fn second_moments(
     Ok(Some((Finding { cause: Cause::UpdateRule, params: Vec::new(), factor: None, explains, text }, beta)))
 }
 
-/// The same finding for several groups is one.
+/// The same finding for several groups is one; its sentence then names all of their parameters.
 fn merged(findings: Vec<Finding>) -> Vec<Finding> {
     let mut merged: Vec<Finding> = Vec::new();
     for finding in findings {
         let is_same = |other: &&mut Finding| {
             let factors = other.factor.zip(finding.factor);
             other.cause == finding.cause
-                && factors.is_none_or(|(left, right)| (left - right).abs() <= 1e-3 * left.abs())
+                && factors.map_or(other.text == finding.text, |(left, right)| {
+                    (left - right).abs() <= 1e-3 * left.abs()
+                })
         };
         match merged.iter_mut().find(|other| is_same(other)) {
-            Some(other) => other.params.extend(finding.params),
+            Some(other) => {
+                let before = shown(&other.params);
+                other.params.extend(finding.params);
+                other.text = other.text.replace(&before, &shown(&other.params));
+            }
             None => merged.push(finding),
         }
     }
