@@ -204,6 +204,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         };
         let (of_update, updates) = update::judge(&mut judge.around, &expected)?;
         let mut findings: Vec<Finding> = judged.findings.iter().cloned().chain(of_update).collect();
+        findings.extend(judge.around.trained_although_frozen()?);
         // Neither the gradient nor the update fits: they may be those of other weights.
         let has = |causes: &[Cause]| findings.iter().any(|finding| causes.contains(&finding.cause));
         if has(&[Cause::Unexplained, Cause::DropoutActive])
@@ -214,7 +215,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         }
         let verdict = if findings.is_empty() { "sound" } else { "findings" };
         let (params, groups, bound) = (judged.params, judged.groups, judged.bound);
-        Ok(Report { verdict, step, findings, bound, notes: Vec::new(), groups, params, updates })
+        Ok(Report { verdict, step, findings, bound, groups, params, updates })
     }
 
     /// The steps done before the judged one, and the number of that step among those of each trained parameter.

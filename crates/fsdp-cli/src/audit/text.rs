@@ -54,9 +54,6 @@ pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
             }),
         );
     }
-    for note in &report.notes {
-        let _ = writeln!(text, "{note}");
-    }
     if let Some(page) = page {
         let _ = writeln!(text, "\n{}", page.display());
     }

@@ -15,10 +15,10 @@ use crate::run_setup::{Model, RunSetup};
 const THETAS: [f64; 7] = [1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 1e7];
 
 /// Epsilons of norms.
-const EPSILONS: [f64; 5] = [1e-12, 1e-8, 1e-6, 1e-5, 1e-3];
+const EPSILONS: [f64; 6] = [1e-12, 1e-8, 1e-6, 1e-5, 1e-3, 1e-2];
 
 /// Activations of MLPs that are mistaken for each other.
-const ACTIVATIONS: [&str; 4] = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh"];
+const ACTIVATIONS: [&str; 5] = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"];
 
 /// Returns the models that build.
 pub(super) fn all(setup: &RunSetup) -> Vec<Variant<Model>> {

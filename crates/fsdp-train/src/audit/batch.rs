@@ -169,7 +169,7 @@ pub fn read_batches(path: &Path, shifted: bool, vocab: usize) -> Result<Vec<Micr
     for name in file.reader.names() {
         let part = name.strip_prefix('m').and_then(|name| name.split_once('.'));
         if !part.is_some_and(|(index, part)| {
-            index.parse().is_ok_and(|index: usize| index < count) && known.contains(&part)
+            (0..count).any(|known| known.to_string() == index) && known.contains(&part)
         }) {
             let what = format!(
                 "there are {count} micro-batches, with {} each: nothing else belongs here",
@@ -240,7 +240,21 @@ impl File<'_> {
         }
         let positions = optional("position_ids")?;
         let runs_on = positions.is_none();
+        let is_predicted_by_padding = |at: &usize| targets[*at].is_some() && !is_text[*at] && is_text[at + 1];
+        if mask.is_some()
+            && let Some(at) = (0..ids.len() - 1).find(is_predicted_by_padding)
+        {
+            let what = format!(
+                "row {}: the first token of text counts, and the padding in front of it would predict it: give it the label -100",
+                at / seq
+            );
+            return Err(self.fault(&name("labels"), &what));
+        }
         let positions = match positions {
+            // transformers gives padding the position 1, or any other: only those of text count.
+            Some(positions) if mask.is_some() && counts_text(&positions, &is_text, seq) => {
+                after_padding(&is_text, seq)
+            }
             Some(positions) => self.documents(&name("position_ids"), &positions, seq)?,
             None if mask.is_some() => after_padding(&is_text, seq),
             None => None,
@@ -298,6 +312,15 @@ impl File<'_> {
         });
         Ok((values.collect(), shape))
     }
+}
+
+/// Whether the positions of text count from 0 in each row.
+fn counts_text(positions: &[i64], is_text: &[bool], seq: usize) -> bool {
+    let counts = |(positions, is_text): (&[i64], &[bool])| {
+        let text = positions.iter().zip(is_text).filter(|(_, text)| **text);
+        text.enumerate().all(|(expected, (position, _))| *position == expected as i64)
+    };
+    positions.chunks(seq).zip(is_text.chunks(seq)).all(counts)
 }
 
 /// Whether padding is between text.

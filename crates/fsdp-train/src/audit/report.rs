@@ -102,8 +102,6 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The largest relative difference of a gradient that precision alone may make.
     pub bound: f64,
-    /// What could not be judged, and other remarks.
-    pub notes: Vec<String>,
     /// Gradients by kind of parameter.
     pub groups: Vec<GradientRow>,
     /// Gradients of each parameter, in the order of the model.

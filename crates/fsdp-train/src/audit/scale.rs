@@ -172,6 +172,21 @@ impl Compared<'_> {
                 ..scaled(1.0)
             };
         }
+        let used = factor * norm;
+        if is_round(used) && used > max * (1.0 + FACTOR_ERROR)
+            || is_round(used) && !is_whole(factor / expected, all.error)
+        {
+            return Finding {
+                text: format!(
+                    "gradients were clipped to the norm {}, train.grad_clip is {max}",
+                    number(used)
+                ),
+                cause: Cause::Clipping,
+                params: Vec::new(),
+                factor: Some(factor / expected),
+                ..scaled(1.0)
+            };
+        }
         // Scaled after clipping, or before it to a norm that needs no clipping.
         if is_whole(factor / expected, all.error) {
             return scaled(factor / expected);

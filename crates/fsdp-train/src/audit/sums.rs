@@ -9,6 +9,8 @@ use std::ops::{Add, Range};
 use fsdp_core::model::{ModelSpec, ParamId};
 
 use super::moments::Moments;
+use super::report::{Cause, Finding};
+use super::scale::shown;
 use super::state::{State, blocks};
 use super::sweep::Gradient;
 use crate::error::TrainError;
@@ -136,6 +138,26 @@ impl<'a> Around<'a> {
             }
         }
         Ok(true)
+    }
+
+    /// Parameters that the run file freezes, and that changed in the step.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub(super) fn trained_although_frozen(&mut self) -> Result<Option<Finding>, TrainError> {
+        let mut params = Vec::new();
+        // The base of adapters, which a checkpoint may lack, is read from the same files on both sides.
+        for id in (0..self.spec.params.len()).map(ParamId).filter(|id| !self.spec.param(*id).trainable) {
+            for rows in blocks(self.spec, id) {
+                if self.before.param(id, rows.clone())? != self.after.param(id, rows)? {
+                    params.push(self.spec.param(id).fqn.clone());
+                    break;
+                }
+            }
+        }
+        let text = format!("{} changed, though the run file freezes it", shown(&params));
+        let finding = Finding { cause: Cause::UpdateRule, params, factor: None, explains: 1.0, text };
+        Ok((!finding.params.is_empty()).then_some(finding))
     }
 
     /// Compares a gradient with the one that was used, for each parameter; frozen ones have no sums.

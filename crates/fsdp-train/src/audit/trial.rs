@@ -103,6 +103,18 @@ pub(super) fn all<'a, A: Clone>(
             trial.is_share = true;
         }));
     }
+    for (text, label_smoothing, z_loss) in [
+        ("the loss has no label smoothing", 0.0, sound.terms.z_loss),
+        ("the loss has label smoothing (0.1)", 0.1, sound.terms.z_loss),
+        ("the loss has no z-loss", sound.terms.label_smoothing, 0.0),
+        ("the loss has a z-loss (1e-4)", sound.terms.label_smoothing, 1e-4),
+        ("the loss has a z-loss (1e-3)", sound.terms.label_smoothing, 1e-3),
+    ] {
+        let terms = LossTerms { label_smoothing, z_loss, ..sound.terms };
+        if terms != sound.terms {
+            trials.push(sound.planted(Cause::ModelDiffers, text, |trial| trial.terms = terms));
+        }
+    }
     for Variant { text, factor, architecture, .. } in variants.iter().filter(|variant| !variant.is_random) {
         trials.push(sound.planted(Cause::ModelDiffers, text, |trial| {
             (trial.architecture, trial.factor) = (architecture, *factor);

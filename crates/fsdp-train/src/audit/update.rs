@@ -339,6 +339,9 @@ fn sums(
     Ok(sums)
 }
 
+/// Smaller factors are those of something that did not happen.
+const FACTOR_MIN: f64 = 1e-6;
+
 /// Name of the second moment.
 const SECOND: &str = "exp_avg_sq";
 
@@ -457,7 +460,7 @@ fn other_rate(groups: &[Judged<'_>]) -> Option<Finding> {
     if update2 == 0.0 {
         return other_than_zero(groups);
     }
-    let factor = product / update2;
+    let factor = nothing(product / update2);
     let fit = |group: &Judged<'_>| group.stated().map(|part| part * factor);
     groups.iter().all(|group| group.fits(0, fit(group))).then(|| {
         let first = groups
@@ -472,6 +475,11 @@ fn other_rate(groups: &[Judged<'_>]) -> Option<Finding> {
         let left = first.sums[0].distance(fit(first));
         Finding { params: Vec::new(), ..first.finding(Cause::LearningRate, Some(factor), left, text) }
     })
+}
+
+/// A factor, or 0 if it is that but for rounding.
+fn nothing(factor: f64) -> f64 {
+    if factor.abs() < FACTOR_MIN { 0.0 } else { factor }
 }
 
 /// The stated learning rate is 0, and the one that was used is not.
@@ -493,6 +501,7 @@ fn other_than_zero(groups: &[Judged<'_>]) -> Option<Finding> {
 
 /// A group has another learning rate.
 fn rate_of(group: &Judged<'_>, found: f64) -> Finding {
+    let found = group.lr * nothing(found / group.lr);
     let factor = (group.lr != 0.0).then(|| found / group.lr);
     let text = format!(
         "the learning rate of {} is {}, the run file says {} for this step",
@@ -613,7 +622,7 @@ fn merged(findings: Vec<Finding>) -> Vec<Finding> {
             let factors = other.factor.zip(finding.factor);
             other.cause == finding.cause
                 && factors.map_or(other.text == finding.text, |(left, right)| {
-                    (left - right).abs() <= 1e-3 * left.abs()
+                    (left - right).abs() <= 1e-3 * left.abs().max(FACTOR_MIN)
                 })
         };
         match merged.iter_mut().find(|other| is_same(other)) {

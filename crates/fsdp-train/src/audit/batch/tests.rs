@@ -95,10 +95,21 @@ fn positions_that_restart_are_documents() {
 fn padding_in_front_is_a_document_of_its_own() {
     let tensors = [
         ("m0.input_ids", [1, 4], vec![0, 0, 3, 4]),
-        ("m0.labels", [1, 4], vec![IGNORED, IGNORED, 3, 4]),
+        ("m0.labels", [1, 4], vec![IGNORED, IGNORED, IGNORED, 4]),
         ("m0.attention_mask", [1, 4], vec![0, 0, 1, 1]),
+        // What transformers gives such rows; without them, positions run on.
+        ("m0.position_ids", [1, 4], vec![1, 1, 0, 1]),
     ];
-    assert_eq!(read(&tensors, false).unwrap()[0].positions, Some(vec![0, 1, 0, 1]));
+    let given = read(&tensors, false).unwrap().remove(0);
+    assert_eq!((given.positions, given.runs_on), (Some(vec![0, 1, 0, 1]), false));
+    let without = read(&tensors[..3], false).unwrap().remove(0);
+    assert_eq!((without.positions.as_deref(), without.runs_on), (Some(&[0, 1, 0, 1][..]), true));
+    assert_eq!(without.to_batch(Documents::Given, false).0.positions, Some(vec![0, 1, 2, 3]));
+    let counted =
+        [tensors[0].clone(), ("m0.labels", [1, 4], vec![IGNORED, IGNORED, 3, 4]), tensors[2].clone()];
+    assert!(read(&counted, false).unwrap_err().contains("the padding in front of it would predict it"));
+    let holes = [tensors[0].clone(), tensors[1].clone(), ("m0.attention_mask", [1, 4], vec![1, 0, 1, 1])];
+    assert!(read(&holes, false).unwrap_err().contains("row 0 has padding between text"));
 }
 
 #[test]
