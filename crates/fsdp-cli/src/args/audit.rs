@@ -17,7 +17,8 @@ program, is needed: only its checkpoints and the batch.
 
 The run file says what should have happened: [model], [adapter], [train.optimizer],
 train.lr_schedule, train.steps, train.grad_clip, and of [fsdp] the dtypes and what is frozen.
-[run] and [data] are not needed. The checkpoints are what `train --resume-from` takes.
+[run] and [data] are not needed, except with --data. The checkpoints are what `train --resume-from`
+takes.
 
 The batch is a safetensors file with m0.input_ids, m0.labels, .. per micro-batch, over all ranks in
 the order of the data; docs/auditing.md has the lines that write it from each framework.
@@ -28,7 +29,7 @@ Examples:
   fsdp audit run.toml --before checkpoint-7 --after checkpoint-8 --batch batch.safetensors
   fsdp audit run.toml --before a --after b --batch batch.safetensors --report audit.html
   fsdp audit run.toml --before a --after b --batch batch.safetensors --json
-  fsdp audit run.toml --before out/checkpoints/step-00000007 --after out/checkpoints/step-00000008 --data"
+  fsdp audit run.toml --before step-00000007 --after step-00000008 --data      (of a run of fsdp)"
 )]
 pub(crate) struct AuditArgs {
     #[command(flatten)]
