@@ -76,6 +76,7 @@ fn gradient(row: &GradientRow) -> [String; 7] {
 fn percent(share: f64) -> String {
     match 100.0 * share {
         percent if percent >= 99.0 => format!("{percent:.4} %"),
-        percent => format!("{percent:.2e} %"),
+        percent if percent >= 0.01 => format!("{percent:.2} %"),
+        percent => format!("{percent:.1e} %"),
     }
 }
