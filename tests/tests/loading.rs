@@ -235,6 +235,19 @@ fn every_family_loads_files_of_its_base_class() {
 }
 
 #[test]
+fn head_of_gpt_neox_loads_under_its_name_in_memory() {
+    for case in ["gpt_neox", "gpt_neox-padding"] {
+        let folder = golden().join("../families").join(case);
+        let text = fs::read_to_string(folder.join("config.json")).unwrap();
+        let (model, dir) = (HfConfig::parse(&text).unwrap().build().unwrap(), tempfile::tempdir().unwrap());
+        let (full, other) = (folder.join("model.safetensors"), dir.path().join("model.safetensors"));
+        rename(&full, &other, |name| name.replace("embed_out.weight", "lm_head.weight"));
+        assert_ne!(fs::read(&full).unwrap(), fs::read(&other).unwrap());
+        assert_eq!(loaded(&model, &other).unwrap(), loaded(&model, &full).unwrap(), "{case}");
+    }
+}
+
+#[test]
 fn untied_files_without_head_are_rejected_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(golden().join("config.json")).unwrap();

@@ -112,5 +112,11 @@ pub fn base_name(name: &str) -> Option<&str> {
     FAMILIES.iter().find_map(|family| name.strip_prefix(family.base_prefix))
 }
 
+/// Returns the name that transformers 5 gives a tensor in memory, and so in checkpoints that are not written by
+/// `save_pretrained`, if that differs from its name in files: the head of GPT-NeoX.
+pub fn name_in_memory(name: &str) -> Option<&'static str> {
+    (name == "embed_out.weight").then_some("lm_head.weight")
+}
+
 #[cfg(test)]
 mod tests;
