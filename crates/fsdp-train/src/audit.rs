@@ -2,10 +2,10 @@
 //!
 //! The first moment of an optimizer takes up the gradient by a known share, so two states one step apart contain the gradient
 //! that the update really used, after everything that a framework does to it: reduction over ranks, accumulation, unscaling,
-//! clipping. It is compared with the gradient of the same step computed here ([`sweep`]), which equals PyTorch's to rounding.
-//! If they differ by more than precision allows, the step is computed again with each known fault planted ([`trial`]),
+//! clipping. It is compared with the gradient of the same step computed here (`sweep`), which equals PyTorch's to rounding.
+//! If they differ by more than precision allows, the step is computed again with each known fault planted (`trial`),
 //! and the fault that explains the difference is named. The update itself is judged given the gradient that it used
-//! ([`update`]), so a wrong gradient does not make a second finding of it.
+//! (`update`), so a wrong gradient does not make a second finding of it.
 
 mod batch;
 mod gradient;
