@@ -25,7 +25,6 @@ use std::sync::atomic::AtomicBool;
 
 use fsdp_core::model::ParamId;
 use fsdp_nn::HostMemory;
-use fsdp_nn::host::HostOptions;
 use fsdp_nn::model::Architecture;
 
 pub use batch::{MicroBatch, read_batches};
@@ -40,7 +39,6 @@ use gradient::Judge;
 use moments::Moments;
 use state::State;
 use sums::Around;
-use sweep::Sweep;
 use update::Expected;
 
 /// A model that a program may have computed by mistake.
@@ -148,8 +146,8 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     pub fn memory(&self) -> Result<AuditMemory, TrainError> {
         let (architecture, config) = (&self.job.architecture, &self.job.config);
         let terms = config.train.loss_terms(architecture.description());
-        let dtype = gradient::wider(config.fsdp.param_dtype);
-        AuditMemory::of(architecture, &self.job.plan.spec, terms, dtype, self.batches)
+        let dtypes = [gradient::wider(config.fsdp.param_dtype), config.fsdp.param_dtype];
+        AuditMemory::of(architecture, &self.job.plan.spec, terms, dtypes, self.batches)
     }
 
     /// Judges the step.
@@ -164,7 +162,6 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let [before, after] = [before?, after?];
         let (step, own_steps) = self.steps(&before, &after)?;
         let moments = Moments::of(&job.config.train.optimizer, step).ok_or(AuditError::NoMoment)?;
-        let memory = HostMemory::new(HostOptions { threads: self.threads, ..HostOptions::default() })?;
         let settings = rule::settings(&job.config.train.optimizer, spec)?;
         let trained = || (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
         let weight_decay: Vec<f64> =
@@ -180,7 +177,9 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             return Err(AuditError::LeftPadding.into());
         }
         let mut judge = Judge {
-            sweep: Sweep { spec, memory: &memory, stop: self.stop },
+            spec,
+            threads: self.threads,
+            stop: self.stop,
             around,
             sound: trial::sound(&job.architecture, terms, self.batches),
             batches: self.batches,

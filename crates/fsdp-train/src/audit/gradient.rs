@@ -2,9 +2,12 @@
 
 mod explain;
 
+use std::sync::atomic::AtomicBool;
+
 use fsdp_core::DType;
-use fsdp_core::model::ParamId;
+use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::model::Architecture;
+use fsdp_nn::{HostMemory, HostOptions};
 
 use super::report::{Finding, GradientRow, kind_of};
 use super::scale::Compared;
@@ -22,7 +25,10 @@ const MOMENT_ROUNDINGS: f64 = 4.0;
 
 /// Judges gradients.
 pub(super) struct Judge<'a, A> {
-    pub(super) sweep: Sweep<'a>,
+    pub(super) spec: &'a ModelSpec,
+    /// Compute threads.
+    pub(super) threads: usize,
+    pub(super) stop: &'a AtomicBool,
     pub(super) around: Around<'a>,
     pub(super) sound: Trial<'a, A>,
     pub(super) batches: &'a [MicroBatch],
@@ -58,7 +64,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let noise = own.distances(&exact);
         let sums = self.around.compare(&exact)?;
         if let Some(index) = sums.iter().position(|sums| !(sums.uu + sums.pp + sums.ee).is_finite()) {
-            let name = self.sweep.spec.params[index].fqn.clone();
+            let name = self.spec.params[index].fqn.clone();
             return Err(AuditError::NotFinite { name }.into());
         }
         let bounds = self.bounds(&sums, &noise);
@@ -78,7 +84,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     where
         Self: 's,
     {
-        Compared { spec: self.sweep.spec, sums, bounds, grad_clip: self.grad_clip }
+        Compared { spec: self.spec, sums, bounds, grad_clip: self.grad_clip }
     }
 
     /// Computes the gradient of a trial.
@@ -95,7 +101,9 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             tied: trial.tied,
         };
         let state = if trial.is_after { &mut self.around.after } else { &mut self.around.before };
-        self.sweep.gradient(state, &computation)
+        // Its storage is given back with it: other trials need other sizes.
+        let memory = HostMemory::new(HostOptions { threads: self.threads, ..HostOptions::default() })?;
+        Sweep { spec: self.spec, memory: &memory, stop: self.stop }.gradient(state, &computation)
     }
 
     /// For each parameter, the distance from the expected gradient that precision alone may cause: of the moments, of
@@ -103,7 +111,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     fn bounds(&self, sums: &[Sums], noise: &[f64]) -> Vec<f64> {
         let factor = clip(self.grad_clip, total(sums).ee.sqrt());
         let elements: usize =
-            self.sweep.spec.params.iter().filter(|param| param.trainable).map(|param| param.len()).sum();
+            self.spec.params.iter().filter(|param| param.trainable).map(|param| param.len()).sum();
         let unit = f64::from(f32::EPSILON) / 2.0;
         let floor = OTHER_KERNELS * unit * total(sums).ee.sqrt() * factor / (elements.max(1) as f64).sqrt();
         let gradient_unit = match self.param_dtype {
@@ -120,7 +128,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
                 MOMENT_ROUNDINGS * after * sums.nn.sqrt() + before * moments.decay * sums.mm.sqrt();
             rounding / moments.gain
                 + factor * (OTHER_KERNELS * noise + 2.0 * gradient_unit * sums.ee.sqrt())
-                + floor * (self.sweep.spec.param(id).len() as f64).sqrt()
+                + floor * (self.spec.param(id).len() as f64).sqrt()
         };
         sums.iter().zip(noise).enumerate().map(bound).collect()
     }

@@ -32,7 +32,7 @@ impl AuditMemory {
         architecture: &A,
         spec: &ModelSpec,
         terms: LossTerms,
-        dtype: DType,
+        [dtype, param_dtype]: [DType; 2],
         batches: &[MicroBatch],
     ) -> Result<Self, TrainError> {
         let trained = |params: &mut dyn Iterator<Item = &ParamSpec>| -> usize {
@@ -42,9 +42,11 @@ impl AuditMemory {
         let gradients = count * trained(&mut spec.params.iter()) * DType::F32.size_bytes();
         let block = |block: &fsdp_core::model::BlockSpec| {
             let params = || block.params.iter().map(|id| spec.param(*id));
-            params().map(ParamSpec::len).sum::<usize>() + trained(&mut params())
+            // Parameters are rounded to the dtype of the run first.
+            let read = dtype.size_bytes() + param_dtype.size_bytes();
+            params().map(ParamSpec::len).sum::<usize>() * read + trained(&mut params()) * dtype.size_bytes()
         };
-        let block = spec.blocks.iter().map(block).max().unwrap_or(0) * dtype.size_bytes();
+        let block = spec.blocks.iter().map(block).max().unwrap_or(0);
         let calls = calls(spec, Pass::TrainRecomputing);
         let mut activations = 0;
         let largest = batches.iter().max_by_key(|batch| batch.ids.len()).expect("there are micro-batches");

@@ -185,7 +185,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             ee.sqrt() > 4.0 * compared.bounds[*index] && uu.sqrt() <= compared.bounds[*index]
         };
         let missing: Vec<usize> = (0..compared.sums.len()).filter(is_missing).collect();
-        let blocks = &self.sweep.spec.blocks;
+        let blocks = &self.spec.blocks;
         let uses = |index: usize| blocks.iter().rposition(|block| block.params.contains(&ParamId(index)));
         let last = missing.iter().filter_map(|index| uses(*index)).max()?;
         let outside = compared.outside(compared.clip());
@@ -202,7 +202,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
 
     /// Computes the steps with errors planted, until one explains everything; otherwise the best, if it is good.
     fn best_trial(&mut self, sums: &[Sums], bounds: &[f64]) -> Result<Option<Finding>, TrainError> {
-        let is_tied = !tied(self.sweep.spec).is_empty();
+        let is_tied = !tied(self.spec).is_empty();
         let (sound, variants) = (self.sound.clone(), self.variants);
         let trials = trial::all(&sound, self.batches, variants, is_tied);
         let whole = {
@@ -233,7 +233,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
                 };
                 let factor = share.or(trial.factor);
                 let params = match trial.cause {
-                    Cause::TiedGradientMissing => tied(self.sweep.spec).iter().map(|id| id.0).collect(),
+                    Cause::TiedGradientMissing => tied(self.spec).iter().map(|id| id.0).collect(),
                     _ => Vec::new(),
                 };
                 let params = compared.names(&params);
@@ -275,7 +275,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         whole: f64,
         expected: &Expected<'_>,
     ) -> Result<Option<Finding>, TrainError> {
-        let spec = self.sweep.spec;
+        let spec = self.spec;
         let trial = Trial { is_after: true, ..self.sound.clone() };
         let Some(undo) = update::undo(expected) else { return Ok(None) };
         self.around.after.undo = Some(undo);
