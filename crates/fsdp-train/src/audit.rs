@@ -94,7 +94,7 @@ pub enum AuditError {
     },
     /// Routers are balanced over text only, and padding is in front of it.
     #[error(
-        "m0.attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be computed for such \
+        "attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be computed for such \
          rows; pad behind the text for the audited step"
     )]
     LeftPadding,
@@ -185,7 +185,6 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             batches: self.batches,
             variants: self.variants,
             param_dtype: job.config.fsdp.param_dtype,
-            grad_clip: job.config.train.grad_clip,
             weight_decay,
             progress: self.progress,
         };

@@ -35,7 +35,6 @@ pub(super) struct Judge<'a, A> {
     pub(super) variants: &'a [Variant<A>],
     /// Dtype in which the run computes.
     pub(super) param_dtype: DType,
-    pub(super) grad_clip: Option<f64>,
     /// The weight decay of each parameter.
     pub(super) weight_decay: Vec<f64>,
     pub(super) progress: &'a dyn Fn(&str),
@@ -84,7 +83,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     where
         Self: 's,
     {
-        Compared { spec: self.spec, sums, bounds, grad_clip: self.grad_clip }
+        Compared { spec: self.spec, sums, bounds, grad_clip: self.around.grad_clip }
     }
 
     /// Computes the gradient of a trial.
@@ -109,7 +108,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     /// For each parameter, the distance from the expected gradient that precision alone may cause: of the moments, of
     /// gradients in the dtype of the run, and of the kernels, for which our own error stands.
     fn bounds(&self, sums: &[Sums], noise: &[f64]) -> Vec<f64> {
-        let factor = clip(self.grad_clip, total(sums).ee.sqrt());
+        let factor = clip(self.around.grad_clip, total(sums).ee.sqrt());
         let elements: usize =
             self.spec.params.iter().filter(|param| param.trainable).map(|param| param.len()).sum();
         let unit = f64::from(f32::EPSILON) / 2.0;

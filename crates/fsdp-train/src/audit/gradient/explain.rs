@@ -20,6 +20,9 @@ const WORLDS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 /// A fault has to explain so much of the difference to be named.
 const EXPLAINED_MIN: f64 = 0.95;
 
+/// The same for a fault that leaves the length of the gradient open, and so fits more easily.
+const FREE_EXPLAINED_MIN: f64 = 0.999;
+
 /// A share of the difference that dropout does not leave to other faults.
 const HALF: f64 = 0.5;
 
@@ -37,9 +40,6 @@ const DROPOUT_SPREAD_MAX: f64 = 0.35;
 
 /// Relative distance from which weights count as others.
 const MOVED_MIN: f64 = 1e-3;
-
-/// The same for a fault that leaves the length of the gradient open, and so fits more easily.
-const FREE_EXPLAINED_MIN: f64 = 0.999;
 
 impl<A: Architecture + Clone> Judge<'_, A> {
     /// Looks for what explains the difference.
@@ -85,7 +85,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             return Ok(None);
         }
         let relative = |sums: &Sums, factor: f64| (sums.distance2(factor) / sums.ee).sqrt() / factor;
-        let coefficient = clip(self.grad_clip, all.ee.sqrt());
+        let coefficient = clip(self.around.grad_clip, all.ee.sqrt());
         let mut best: Option<(f64, &str)> = None;
         let variants = self.variants;
         for variant in variants.iter().filter(|variant| variant.is_random) {
