@@ -50,7 +50,7 @@ by_maturin() {
 }
 
 # By the compiler and the libstdc++ of this machine, for libtorch exchanges classes of that with the program (zig has another one).
-# So the platform's tag is found, not chosen: manylinux_2_34 on Debian 12, and 2_28 in PyPA's image of that name.
+# So the platform's tag is found, not chosen: manylinux_2_35 on Debian 12, and 2_28 in PyPA's image of that name.
 fsdp_cuda() {
   local version torch features=cuda,object-store,tokenizers,xla
   version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
