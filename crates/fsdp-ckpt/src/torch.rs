@@ -8,6 +8,7 @@
 //! from before PyTorch 1.6 is supported too; tar archives from before 0.1.10 and big-endian files are refused with a
 //! specific message. Devices, gradients and hooks are ignored.
 
+mod attributes;
 mod container;
 mod item;
 pub(crate) mod legacy;
@@ -18,6 +19,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use attributes::attributes;
 pub(crate) use item::{Item, StoredTensor};
 pub(crate) use opaque::add_opaque;
 pub(crate) use storage::dtype;
@@ -91,15 +93,18 @@ pub(crate) fn open_beginning(section: Section<'_>, len_max: u64) -> Result<Torch
 
 fn read(section: Section<'_>, archive: Archive) -> Result<TorchFile, Error> {
     let container = Container::new(section, &archive)?;
-    let pickle = container.pickle()?;
-    let start = container.pickle_start();
-    let refused = |fault: Fault| section.fault(fault.of_part("its pickle is refused: ", start));
-    let graph = pickle::parse(&pickle).map_err(refused)?;
-    drop(pickle);
+    let graph = graph_of(section, &container)?;
     let mut budget = Budget::default();
     let builder = Builder { graph: &graph, container: &container };
     let root = builder.item(graph.root(), &mut budget);
     let root = root.map_err(|fault| section.fault(fault))?;
     let (folder, note) = (container.folder().to_owned(), note_on(&graph));
     Ok(TorchFile { root, folder, note, archive })
+}
+
+/// Parses the pickle of an archive.
+fn graph_of(section: Section<'_>, container: &Container<'_>) -> Result<Graph, Error> {
+    let start = container.pickle_start();
+    let refused = |fault: Fault| section.fault(fault.of_part("its pickle is refused: ", start));
+    pickle::parse(&container.pickle()?).map_err(refused)
 }

@@ -45,6 +45,18 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     Ok(checkpoint)
 }
 
+/// Reads the attributes of the one object in a `torch.save` file, whatever its class (`training_args.bin` of the Trainer).
+/// The class is not looked up, and nothing of it is run: attributes are inert values, and a member of an enum is the value
+/// that it was made of.
+///
+/// # Errors
+/// If the file cannot be read, is damaged, or does not hold an object with attributes.
+pub fn attributes(path: impl AsRef<Path>) -> Result<Vec<(String, Value)>, Error> {
+    let path = path.as_ref();
+    let (file, len) = PathFile::open(path)?;
+    torch::attributes(Section::new(&file, 0..len, path, ""))
+}
+
 /// Refuses a file with one rank's shards, whose tensors look like those of a model. Distributed tensors, which state
 /// that they are a part, are refused by name.
 fn refuse_rank_file(root: &Item) -> Result<(), Fault> {

@@ -184,12 +184,9 @@ fn assigned(optimizer: &Optimizer, parameters: &[Parameter]) -> Result<Vec<Optio
         (0..parameters.len()).filter(|&index| is_meant(&parameters[index])).collect()
     };
     let mut numbers = vec![None; parameters.len()];
-    let groups: Vec<Vec<String>> = optimizer.groups.values().map(|group| members(group).collect()).collect();
-    for (group, members) in optimizer.groups.values().zip(&groups).filter(|(_, members)| !members.is_empty())
-    {
-        let is_only = groups.iter().filter(|members| !members.is_empty()).count() == 1;
-        let decay = group.get("weight_decay").and_then(float);
-        let decays = if is_only { None } else { decay.map(|decay| decay != 0.0) };
+    let groups = optimizer.groups.values().map(|group| (group, members(group).collect::<Vec<_>>()));
+    let groups: Vec<_> = groups.filter(|(_, members)| !members.is_empty()).collect();
+    for ((_, members), decays) in groups.iter().zip(decays_of(&groups)) {
         let trained = chosen(decays, false);
         let chosen = if trained.len() == members.len() { trained } else { chosen(decays, true) };
         if chosen.len() != members.len() || chosen.iter().any(|&index| numbers[index].is_some()) {
@@ -200,6 +197,17 @@ fn assigned(optimizer: &Optimizer, parameters: &[Parameter]) -> Result<Vec<Optio
         }
     }
     Ok(numbers)
+}
+
+/// Whether weight decay applies to each group; `None` if that does not matter, or is not saved.
+fn decays_of(groups: &[(&BTreeMap<String, Value>, Vec<String>)]) -> Vec<Option<bool>> {
+    let decays = groups.iter().map(|(group, _)| Some(group.get("weight_decay").and_then(float)? != 0.0));
+    match &decays.collect::<Vec<_>>()[..] {
+        [_] => vec![None],
+        // A run without weight decay. The Trainer makes both groups all the same, first the one that would decay.
+        [Some(false), Some(false)] => vec![Some(true), Some(false)],
+        decays => decays.to_vec(),
+    }
 }
 
 fn unmatched(checkpoint: &Checkpoint, [expected, got]: [usize; 2]) -> Error {
