@@ -190,10 +190,18 @@ pub(crate) fn settings(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Gro
     Ok(groups.fold(uniform, |all, group| all.with(group.params, group.settings)))
 }
 
+/// Whether a pattern is a word for a kind of parameters, of which a model may have none: Llama has no biases. People
+/// write `["norm", "bias"]` for every model.
+fn names_kind(pattern: &str) -> bool {
+    const KINDS: [&str; 5] = ["bias", "norm", "ln", "layernorm", "rmsnorm"];
+    let letters: String = pattern.chars().filter(char::is_ascii_alphabetic).collect();
+    KINDS.contains(&&*letters)
+}
+
 /// The parameters with a name or alias that matches one of the patterns of `key`.
 ///
 /// # Errors
-/// [`TrainError::Misfit`] for a pattern that matches nothing.
+/// [`TrainError::Misfit`] for a pattern that matches nothing, unless it names a kind of parameters that do not decay.
 pub(crate) fn matching(
     spec: &ModelSpec,
     key: &'static str,
@@ -205,7 +213,8 @@ pub(crate) fn matching(
     };
     let compiled = FqnPatterns::new(patterns).expect("a resolved configuration has valid patterns");
     let all: Vec<&str> = (0..spec.params.len()).flat_map(names).collect();
-    if let Some(pattern) = compiled.unused(&all).first() {
+    let is_kind = |pattern: &&str| key == "train.optimizer.no_decay" && names_kind(pattern);
+    if let Some(pattern) = compiled.unused(&all).into_iter().find(|pattern| !is_kind(pattern)) {
         let example = all.first().copied().unwrap_or_default();
         let reason =
             format!("pattern `{pattern}` matches no parameter of the model; one of its names is `{example}`");
