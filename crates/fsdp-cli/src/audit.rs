@@ -1,5 +1,6 @@
 //! `fsdp audit`.
 
+mod init;
 mod page;
 mod text;
 mod variants;
@@ -36,6 +37,9 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     // There is nothing to save: every signal ends the process at once.
     let signal = StopSignal::install_idle()?;
     logging::install(None)?;
+    if let Some(folder) = &args.init {
+        return init::run(folder, args.file.as_deref());
+    }
     if let Some(report) = &args.report {
         expect_replaceable("--report", report)?;
     }
@@ -46,8 +50,8 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     let stages = Stages::new();
     let audit = Audit {
         job: &job,
-        before: &args.before,
-        after: &args.after,
+        before: args.before(),
+        after: args.after(),
         at_step: args.at_step,
         batches: &batches,
         variants: &variants,
@@ -74,9 +78,10 @@ type Judged = (Job<Model>, Vec<MicroBatch>, Vec<Variant<Model>>);
 
 /// Reads what a run file says of the model and its update, and the batch from a file.
 fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
-    let (setup, warnings) = RunSetup::of(Resolved::load_for_audit(&args.run.file, &args.run.overrides)?)?;
+    let run = args.run();
+    let (setup, warnings) = RunSetup::of(Resolved::load_for_audit(&run.file, &run.overrides)?)?;
     warnings.iter().for_each(|warning| output::warning(warning));
-    let (setup, architecture, init) = prepared(args, setup)?;
+    let (setup, architecture, init) = prepared(args.before(), setup)?;
     let batches = read_batches(batch, args.shifted, architecture.head().vocab)?;
     let variants = variants::all(&setup);
     Ok((Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?, batches, variants))
@@ -84,10 +89,10 @@ fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
 
 /// Reads a whole run file, and the batch from its data.
 fn of_data(args: &AuditArgs) -> Result<Judged, CliError> {
-    let (setup, architecture, init) = prepared(args, RunSetup::load(&args.run)?)?;
+    let (setup, architecture, init) = prepared(args.before(), RunSetup::load(&args.run())?)?;
     let variants = variants::all(&setup);
     let job = Job::new(setup.config, architecture, init)?;
-    let step = steps_done(&job, &args.before, args.at_step)?;
+    let step = steps_done(&job, args.before(), args.at_step)?;
     let batches =
         (0..job.data.micro_batches()).map(|index| MicroBatch::of_batch(&job.data.train_batch(step, index)));
     let batches = batches.collect();
@@ -96,7 +101,7 @@ fn of_data(args: &AuditArgs) -> Result<Judged, CliError> {
 
 /// Builds the model without dropout. Weights come from the checkpoint, except for the base of adapters where the checkpoint
 /// lacks it.
-fn prepared(args: &AuditArgs, setup: RunSetup) -> Result<(RunSetup, Model, InitSource), CliError> {
+fn prepared(before: &Path, setup: RunSetup) -> Result<(RunSetup, Model, InitSource), CliError> {
     let mut setup = variants::without_dropout(setup)?;
     setup.config.model.init =
         match setup.config.adapter.is_some() && ModelWeights::are_in(&setup.config.model.path) {
@@ -104,7 +109,7 @@ fn prepared(args: &AuditArgs, setup: RunSetup) -> Result<(RunSetup, Model, InitS
             false => Init::Random,
         };
     let architecture = setup.build()?;
-    let init = setup.init(&architecture, Some(&args.before))?;
+    let init = setup.init(&architecture, Some(before))?;
     Ok((setup, architecture, init))
 }
 

@@ -12,6 +12,7 @@ mod gradient;
 mod moments;
 mod plan;
 mod report;
+mod saved;
 mod scale;
 mod state;
 mod sums;
@@ -30,6 +31,7 @@ use fsdp_nn::model::Architecture;
 pub use batch::{MicroBatch, read_batches};
 pub use plan::AuditMemory;
 pub use report::{Cause, Finding, GradientRow, Report, UpdateRow};
+pub use saved::{SavedOptimizer, expect_whole_moments};
 
 use crate::checkpoint::{Foreign, ImportSummary, StateTable};
 use crate::error::TrainError;
@@ -104,6 +106,20 @@ pub enum AuditError {
          adamw, lion and sgd with momentum can be judged"
     )]
     NoMoment,
+    /// The moments of a state have few bits.
+    #[error(
+        "{} has the moments of {by} in 8 bits or fewer ({example}), so they do not contain the gradient that was used; let the \
+         program make the two steps with an optimizer that keeps its moments in 16 or 32 bits",
+        path.display()
+    )]
+    RoundedMoments {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The library that rounds them.
+        by: &'static str,
+        /// Name of such a moment.
+        example: String,
+    },
 }
 
 /// What is judged.
@@ -156,6 +172,8 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     /// [`AuditError`]; errors of checkpoints that cannot be read or do not fit the model; [`TrainError::Stopped`].
     pub fn judge(&self) -> Result<Report, TrainError> {
         let (job, spec) = (self.job, &self.job.plan.spec);
+        expect_whole_moments(self.before)?;
+        expect_whole_moments(self.after)?;
         let rule = HostMemory::rule(&job.config.train, spec)?;
         let table = StateTable::new(&job.plan, &*rule);
         let [before, after] = [self.before, self.after].map(|path| Foreign::open(job, &table, path));

@@ -1,6 +1,6 @@
 //! Arguments of `fsdp audit`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
@@ -23,25 +23,41 @@ takes.
 The batch is a safetensors file with m0.input_ids, m0.labels, .. per micro-batch, over all ranks in
 the order of the data; docs/auditing.md has the lines that write it from each framework.
 
+--init writes a first run file from what a checkpoint says of its run, with a comment on where each
+value comes from, and lines to fill in for what it does not say. Without RUN.toml it is printed; a
+file that exists is not replaced.
+
 Exit codes: 0 the step is sound, 1 something was found, 2 the input is wrong.
 
 Examples:
+  fsdp audit run.toml --init checkpoint-7
   fsdp audit run.toml --before checkpoint-7 --after checkpoint-8 --batch batch.safetensors
   fsdp audit run.toml --before a --after b --batch batch.safetensors --report audit.html
   fsdp audit run.toml --before a --after b --batch batch.safetensors --json
   fsdp audit run.toml --before step-00000007 --after step-00000008 --data      (of a run of fsdp)"
 )]
 pub(crate) struct AuditArgs {
-    #[command(flatten)]
-    pub(crate) run: RunFileArgs,
+    /// The run file (TOML); with --init, the file to write
+    #[arg(value_name = "RUN.toml", required_unless_present = "init")]
+    pub(crate) file: Option<PathBuf>,
+    /// Change a key of the run file, such as --set train.grad_clip=1.0 (may be repeated)
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Write a run file from what the state before the step says of its run
+    #[arg(
+        long,
+        value_name = "CHECKPOINT",
+        conflicts_with_all = ["overrides", "before", "after", "batch", "data", "shifted", "at_step", "report", "json"]
+    )]
+    pub(crate) init: Option<PathBuf>,
     /// The state before the step: a checkpoint with its optimizer
-    #[arg(long, value_name = "CHECKPOINT")]
-    pub(crate) before: PathBuf,
+    #[arg(long, value_name = "CHECKPOINT", required_unless_present = "init")]
+    before: Option<PathBuf>,
     /// The state after the step
-    #[arg(long, value_name = "CHECKPOINT")]
-    pub(crate) after: PathBuf,
+    #[arg(long, value_name = "CHECKPOINT", required_unless_present = "init")]
+    after: Option<PathBuf>,
     /// All micro-batches of the step, over all ranks (safetensors)
-    #[arg(long, value_name = "FILE", required_unless_present = "data")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["data", "init"])]
     pub(crate) batch: Option<PathBuf>,
     /// Take the batch from the run file's [data], at the step of the state before: for runs of fsdp
     #[arg(long, conflicts_with_all = ["batch", "shifted"])]
@@ -58,4 +74,22 @@ pub(crate) struct AuditArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl AuditArgs {
+    /// The run file of a judgement.
+    pub(crate) fn run(&self) -> RunFileArgs {
+        let file = self.file.clone().expect("clap requires it without --init");
+        RunFileArgs { file, overrides: self.overrides.clone() }
+    }
+
+    /// The state before the judged step.
+    pub(crate) fn before(&self) -> &Path {
+        self.before.as_deref().expect("clap requires it without --init")
+    }
+
+    /// The state after it.
+    pub(crate) fn after(&self) -> &Path {
+        self.after.as_deref().expect("clap requires it without --init")
+    }
 }

@@ -285,6 +285,11 @@ impl Foreign {
         Ok(StateRows::new(&self.found, Options::new(&NoProgress, stop))?)
     }
 
+    /// The saved settings of the group of each parameter, under PyTorch's names; empty for a parameter in no group.
+    pub(crate) fn settings(&self) -> &[std::collections::BTreeMap<String, fsdp_ckpt::checkpoint::Value>] {
+        &self.found.settings
+    }
+
     /// The name and dtype of the tensor with the values of a parameter; `None` if they are read elsewhere, as those of the
     /// base of adapters.
     pub(crate) fn weight(&self, param: ParamId) -> Option<(&str, TensorType)> {

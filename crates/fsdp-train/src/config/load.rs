@@ -95,8 +95,21 @@ impl Resolved {
     /// # Errors
     /// As [`Resolved::load`].
     pub fn load_for_audit(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        Self::of_audit_files(extends::read(path)?, overrides)
+    }
+
+    /// Parses the text of a run file for the judgement of a step; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn parse_for_audit(text: &str, origin: &str) -> Result<Loaded, ConfigError> {
+        let table = toml::from_str(text)
+            .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
+        Self::of_audit_files(vec![(origin.to_owned(), table)], &[])
+    }
+
+    fn of_audit_files(mut files: Vec<(String, Table)>, overrides: &[String]) -> Result<Loaded, ConfigError> {
         const SHARDING: [&str; 3] = ["frozen", "param_dtype", "reduce_dtype"];
-        let mut files = extends::read(path)?;
         for (_, table) in &mut files {
             ["run", "data", "checkpoint"].iter().for_each(|key| drop(table.remove(*key)));
             if let Some(Value::Table(fsdp)) = table.get_mut("fsdp") {

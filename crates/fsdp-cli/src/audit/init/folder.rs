@@ -1,0 +1,328 @@
+//! What the folder of a checkpoint has: settings of the program, of its scheduler and of its optimizer, and the model.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use fsdp_ckpt::checkpoint::{Checkpoint, OptimizerName, Role, Value, join};
+use fsdp_ckpt::formats::{self, torch_file};
+use fsdp_ckpt::safetensors::TensorType;
+use fsdp_ckpt::training::ModelWeights;
+use fsdp_train::adapter::peft;
+use fsdp_train::input_file;
+use serde_json::Value as Json;
+
+use super::lines::{Line, Lines, string, strings};
+use crate::error::CliError;
+
+/// Maximum length of a file of settings; `trainer_state.json` has all losses.
+const SETTINGS_BYTES_MAX: u64 = 1 << 26;
+
+/// Names of files to which torchtitan writes its settings, or from which it reads them.
+const TITAN_ENDINGS: [&str; 2] = ["json", "toml"];
+
+/// Settings of one file, by dotted names.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settings {
+    /// The file, as comments name it.
+    pub(super) file: String,
+    values: BTreeMap<String, Value>,
+}
+
+impl Settings {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key)
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
+    pub(super) fn number(&self, key: &str) -> Option<f64> {
+        self.get(key).and_then(number)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        match self.get(key)? {
+            Value::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_on(&self, key: &str) -> bool {
+        self.get(key) == Some(&Value::Bool(true))
+    }
+
+    /// Those of a checkpoint below one of these keys.
+    fn below(checkpoint: &Checkpoint, keys: &[&str], file: &str) -> Option<Self> {
+        let named = |name: &str| {
+            keys.iter().find_map(|key| name.strip_prefix(key)?.strip_prefix('.').map(str::to_owned))
+        };
+        let found = checkpoint.values.iter().filter(|(_, object)| object.role != Role::Optimizer);
+        let values: BTreeMap<String, Value> = found
+            .filter_map(|(_, object)| Some((named(&join(&object.path))?, object.value.clone())))
+            .collect();
+        (!values.is_empty()).then(|| Self { file: file.to_owned(), values })
+    }
+
+    /// Those of a JSON or TOML file; `None` if it cannot be read as such.
+    fn of_file(path: &Path) -> Option<Self> {
+        let text = input_file::read_text(path, SETTINGS_BYTES_MAX).ok()?;
+        let json: Json = match path.extension()?.to_str()? {
+            "toml" => toml::from_str(&text).ok()?,
+            _ => serde_json::from_str(&text).ok()?,
+        };
+        Some(Self::of_json(&path.file_name()?.to_string_lossy(), &json))
+    }
+
+    /// Those of a JSON object.
+    pub(super) fn of_json(file: &str, json: &Json) -> Self {
+        let mut values = BTreeMap::new();
+        add_json("", json, &mut values);
+        Self { file: file.to_owned(), values }
+    }
+
+    /// The attributes of the arguments that the Trainer pickles.
+    fn of_arguments(path: &Path) -> Option<Self> {
+        let mut values = BTreeMap::new();
+        for (name, value) in torch_file::attributes(path).ok()? {
+            if let Value::Dict(items) = &value {
+                let named = items.iter().filter_map(|(key, value)| match key {
+                    Value::Str(key) => Some((format!("{name}.{key}"), value.clone())),
+                    _ => None,
+                });
+                values.extend(named);
+            }
+            values.insert(name, value);
+        }
+        Some(Self { file: path.file_name()?.to_string_lossy().into_owned(), values })
+    }
+}
+
+fn add_json(name: &str, json: &Json, values: &mut BTreeMap<String, Value>) {
+    let value = match json {
+        Json::Object(items) => {
+            let outer = if name.is_empty() { String::new() } else { format!("{name}.") };
+            return items.iter().for_each(|(key, item)| add_json(&format!("{outer}{key}"), item, values));
+        }
+        Json::Bool(is_on) => Value::Bool(*is_on),
+        Json::Number(number) => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
+        Json::String(text) => Value::Str(text.clone()),
+        Json::Array(items) => {
+            Value::List(items.iter().filter_map(|item| Some(Value::Str(item.as_str()?.to_owned()))).collect())
+        }
+        Json::Null => Value::None,
+    };
+    values.insert(name.to_owned(), value);
+}
+
+/// The optimizer, by the settings of its groups.
+pub(super) struct Optimizer {
+    pub(super) name: &'static str,
+    pub(super) line: Line,
+}
+
+/// A folder with a checkpoint.
+pub(super) struct Folder {
+    pub(super) path: PathBuf,
+    /// `training_args.bin` of the Trainer.
+    pub(super) arguments: Option<Settings>,
+    /// `trainer_state.json` of the Trainer.
+    pub(super) state: Option<Settings>,
+    /// The configuration of DeepSpeed.
+    pub(super) deepspeed: Option<Settings>,
+    /// The job of torchtitan.
+    pub(super) titan: Option<Settings>,
+    pub(super) scheduler: Option<Settings>,
+    adapter: Option<Settings>,
+    /// Steps done, as the trainer counts them.
+    pub(super) steps: Option<u64>,
+    /// Settings of the optimizer's groups, or of parameters where these have their own.
+    pub(super) groups: Vec<BTreeMap<String, Value>>,
+    /// The dtype of most weights.
+    pub(super) dtype: Option<TensorType>,
+}
+
+impl Folder {
+    /// # Errors
+    /// [`CliError`] if it is not a checkpoint.
+    pub(super) fn read(path: &Path) -> Result<Self, CliError> {
+        let checkpoint = formats::open(path)?;
+        let dir = folder_of(path);
+        let beside = |name: &str| Settings::of_file(&dir.join(name));
+        let state = beside("trainer_state.json");
+        let count = checkpoint.run_state.iter().find(|(key, _)| key == "step");
+        Ok(Self {
+            path: path.to_owned(),
+            arguments: Settings::of_arguments(&dir.join("training_args.bin")),
+            state,
+            deepspeed: Settings::below(&checkpoint, &["ds_config"], "ds_config in the checkpoint")
+                .or_else(|| beside("ds_config.json")),
+            titan: titan(dir),
+            scheduler: Settings::below(
+                &checkpoint,
+                &["scheduler", "lr_scheduler", "lr_schedulers.0"],
+                "the scheduler's state",
+            ),
+            adapter: beside(peft::CONFIG_FILE),
+            steps: count.and_then(|(_, steps)| steps.parse().ok()),
+            groups: groups(&checkpoint),
+            dtype: most_common(&checkpoint),
+        })
+    }
+
+    /// The model: a folder with its `config.json`, here or one above.
+    pub(super) fn model_lines(&self) -> Lines {
+        let own = folder_of(&self.path);
+        let base = self.adapter.as_ref().and_then(|adapter| adapter.text("base_model_name_or_path"));
+        let places = [
+            base.map(|base| (Path::new(base), "adapter_config.json: base_model_name_or_path")),
+            Some((own, "it has the config.json")),
+            Some((above(own), "config.json is in the folder above")),
+        ];
+        let has_model = |dir: &Path| dir.join("config.json").is_file();
+        match places.into_iter().flatten().find(|(dir, _)| has_model(dir)) {
+            Some((dir, from)) => {
+                let mut lines = vec![Line::known("path", string(&dir.display().to_string()), from)];
+                if self.adapter.is_some() && ModelWeights::are_in(dir) {
+                    lines.push(Line::known("init", "\"pretrained\"", "the base of the adapters"));
+                }
+                Lines(lines)
+            }
+            None => {
+                let named = base.map_or_else(String::new, |base| format!(" ({base})"));
+                let place = format!(
+                    "a folder with the model's config.json{named}; none is here or in the folder above (with one there, --init \
+                     also finds which parameters each group has)"
+                );
+                Lines(vec![Line::open("path", "\"model\"", place)])
+            }
+        }
+    }
+
+    /// The adapters, by PEFT's settings.
+    pub(super) fn adapter_lines(&self) -> Lines {
+        let Some(adapter) = &self.adapter else { return Lines::default() };
+        let from = |key: &str| format!("{}: {key}", adapter.file);
+        let mut lines = Vec::new();
+        for (key, theirs) in [("rank", "r"), ("alpha", "lora_alpha")] {
+            match adapter.number(theirs) {
+                Some(value) => lines.push(Line::known(key, value, from(theirs))),
+                None => lines.push(Line::open(key, 8, from(theirs))),
+            }
+        }
+        let texts = match adapter.get("target_modules") {
+            Some(Value::List(items)) => items.iter().filter_map(|item| match item {
+                Value::Str(text) => Some(text.clone()),
+                _ => None,
+            }),
+            _ => return Lines(lines),
+        };
+        lines.push(Line::known(
+            "target_modules",
+            strings(&texts.collect::<Vec<_>>()),
+            from("target_modules"),
+        ));
+        if adapter.is_on("use_rslora") {
+            lines.push(Line::known("rslora", true, from("use_rslora")));
+        }
+        Lines(lines)
+    }
+
+    /// The kind of optimizer, by the settings that its groups have.
+    pub(super) fn optimizer(&self) -> Optimizer {
+        let has = |key: &str| self.groups.iter().any(|group| group.contains_key(key));
+        let said =
+            match self.arguments.as_ref().and_then(|arguments| Some((arguments, arguments.text("optim")?))) {
+                Some((arguments, optim)) => format!("{}: optim = {optim}", arguments.file),
+                None => "param_groups".to_owned(),
+            };
+        let known = |name: &'static str, what: &str| Optimizer {
+            name,
+            line: Line::known("name", string(name), format!("{said}{what}")),
+        };
+        let is_off = |key| self.groups.iter().any(|group| group.get(key) == Some(&Value::Bool(false)));
+        match (has("betas"), has("eps"), has("momentum")) {
+            (true, true, _) if is_off("decoupled_weight_decay") => known(
+                "adamw",
+                ", but with decay added to the gradient (torch.optim.Adam): a decay above 0 is a finding",
+            ),
+            (true, true, _) => known("adamw", ", with betas and eps"),
+            (true, false, _) => known("lion", ", with betas and without eps"),
+            (_, _, true) => known("sgd", ", with momentum"),
+            _ => Optimizer {
+                name: "adamw",
+                line: Line::open(
+                    "name",
+                    "\"adamw\"",
+                    "the optimizer: its groups have none of the settings that are known",
+                ),
+            },
+        }
+    }
+}
+
+/// A folder, or that of a file.
+fn folder_of(path: &Path) -> &Path {
+    if path.is_dir() { path } else { above(path) }
+}
+
+/// The folder that holds a path.
+fn above(path: &Path) -> &Path {
+    match path.parent() {
+        Some(dir) if dir.as_os_str().is_empty() && path == Path::new(".") => Path::new(".."),
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    }
+}
+
+/// The settings of all groups.
+fn groups(checkpoint: &Checkpoint) -> Vec<BTreeMap<String, Value>> {
+    let mut groups: BTreeMap<String, BTreeMap<String, Value>> = BTreeMap::new();
+    for object in checkpoint.values.values().filter(|object| object.role == Role::Optimizer) {
+        let (group, key) = match OptimizerName::of_path(&object.path) {
+            Some(OptimizerName::GroupSetting { group, key }) => (format!("{group:08}"), key),
+            Some(OptimizerName::ParameterSetting { parameter, key }) => (parameter, key),
+            _ => continue,
+        };
+        groups.entry(group).or_default().insert(key, object.value.clone());
+    }
+    groups.into_values().collect()
+}
+
+/// The dtype of most elements of the model.
+fn most_common(checkpoint: &Checkpoint) -> Option<TensorType> {
+    let mut elements: BTreeMap<TensorType, u64> = BTreeMap::new();
+    for tensor in checkpoint.tensors.values().filter(|tensor| tensor.role == Role::Model) {
+        *elements.entry(tensor.dtype).or_default() += tensor.len();
+    }
+    elements.into_iter().max_by_key(|(_, count)| *count).map(|(dtype, _)| dtype)
+}
+
+/// The job of torchtitan, which is in the folder that has the folder of checkpoints, or beside the checkpoint.
+fn titan(dir: &Path) -> Option<Settings> {
+    let is_settings = |path: &Path| {
+        path.extension()
+            .and_then(|ending| ending.to_str())
+            .is_some_and(|ending| TITAN_ENDINGS.contains(&ending))
+    };
+    let dirs = [dir, above(dir), above(above(dir))];
+    let files = dirs.into_iter().filter_map(|dir| {
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        files.sort();
+        Some(files)
+    });
+    let read = files.flatten().filter(|path| is_settings(path)).filter_map(|path| Settings::of_file(&path));
+    read.into_iter()
+        .find(|settings| settings.has("training.max_norm") && settings.has("lr_scheduler.warmup_steps"))
+}
+
+/// A number of any type; `None` for any other value.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Float(number) => Some(*number),
+        #[expect(clippy::cast_precision_loss, reason = "settings are small")]
+        Value::Int(number) => Some(*number as f64),
+        _ => None,
+    }
+}
