@@ -9,6 +9,8 @@ use super::RunFileArgs;
 /// `fsdp audit`.
 #[derive(Debug, ClapArgs)]
 #[command(
+    override_usage = "fsdp audit [OPTIONS] RUN.toml --before CHECKPOINT --after CHECKPOINT (--batch FILE | --data)
+       fsdp audit [RUN.toml] --init CHECKPOINT",
     after_help = "Two checkpoints one step apart contain the gradient that the program really used, in the optimizer's
 moments. It is compared with the gradient of the same step computed here. If they differ by more
 than precision allows, known faults are planted one by one, and the one that explains the

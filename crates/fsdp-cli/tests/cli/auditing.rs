@@ -278,6 +278,28 @@ fn init_of_a_torchtitan_run_reads_its_job() {
 }
 
 #[test]
+fn init_warns_of_settings_that_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = golden().join("init/trainer/before");
+    for file in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let arguments = dir.path().join("training_args.bin");
+    let bytes = fs::read(&arguments).unwrap();
+    fs::write(&arguments, &bytes[..bytes.len() / 2]).unwrap();
+    fs::write(dir.path().join("trainer_state.json"), "{").unwrap();
+    let output = refused(dir.path(), &["--init", "."]);
+    assert!(output.contains("training_args.bin"), "{output}");
+    fs::remove_file(&arguments).unwrap();
+    let output = audit(dir.path(), &["--init", "."]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("trainer_state.json is left out"), "{said}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    // Without the arguments, the scheduler's state has at least the rate of the step.
+    assert!(text.contains("lr = 3.571"), "{text}");
+}
+
+#[test]
 fn init_writes_a_new_file_and_replaces_none() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.toml");

@@ -13,6 +13,7 @@ use serde_json::Value as Json;
 
 use super::lines::{Line, Lines, string, strings};
 use crate::error::CliError;
+use crate::output;
 
 /// Maximum length of a file of settings; `trainer_state.json` has all losses.
 const SETTINGS_BYTES_MAX: u64 = 1 << 26;
@@ -64,14 +65,14 @@ impl Settings {
         (!values.is_empty()).then(|| Self { file: file.to_owned(), values })
     }
 
-    /// Those of a JSON or TOML file; `None` if it cannot be read as such.
-    fn of_file(path: &Path) -> Option<Self> {
-        let text = input_file::read_text(path, SETTINGS_BYTES_MAX).ok()?;
-        let json: Json = match path.extension()?.to_str()? {
-            "toml" => toml::from_str(&text).ok()?,
-            _ => serde_json::from_str(&text).ok()?,
+    /// Those of a JSON or TOML file.
+    fn of_file(path: &Path) -> Result<Self, String> {
+        let text = input_file::read_text(path, SETTINGS_BYTES_MAX).map_err(|error| error.to_string())?;
+        let json: Json = match path.extension() {
+            Some(ending) if ending == "toml" => toml::from_str(&text).map_err(|error| error.to_string())?,
+            _ => serde_json::from_str(&text).map_err(|error| error.to_string())?,
         };
-        Some(Self::of_json(&path.file_name()?.to_string_lossy(), &json))
+        Ok(Self::of_json(&path.file_name().unwrap_or_default().to_string_lossy(), &json))
     }
 
     /// Those of a JSON object.
@@ -82,9 +83,9 @@ impl Settings {
     }
 
     /// The attributes of the arguments that the Trainer pickles.
-    fn of_arguments(path: &Path) -> Option<Self> {
+    fn of_arguments(path: &Path) -> Result<Self, String> {
         let mut values = BTreeMap::new();
-        for (name, value) in torch_file::attributes(path).ok()? {
+        for (name, value) in torch_file::attributes(path).map_err(|error| error.to_string())? {
             if let Value::Dict(items) = &value {
                 let named = items.iter().filter_map(|(key, value)| match key {
                     Value::Str(key) => Some((format!("{name}.{key}"), value.clone())),
@@ -94,8 +95,15 @@ impl Settings {
             }
             values.insert(name, value);
         }
-        Some(Self { file: path.file_name()?.to_string_lossy().into_owned(), values })
+        Ok(Self { file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(), values })
     }
+}
+
+/// Reads a file if it exists. One that cannot be read is left out, and a warning says so.
+fn beside(path: &Path, read: fn(&Path) -> Result<Settings, String>) -> Option<Settings> {
+    let settings = path.is_file().then(|| read(path))?;
+    let warned = |reason| output::warning(&format!("{} is left out: {reason}", path.display()));
+    settings.map_err(warned).ok()
 }
 
 fn add_json(name: &str, json: &Json, values: &mut BTreeMap<String, Value>) {
@@ -148,22 +156,21 @@ impl Folder {
     pub(super) fn read(path: &Path) -> Result<Self, CliError> {
         let checkpoint = formats::open(path)?;
         let dir = folder_of(path);
-        let beside = |name: &str| Settings::of_file(&dir.join(name));
-        let state = beside("trainer_state.json");
+        let json = |name: &str| beside(&dir.join(name), Settings::of_file);
         let count = checkpoint.run_state.iter().find(|(key, _)| key == "step");
         Ok(Self {
             path: path.to_owned(),
-            arguments: Settings::of_arguments(&dir.join("training_args.bin")),
-            state,
+            arguments: beside(&dir.join("training_args.bin"), Settings::of_arguments),
+            state: json("trainer_state.json"),
             deepspeed: Settings::below(&checkpoint, &["ds_config"], "ds_config in the checkpoint")
-                .or_else(|| beside("ds_config.json")),
+                .or_else(|| json("ds_config.json")),
             titan: titan(dir),
             scheduler: Settings::below(
                 &checkpoint,
                 &["scheduler", "lr_scheduler", "lr_schedulers.0"],
                 "the scheduler's state",
             ),
-            adapter: beside(peft::CONFIG_FILE),
+            adapter: json(peft::CONFIG_FILE),
             steps: count.and_then(|(_, steps)| steps.parse().ok()),
             groups: groups(&checkpoint),
             dtype: most_common(&checkpoint),
@@ -240,9 +247,18 @@ impl Folder {
             name,
             line: Line::known("name", string(name), format!("{said}{what}")),
         };
-        let is_off = |key| self.groups.iter().any(|group| group.get(key) == Some(&Value::Bool(false)));
+        let has_flag =
+            |key, value| self.groups.iter().any(|group| group.get(key) == Some(&Value::Bool(value)));
+        if has("clip_threshold") || has_flag("amsgrad", true) || has_flag("maximize", true) {
+            let what =
+                "an optimizer that cannot be judged: its groups have clip_threshold, amsgrad or maximize";
+            return Optimizer {
+                name: "adamw",
+                line: Line::open("name", "\"adamw\"", format!("{said}: {what}")),
+            };
+        }
         match (has("betas"), has("eps"), has("momentum")) {
-            (true, true, _) if is_off("decoupled_weight_decay") => known(
+            (true, true, _) if has_flag("decoupled_weight_decay", false) => known(
                 "adamw",
                 ", but with decay added to the gradient (torch.optim.Adam): a decay above 0 is a finding",
             ),
@@ -312,7 +328,8 @@ fn titan(dir: &Path) -> Option<Settings> {
         files.sort();
         Some(files)
     });
-    let read = files.flatten().filter(|path| is_settings(path)).filter_map(|path| Settings::of_file(&path));
+    let read =
+        files.flatten().filter(|path| is_settings(path)).filter_map(|path| Settings::of_file(&path).ok());
     read.into_iter()
         .find(|settings| settings.has("training.max_norm") && settings.has("lr_scheduler.warmup_steps"))
 }

@@ -23,7 +23,7 @@ pub(super) struct Program {
 #[derive(Debug, PartialEq)]
 enum Schedule {
     /// The whole schedule, in a form of the run file, with its last step.
-    Shape { text: String, from: String, steps: u64, steps_from: &'static str },
+    Shape { text: String, from: String, steps: u64, steps_from: &'static str, base: Option<f64> },
     /// The scheduler has moved on `moved` times, and the optimizer has the rate of the step after that.
     Moved { moved: Option<f64>, from: String },
     /// Nothing.
@@ -45,6 +45,12 @@ impl Program {
         let mut train = vec![clip(arguments, "max_grad_norm")];
         if let Some(share) = arguments.number("label_smoothing_factor").filter(|share| *share > 0.0) {
             train.push(Line::known("label_smoothing", lines::number(share), from("label_smoothing_factor")));
+        }
+        if let Some(alpha) = arguments.number("neftune_noise_alpha") {
+            let from = from("neftune_noise_alpha");
+            train.push(Line::note(format!(
+                "{from} = {alpha}: noise that cannot be drawn again; switch it off for the step"
+            )));
         }
         let dtype = match (arguments.is_on("bf16"), arguments.is_on("fp16")) {
             (true, _) => Line::known("param_dtype", string("bf16"), from("bf16")),
@@ -112,17 +118,18 @@ impl Program {
 
     /// The learning rate that a group of the run file has: that before the schedule, or that of the judged step.
     pub(super) fn rate(&self, settings: &BTreeMap<String, Value>) -> Option<f64> {
-        let first = match self.schedule {
-            Schedule::Shape { .. } => settings.get("initial_lr"),
-            _ => None,
-        };
-        first.or_else(|| settings.get("lr")).and_then(number)
+        match self.schedule {
+            Schedule::Shape { base, .. } => settings.get("initial_lr").and_then(number).or(base),
+            _ => settings.get("lr").and_then(number),
+        }
     }
 
     /// Where [`Program::rate`] is from.
     pub(super) fn rate_from(&self) -> &'static str {
         match self.schedule {
-            Schedule::Shape { .. } => "the optimizer's param_groups: initial_lr",
+            Schedule::Shape { .. } => {
+                "the optimizer's param_groups: initial_lr, the rate before the schedule"
+            }
             Schedule::Moved { .. } => "the optimizer's param_groups: lr, the rate of the judged step",
             Schedule::Unknown => "the optimizer's param_groups: lr, which may be that of the step before",
         }
@@ -134,7 +141,7 @@ impl Program {
         let judged = steps.map_or(1, |steps| steps + 1);
         let up_to = Line::known("steps", judged, "the number of the judged step");
         match &self.schedule {
-            Schedule::Shape { text, from, steps, steps_from } => {
+            Schedule::Shape { text, from, steps, steps_from, .. } => {
                 vec![Line::known("steps", steps, *steps_from), Line::known("lr_schedule", text, from)]
             }
             // A scheduler that counts epochs, or that had not moved on yet, has another rate in the judged step.
@@ -208,9 +215,8 @@ fn trainer_schedule(arguments: &Settings, state: Option<&Settings>) -> Option<Sc
     let warmup = if share >= 1.0 { share.floor() } else { (steps * share).ceil() };
     let option = |key: &str| arguments.number(&format!("lr_scheduler_kwargs.{key}"));
     let is_half = option("num_cycles").is_none_or(|cycles| cycles == 0.5);
-    let kind = arguments.text("lr_scheduler_type")?;
-    let (name, more) = match kind {
-        "constant" => return Some(shape("constant", "", 0.0, kind, (steps, steps_from))),
+    let (name, more) = match arguments.text("lr_scheduler_type")? {
+        "constant" => return Some(shape(arguments, (steps, steps_from), "constant", "", 0.0)),
         "constant_with_warmup" => ("constant", String::new()),
         "linear" => ("linear", String::new()),
         "cosine" if is_half => ("warmup-cosine", String::new()),
@@ -232,24 +238,25 @@ fn trainer_schedule(arguments: &Settings, state: Option<&Settings>) -> Option<Sc
         }
         _ => return None,
     };
-    Some(shape(name, &more, warmup, kind, (steps, steps_from)))
+    Some(shape(arguments, (steps, steps_from), name, &more, warmup))
 }
 
 fn shape(
+    arguments: &Settings,
+    (steps, steps_from): (f64, &'static str),
     name: &str,
     more: &str,
     warmup: f64,
-    kind: &str,
-    (steps, steps_from): (f64, &'static str),
 ) -> Schedule {
     let text = match warmup {
         0.0 => format!("{{ name = \"{name}\"{more} }}"),
         warmup => format!("{{ name = \"{name}\", warmup_steps = {warmup}, start_factor = 0{more} }}"),
     };
-    let from = format!("training_args.bin: lr_scheduler_type = {kind}, and its warm-up");
+    let kind = arguments.text("lr_scheduler_type").unwrap_or_default();
+    let from = format!("{}: lr_scheduler_type = {kind}, and its warm-up", arguments.file);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of steps")]
     let steps = steps as u64;
-    Schedule::Shape { text, from, steps, steps_from }
+    Schedule::Shape { text, from, steps, steps_from, base: arguments.number("learning_rate") }
 }
 
 #[cfg(test)]
