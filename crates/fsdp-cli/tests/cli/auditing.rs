@@ -253,6 +253,16 @@ fn init_file_says_where_each_value_comes_from() {
 }
 
 #[test]
+fn documented_init_file_is_that_of_the_trainer() {
+    let output = audit(&golden().join("trainer-llama"), &["--init", "before"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let page =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/auditing.md")).unwrap();
+    let (_, tables) = text.split_once("\n\n").unwrap();
+    assert!(page.contains(tables), "{tables}");
+}
+
+#[test]
 fn init_of_a_torchtitan_run_reads_its_job() {
     let dir = tempfile::tempdir().unwrap();
     let fixture =
