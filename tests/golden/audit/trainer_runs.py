@@ -114,8 +114,12 @@ LORA = {
 # Two processes: whether a loss is a mean over the targets of all of them.
 LOCAL = Case(arguments={"average_tokens_across_devices": False}, expected=dict(cause="loss_mean_of_means"))
 DDP = {"sound": Case(), "mean-of-ranks": LOCAL}
+# The class has no ForCausalLM in its name, so the Trainer takes its loss for one that does not shift labels, and divides by the
+# number of all labels, those of first tokens too. Where these do not count (prompts), nothing is wrong.
+FIRST = dict(cause="gradient_scaled", params=".", factor=(common.SEQ - 1) / common.SEQ)
+GPT2 = {"sound": Case(), "first-labels-counted": Case(data="plain", expected=FIRST)}
 SETTINGS = {"trainer-llama": ("llama", DENSE), "trainer-mixtral": ("mixtral", MIXTURE), "trainer-lora": ("llama", LORA)}
-SETTINGS |= {"trainer-ddp": ("llama", DDP)}
+SETTINGS |= {"trainer-ddp": ("llama", DDP), "trainer-gpt2": ("gpt2", GPT2)}
 KEPT = ("model.safetensors", "adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt")
 KEPT += ("trainer_state.json", "training_args.bin", "config.json")
 

@@ -231,6 +231,8 @@ fn trainer_schedule(arguments: &Settings, state: Option<&Settings>) -> Option<Sc
         }
         "cosine_with_min_lr" if is_half => {
             let (key, min) = match option("min_lr") {
+                // A schedule that rises has no form in a run file.
+                Some(min) if arguments.number("learning_rate").is_some_and(|lr| min > lr) => return None,
                 Some(min) => ("min_lr", min),
                 None => ("min_lr_ratio", option("min_lr_rate")?),
             };
