@@ -117,11 +117,11 @@ fn prepared(before: &Path, setup: RunSetup) -> Result<(RunSetup, Model, InitSour
 fn say_need(need: &AuditMemory) {
     let text = || {
         format!(
-            "this takes about {} of memory: {} for gradients, {} for the largest block, {} for activations",
+            "this takes about {} of memory: {} for the largest layer and its gradient, {} for activations, {} for comparing",
             bytes(need.total()),
-            bytes(need.gradients),
-            bytes(need.block),
-            bytes(need.activations)
+            bytes(need.layer),
+            bytes(need.activations),
+            bytes(need.samples)
         )
     };
     match Available::now() {

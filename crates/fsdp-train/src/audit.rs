@@ -9,6 +9,7 @@
 
 mod batch;
 mod gradient;
+mod measure;
 mod moments;
 mod plan;
 mod report;

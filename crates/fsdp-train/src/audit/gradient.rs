@@ -2,6 +2,7 @@
 
 mod explain;
 
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
 use fsdp_core::DType;
@@ -9,10 +10,11 @@ use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
 
+use super::measure::Measured;
 use super::report::{Finding, GradientRow, kind_of};
 use super::scale::Compared;
-use super::sums::{Around, Sample, Sums, clip, total};
-use super::sweep::{Computation, Gradient, Sweep};
+use super::sums::{Around, Sums, clip, total};
+use super::sweep::{Computation, Sweep};
 use super::trial::Trial;
 use super::{AuditError, MicroBatch, Variant};
 use crate::error::TrainError;
@@ -22,6 +24,9 @@ const OTHER_KERNELS: f64 = 16.0;
 
 /// Roundings of an element of the first moment in one update.
 const MOMENT_ROUNDINGS: f64 = 4.0;
+
+/// The worlds for which shards are compared.
+const WORLDS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 
 /// Judges gradients.
 pub(super) struct Judge<'a, A> {
@@ -58,10 +63,12 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     pub(super) fn judge(&mut self) -> Result<Judged, TrainError> {
         (self.progress)("computing the gradient of the step");
         let sound = self.sound.clone();
-        let own = Sample::of(&self.gradient(&sound, self.param_dtype)?);
-        let exact = self.gradient(&sound, wider(self.param_dtype))?;
-        let noise = own.distances(&exact);
-        let sums = self.around.compare(&exact)?;
+        let own = self.measure(&sound, self.param_dtype, &[])?;
+        self.around.near_clip = own.clip();
+        let exact = self.measure(&sound, wider(self.param_dtype), &WORLDS)?;
+        let noise = own.sample.distances(&exact.sample, self.spec);
+        drop(own);
+        let sums = exact.sums.clone();
         if let Some(index) = sums.iter().position(|sums| !(sums.uu + sums.pp + sums.ee).is_finite()) {
             let name = self.spec.params[index].fqn.clone();
             return Err(AuditError::NotFinite { name }.into());
@@ -70,7 +77,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let compared = self.compared(&sums, &bounds);
         let findings = match compared.outside(compared.clip()).is_empty() {
             true => Vec::new(),
-            false => self.explain(exact, &sums, &bounds)?,
+            false => self.explain(&exact, &bounds)?,
         };
         let compared = self.compared(&sums, &bounds);
         let distance2 = compared.distance2(compared.clip());
@@ -86,8 +93,13 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         Compared { spec: self.spec, sums, bounds, grad_clip: self.around.grad_clip }
     }
 
-    /// Computes the gradient of a trial.
-    fn gradient(&mut self, trial: &Trial<'_, A>, dtype: DType) -> Result<Gradient, TrainError> {
+    /// Computes the gradient of a trial, and compares it with the one that was used; also the rows of each rank of some worlds.
+    pub(super) fn measure(
+        &mut self,
+        trial: &Trial<'_, A>,
+        dtype: DType,
+        worlds: &[usize],
+    ) -> Result<Measured, TrainError> {
         let computation = Computation {
             architecture: trial.architecture,
             terms: trial.terms,
@@ -99,10 +111,15 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             seed: trial.seed,
             tied: trial.tied,
         };
-        let state = if trial.is_after { &mut self.around.after } else { &mut self.around.before };
         // Its storage is given back with it: other trials need other sizes.
         let memory = HostMemory::new(HostOptions { threads: self.threads, ..HostOptions::default() })?;
-        Sweep { spec: self.spec, memory: &memory, stop: self.stop }.gradient(state, &computation)
+        let mut measured = Measured::new(self.spec, worlds, self.around.near_clip);
+        let mut visit = |around: &mut Around<'_>, id: ParamId, rows: Range<usize>, values: &[f32]| {
+            measured.add(around, id, rows, values)
+        };
+        let (stop, around, is_after) = (self.stop, &mut self.around, trial.is_after);
+        Sweep { memory: &memory, stop, around, is_after }.gradient(&computation, &mut visit)?;
+        Ok(measured.clipped(self.around.grad_clip))
     }
 
     /// For each parameter, the distance from the expected gradient that precision alone may cause: of the moments, of

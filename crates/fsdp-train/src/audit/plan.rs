@@ -1,31 +1,34 @@
 //! What a judgement needs of memory, before it starts.
 
 use fsdp_core::DType;
-use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::model::unsharded::{Pass, calls};
+use fsdp_nn::model::unsharded::{BlockCall, Pass, calls};
 use fsdp_nn::op::LossTerms;
 
 use super::batch::MicroBatch;
+use super::measure::Sample;
+use super::state::BLOCK_ELEMS;
+use super::sweep::{Stage, stages, tied};
 use crate::error::TrainError;
 
-/// Bytes that a judgement needs at most, about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Bytes that a judgement needs at most, about: at the moment that needs most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuditMemory {
-    /// One gradient in `f32`; two where the balancing loss of routers is tried.
-    pub gradients: u64,
-    /// The parameters and the gradients of the largest block.
-    pub block: u64,
-    /// Inputs of layers, and activations of one layer.
+    /// The parameters of a layer, and its gradients where it computes them.
+    pub layer: u64,
+    /// Inputs of layers of all micro-batches, and activations of one layer.
     pub activations: u64,
+    /// Samples of gradients, and what is read of checkpoints at a time.
+    pub samples: u64,
 }
 
 impl AuditMemory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.gradients + self.block + self.activations
+        self.layer + self.activations + self.samples
     }
 
     pub(super) fn of<A: Architecture + Clone>(
@@ -35,35 +38,74 @@ impl AuditMemory {
         [dtype, param_dtype]: [DType; 2],
         batches: &[MicroBatch],
     ) -> Result<Self, TrainError> {
-        let trained = |params: &mut dyn Iterator<Item = &ParamSpec>| -> usize {
-            params.filter(|param| param.trainable).map(ParamSpec::len).sum()
-        };
-        let count = if terms.router_loss == 0.0 { 1 } else { 2 };
-        let gradients = count * trained(&mut spec.params.iter()) * DType::F32.size_bytes();
-        let block = |block: &fsdp_core::model::BlockSpec| {
-            let params = || block.params.iter().map(|id| spec.param(*id));
-            // Parameters are rounded to the dtype of the run first.
-            let read = dtype.size_bytes() + param_dtype.size_bytes();
-            params().map(ParamSpec::len).sum::<usize>() * read + trained(&mut params()) * dtype.size_bytes()
-        };
-        let block = spec.blocks.iter().map(block).max().unwrap_or(0);
         let calls = calls(spec, Pass::TrainRecomputing);
-        let mut activations = 0;
-        let largest = batches.iter().max_by_key(|batch| batch.ids.len()).expect("there are micro-batches");
+        let stages = stages(spec, &calls);
+        let activations = activations((architecture, spec, &stages), terms, dtype, batches)?;
+        // Held from its first use to its last one.
+        let tied: usize = tied(spec).iter().map(|id| spec.param(*id).len() * size_of::<f32>()).sum();
+        let peak = |(stage, activations): (&Stage<'_>, usize)| {
+            let layer = layer(spec, stage, [dtype, param_dtype]) + tied;
+            Self { layer: layer as u64, activations: activations as u64, samples: samples(spec) as u64 }
+        };
+        let peaks = stages.iter().zip(activations).map(peak);
+        Ok(peaks.max_by_key(Self::total).unwrap_or_default())
+    }
+}
+
+/// Bytes of the parameters and gradients of a stage.
+fn layer(spec: &ModelSpec, stage: &Stage<'_>, [dtype, param_dtype]: [DType; 2]) -> usize {
+    let lens = |ids: &mut dyn Iterator<Item = ParamId>| -> Vec<usize> {
+        ids.map(|id| spec.param(id).len()).collect()
+    };
+    let params = lens(&mut stage.params(spec).into_iter());
+    let trained: usize = lens(&mut stage.trained.iter().copied()).iter().sum();
+    // Parameters are rounded to the dtype of the run first.
+    let rounded = if dtype == param_dtype { 0 } else { param_dtype.size_bytes() };
+    let read = params.iter().max().unwrap_or(&0) * rounded;
+    let gradients = trained * (dtype.master().size_bytes() + size_of::<f32>());
+    params.iter().sum::<usize>() * dtype.size_bytes() + gradients.max(read)
+}
+
+/// Bytes of activations at the peak of each stage.
+fn activations<A: Architecture + Clone>(
+    (architecture, spec, stages): (&A, &ModelSpec, &[Stage<'_>]),
+    terms: LossTerms,
+    dtype: DType,
+    batches: &[MicroBatch],
+) -> Result<Vec<usize>, TrainError> {
+    let mut kept = vec![0; stages.len()];
+    let mut within = vec![0; stages.len()];
+    for batch in batches {
         let shape = RunShape {
-            samples: largest.ids.len() / largest.seq,
-            seq: largest.seq,
+            samples: batch.ids.len() / batch.seq,
+            seq: batch.seq,
             dtype,
             gradient_dtype: dtype.master(),
             head_chunks: HeadChunks::default(),
             terms,
-            packed: largest.positions.is_some(),
+            packed: batch.positions.is_some(),
         };
-        let mut live = 0;
-        for call in &footprints(architecture, spec, shape, &calls)?.calls {
-            activations = activations.max(live + call.total_peak);
-            live = call.after(live);
+        let all: Vec<BlockCall> = stages.iter().flat_map(|stage| stage.calls).copied().collect();
+        let footprints = footprints(architecture, spec, shape, &all)?;
+        let mut calls = footprints.calls.iter();
+        let mut live = footprints.data_bytes;
+        for (index, stage) in stages.iter().enumerate() {
+            let (before, mut peak) = (live, live);
+            for call in calls.by_ref().take(stage.calls.len()) {
+                peak = peak.max(live + call.total_peak);
+                live = call.after(live);
+            }
+            let both = before.max(live);
+            kept[index] += both;
+            within[index] = peak.saturating_sub(both).max(within[index]);
         }
-        Ok(Self { gradients: gradients as u64, block: block as u64, activations: activations as u64 })
     }
+    Ok(kept.into_iter().zip(within).map(|(kept, within)| kept + within).collect())
+}
+
+/// Bytes of two samples, and of the blocks of rows that are compared.
+fn samples(spec: &ModelSpec) -> usize {
+    /// Moments before and after the step, parameters, and the gradient in passing, in `f64`.
+    const BLOCKS: usize = 5;
+    2 * Sample::bytes(spec) + BLOCKS * BLOCK_ELEMS * size_of::<f64>()
 }

@@ -13,7 +13,7 @@ use crate::error::TrainError;
 use crate::init::InitSource;
 
 /// Elements that are read at a time.
-const BLOCK_ELEMS: usize = 1 << 20;
+pub(super) const BLOCK_ELEMS: usize = 1 << 20;
 
 /// An open checkpoint, in the terms of the model.
 pub(super) struct State<'a> {

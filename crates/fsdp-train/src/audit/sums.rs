@@ -12,7 +12,6 @@ use super::moments::Moments;
 use super::report::{Cause, Finding};
 use super::scale::shown;
 use super::state::{State, blocks};
-use super::sweep::Gradient;
 use crate::error::TrainError;
 
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
@@ -32,6 +31,7 @@ pub(super) struct Sums {
     pub(super) dd: f64,
     pub(super) de: f64,
     pub(super) dp: f64,
+    pub(super) ep: f64,
     pub(super) pp: f64,
     pub(super) mm: f64,
     pub(super) mn: f64,
@@ -45,6 +45,18 @@ impl Sums {
     pub(super) fn distance2(&self, factor: f64) -> f64 {
         let other = factor - self.clip;
         (self.dd - 2.0 * other * self.de + other * other * self.ee).max(0.0)
+    }
+
+    /// The same sums for another coefficient of clipping. They stay exact if that is near the one that they have.
+    pub(super) fn clipped(&self, clip: f64) -> Sums {
+        let other = clip - self.clip;
+        Sums {
+            clip,
+            dd: self.distance2(clip),
+            de: self.de - other * self.ee,
+            dp: self.dp - other * self.ep,
+            ..*self
+        }
     }
 
     /// The factor of `e` that is nearest to `u`; `None` without an expected gradient.
@@ -75,6 +87,7 @@ impl Add for Sums {
             dd: self.dd + other.dd,
             de: self.de + other.de,
             dp: self.dp + other.dp,
+            ep: self.ep + other.ep,
             pp: self.pp + other.pp,
             mm: self.mm + other.mm,
             mn: self.mn + other.mn,
@@ -106,6 +119,8 @@ pub(super) struct Around<'a> {
     /// The decay of each parameter that the rule adds to its gradient; 0 for rules that do not.
     pub(super) coupled_decay: Vec<f64>,
     pub(super) grad_clip: Option<f64>,
+    /// About the coefficient of clipping: 1, and after the first gradient that of its norm.
+    pub(super) near_clip: f64,
 }
 
 impl<'a> Around<'a> {
@@ -120,8 +135,16 @@ impl<'a> Around<'a> {
         coupled_decay: Vec<f64>,
         grad_clip: Option<f64>,
     ) -> Result<Self, TrainError> {
-        let mut around =
-            Around { before, after, moments, spec, skipped: BTreeSet::new(), coupled_decay, grad_clip };
+        let mut around = Around {
+            before,
+            after,
+            moments,
+            spec,
+            skipped: BTreeSet::new(),
+            coupled_decay,
+            grad_clip,
+            near_clip: 1.0,
+        };
         for id in (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable) {
             if around.is_skipped(id)? {
                 around.skipped.insert(id);
@@ -160,91 +183,43 @@ impl<'a> Around<'a> {
         Ok((!finding.params.is_empty()).then_some(finding))
     }
 
-    /// Compares a gradient with the one that was used, for each parameter; frozen ones have no sums.
+    /// Compares rows of a gradient with the one that was used, and calls `visit` with the sums of each row.
     ///
     /// # Errors
     /// Errors of reading.
-    pub(super) fn compare(&mut self, gradient: &Gradient) -> Result<Vec<Sums>, TrainError> {
-        let clip = self.clip(gradient);
-        (0..self.spec.params.len())
-            .map(|index| {
-                let mut sums = Sums { clip, ..Sums::default() };
-                self.visit(ParamId(index), (gradient, clip), |_, part| sums = sums + part)?;
-                Ok(sums)
-            })
-            .collect()
-    }
-
-    /// The coefficient of clipping that a gradient calls for.
-    fn clip(&self, gradient: &Gradient) -> f64 {
-        let square = |values: &Vec<f32>| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
-        clip(self.grad_clip, gradient.iter().map(square).sum::<f64>().sqrt())
-    }
-
-    /// Compares the rows of each parameter that each rank of each of these worlds holds, if parameters are split as PyTorch
-    /// splits them (`chunk`): by world, parameter and rank.
-    ///
-    /// # Errors
-    /// Errors of reading.
-    pub(super) fn compare_shards(
-        &mut self,
-        gradient: &Gradient,
-        worlds: &[usize],
-    ) -> Result<Vec<Vec<Vec<Sums>>>, TrainError> {
-        let clip = self.clip(gradient);
-        let empty = |ranks: &usize| vec![Sums { clip, ..Sums::default() }; *ranks];
-        let mut all: Vec<Vec<Vec<Sums>>> = worlds.iter().map(|_| Vec::new()).collect();
-        for id in (0..self.spec.params.len()).map(ParamId) {
-            all.iter_mut().zip(worlds).for_each(|(params, ranks)| params.push(empty(ranks)));
-            let rows = self.spec.param(id).len() / self.spec.param(id).row_len().unwrap_or(1).max(1);
-            self.visit(id, (gradient, clip), |row, part| {
-                for (params, ranks) in all.iter_mut().zip(worlds) {
-                    let shard = &mut params[id.0][row / rows.div_ceil(*ranks).max(1)];
-                    *shard = *shard + part;
-                }
-            })?;
-        }
-        Ok(all)
-    }
-
-    /// Calls `visit` with the sums of each row.
-    fn visit(
+    pub(super) fn visit(
         &mut self,
         id: ParamId,
-        (gradient, clip): (&Gradient, f64),
+        rows: Range<usize>,
+        (gradient, clip): (&[f32], f64),
         mut visit: impl FnMut(usize, Sums),
     ) -> Result<(), TrainError> {
-        if !self.spec.param(id).trainable {
-            return Ok(());
-        }
         let row_len = self.spec.param(id).row_len().unwrap_or(1);
-        for Range { start, end } in blocks(self.spec, id) {
-            let [mut before, mut after] = self.first_moments(id, start..end)?;
-            if self.skipped.contains(&id) {
-                [&mut before, &mut after].iter_mut().for_each(|moments| moments.fill(0.0));
+        let [mut before, mut after] = self.first_moments(id, rows.clone())?;
+        if self.skipped.contains(&id) {
+            [&mut before, &mut after].iter_mut().for_each(|moments| moments.fill(0.0));
+        }
+        let params = self.before.param(id, rows.clone())?;
+        for (index, row) in rows.enumerate() {
+            let mut sums = Sums { clip, ..Sums::default() };
+            for at in index * row_len..(index + 1) * row_len {
+                let (m, n, p, e) = (before[at], after[at], params[at], f64::from(gradient[at]));
+                let u = self.moments.gradient(m, n) - self.coupled_decay[id.0] * p;
+                let d = u - clip * e;
+                sums.uu += u * u;
+                sums.ee += e * e;
+                sums.dd += d * d;
+                sums.de += d * e;
+                sums.dp += d * p;
+                sums.ep += e * p;
+                sums.pp += p * p;
+                sums.mm += m * m;
+                sums.mn += m * n;
+                sums.nn += n * n;
+                sums.em += e * m;
+                sums.en += e * n;
             }
-            let params = self.before.param(id, start..end)?;
-            let expected = &gradient[id.0][start * row_len..end * row_len];
-            for row in 0..end - start {
-                let mut sums = Sums { clip, ..Sums::default() };
-                for at in row * row_len..(row + 1) * row_len {
-                    let (m, n, p, e) = (before[at], after[at], params[at], f64::from(expected[at]));
-                    let u = self.moments.gradient(m, n) - self.coupled_decay[id.0] * p;
-                    let d = u - clip * e;
-                    sums.uu += u * u;
-                    sums.ee += e * e;
-                    sums.dd += d * d;
-                    sums.de += d * e;
-                    sums.dp += d * p;
-                    sums.pp += p * p;
-                    sums.mm += m * m;
-                    sums.mn += m * n;
-                    sums.nn += n * n;
-                    sums.em += e * m;
-                    sums.en += e * n;
-                }
-                visit(start + row, sums);
-            }
+            visit(row, sums);
         }
         Ok(())
     }
@@ -258,36 +233,4 @@ impl<'a> Around<'a> {
         let name = self.moments.first;
         Ok([self.before.moment(id, name, rows.clone())?, self.after.moment(id, name, rows)?])
     }
-}
-
-/// Elements of each parameter that a sample has at most.
-const SAMPLE_MAX: usize = 1 << 16;
-
-/// Some elements of each parameter of a gradient, evenly spread: enough to estimate how far another gradient is from it,
-/// without holding both.
-pub(super) struct Sample {
-    values: Vec<Vec<f32>>,
-}
-
-impl Sample {
-    pub(super) fn of(gradient: &Gradient) -> Self {
-        Self { values: gradient.iter().map(|values| sampled(values).collect()).collect() }
-    }
-
-    /// The length of the difference from another gradient, for each parameter.
-    pub(super) fn distances(&self, other: &Gradient) -> Vec<f64> {
-        let distance = |(sample, values): (&Vec<f32>, &Vec<f32>)| {
-            let squares = sample
-                .iter()
-                .zip(sampled(values))
-                .map(|(left, right)| (f64::from(*left) - f64::from(right)).powi(2));
-            let share = values.len() as f64 / sample.len().max(1) as f64;
-            (squares.sum::<f64>() * share).sqrt()
-        };
-        self.values.iter().zip(other).map(distance).collect()
-    }
-}
-
-fn sampled(values: &[f32]) -> impl Iterator<Item = f32> {
-    values.iter().copied().step_by(values.len().div_ceil(SAMPLE_MAX).max(1))
 }

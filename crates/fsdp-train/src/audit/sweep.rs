@@ -1,15 +1,18 @@
 //! The gradient of a step, computed without sharding, layer by layer.
 //!
-//! Parameters are read from the checkpoint for each call of a block and given up after it, activations of a layer are
-//! recomputed in backward, and the gradient of a parameter is added to the total when the last block that uses it is
-//! done. So what is held is one gradient in `f32`, the largest block, and the inputs of layers.
+//! All micro-batches go through a block, or back through a layer, before the next one: so its parameters are read from the
+//! checkpoint once for all of them and given up, activations of a layer are recomputed in backward, and the gradient of a
+//! parameter is finished, visited and given up with the last block that uses it. What is held is the largest layer with its
+//! gradient, and the inputs of layers of all micro-batches; never the model, nor a whole gradient.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
-use fsdp_core::model::{BlockId, ModelSpec, ParamId};
-use fsdp_core::program::{Gradients, Params, Program};
+use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
 use fsdp_core::schedule::Round;
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Memory, Queue};
@@ -19,13 +22,11 @@ use fsdp_nn::model::{Architecture, ModelProgram, ProgramOptions};
 use fsdp_nn::op::LossTerms;
 
 use super::batch::{Documents, MicroBatch};
-use super::state::{State, blocks};
+use super::state::blocks;
+use super::sums::Around;
 use crate::error::TrainError;
 
 type Buffer = <HostMemory as Memory>::Buffer;
-
-/// A gradient: the values of each trained parameter, by its index; those of frozen ones are empty.
-pub(super) type Gradient = Vec<Vec<f32>>;
 
 /// The shares of a gradient of a tied parameter that are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,96 +53,132 @@ pub(super) struct Computation<'a, A> {
     pub(super) tied: TiedShare,
 }
 
+/// Receives rows of the finished gradient of a parameter, in their order.
+pub(super) type Visit<'v> =
+    dyn FnMut(&mut Around<'_>, ParamId, Range<usize>, &[f32]) -> Result<(), TrainError> + 'v;
+
 /// Computes gradients of one model on the host.
-pub(super) struct Sweep<'a> {
-    pub(super) spec: &'a ModelSpec,
-    pub(super) memory: &'a HostMemory,
-    pub(super) stop: &'a AtomicBool,
+pub(super) struct Sweep<'s, 'a> {
+    pub(super) memory: &'s HostMemory,
+    pub(super) stop: &'s AtomicBool,
+    pub(super) around: &'s mut Around<'a>,
+    /// Whether weights are those after the step.
+    pub(super) is_after: bool,
 }
 
-impl Sweep<'_> {
-    /// Computes the weighted sum of the gradients of all micro-batches.
+/// A micro-batch on its way through the model, with its weight in the sum.
+type Running<A> = (ModelProgram<HostMemory, A>, f64);
+
+/// The sums over micro-batches of the gradients that are not finished.
+type Totals = BTreeMap<ParamId, Vec<f32>>;
+
+impl Sweep<'_, '_> {
+    /// Computes the weighted sum of the gradients of all micro-batches; `visit` receives the gradient of a parameter as soon as
+    /// it is finished.
     ///
     /// # Errors
-    /// Errors of the model and of reading; [`TrainError::Stopped`].
+    /// Errors of the model, of reading and of `visit`; [`TrainError::Stopped`].
     pub(super) fn gradient<A: Architecture + Clone>(
-        &self,
-        state: &mut State<'_>,
+        &mut self,
         what: &Computation<'_, A>,
-    ) -> Result<Gradient, TrainError> {
-        let len = |param: &fsdp_core::model::ParamSpec| if param.trainable { param.len() } else { 0 };
-        let mut total: Gradient = self.spec.params.iter().map(|param| vec![0.0; len(param)]).collect();
-        let options = ProgramOptions { dtype: what.dtype, seed: what.seed, terms: what.terms };
-        let mut program = ModelProgram::new(what.architecture.clone(), self.spec.clone(), options);
-        for (batch, weight) in what.batches.iter().filter(|(_, weight)| *weight != 0.0) {
-            let (batch, facts) = batch.to_batch(what.documents, what.hides_padding);
-            program.set_row_facts(facts);
-            program.set_batches(self.memory, 0, vec![batch])?;
-            self.add(&mut program, state, (what, *weight), &mut total)?;
-        }
-        Ok(total)
-    }
-
-    /// Adds the gradient of the program's micro-batch, times a weight.
-    fn add<A: Architecture + Clone>(
-        &self,
-        program: &mut ModelProgram<HostMemory, A>,
-        state: &mut State<'_>,
-        (what, weight): (&Computation<'_, A>, f64),
-        total: &mut Gradient,
+        visit: &mut Visit<'_>,
     ) -> Result<(), TrainError> {
-        let mut gradients = Gradients::default();
-        let calls = calls(self.spec, Pass::TrainRecomputing);
-        let tied = tied(self.spec);
-        program.begin(self.memory, Round(0))?;
-        for (index, call) in calls.iter().enumerate() {
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(TrainError::Stopped);
+        let spec = self.around.spec;
+        let mut running = self.running(what)?;
+        let calls = calls(spec, Pass::TrainRecomputing);
+        let stages = stages(spec, &calls);
+        let tied = tied(spec);
+        let mut totals = Totals::new();
+        for (index, stage) in stages.iter().enumerate() {
+            for &id in &stage.trained {
+                totals.entry(id).or_insert_with(|| vec![0.0; spec.param(id).len()]);
             }
-            let is_backward = matches!(call, BlockCall::Backward(_) | BlockCall::ForwardBackward(_));
-            if is_backward {
-                self.open(&mut gradients, call.block(), what.dtype)?;
-            }
-            let mut params = self.params(state, call.block(), what)?;
-            call.make(program, self.memory, &mut params, &mut gradients)?;
-            if !is_backward {
-                continue;
-            }
-            let is_last = matches!(call, BlockCall::ForwardBackward(_));
-            for &id in &self.spec.block(call.block()).params {
-                let is_tied = tied.contains(&id);
-                let is_share = match what.tied {
-                    TiedShare::Both => true,
-                    TiedShare::Head => !is_tied || is_last,
-                    TiedShare::Embedding => !is_tied || !is_last,
-                };
-                let is_used_later = calls[index + 1..]
-                    .iter()
-                    .any(|call| matches!(call, BlockCall::Backward(block) if self.spec.block(*block).params.contains(&id)));
-                if is_used_later && what.tied == TiedShare::Both {
-                    continue;
+            let is_last = stage.calls.iter().any(|call| matches!(call, BlockCall::ForwardBackward(_)));
+            let is_share = |id: &ParamId| match what.tied {
+                TiedShare::Both => true,
+                TiedShare::Head => !tied.contains(id) || is_last,
+                TiedShare::Embedding => !tied.contains(id) || !is_last,
+            };
+            let mut params = self.params(stage, what)?;
+            for (program, weight) in &mut running {
+                let mut gradients = self.run(stage, program, &mut params, what.dtype)?;
+                for &id in &stage.trained {
+                    let buffers = gradients.close(self.memory, UnitId(id.0))?.filter(|_| is_share(&id));
+                    if let Some(buffers) = buffers {
+                        self.add_to(&buffers[0], *weight, totals.get_mut(&id).expect("it was opened"))?;
+                    }
                 }
-                if let Some(buffers) = gradients.close(self.memory, UnitId(id.0))?.filter(|_| is_share) {
-                    self.add_to(&buffers[0], weight, &mut total[id.0])?;
+            }
+            drop(params);
+            let later = &stages[index + 1..];
+            let is_done = |id: &ParamId| later.iter().all(|stage| stage.trained.binary_search(id).is_err());
+            for &id in stage.trained.iter().filter(|id| is_done(id)) {
+                let total = totals.remove(&id).expect("it was opened");
+                let row_len = spec.param(id).row_len().unwrap_or(1);
+                for rows in blocks(spec, id) {
+                    let values = &total[rows.start * row_len..rows.end * row_len];
+                    visit(self.around, id, rows, values)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// The parameters of a block.
-    fn params<A>(
+    /// The micro-batches with a weight, each in a program of its own.
+    fn running<A: Architecture + Clone>(
         &self,
-        state: &mut State<'_>,
-        block: BlockId,
+        what: &Computation<'_, A>,
+    ) -> Result<Vec<Running<A>>, TrainError> {
+        let options = ProgramOptions { dtype: what.dtype, seed: what.seed, terms: what.terms };
+        let batches = what.batches.iter().filter(|(_, weight)| *weight != 0.0);
+        let program = |(batch, weight): &(MicroBatch, f64)| {
+            let (batch, facts) = batch.to_batch(what.documents, what.hides_padding);
+            let mut program = ModelProgram::new(what.architecture.clone(), self.around.spec.clone(), options);
+            program.set_row_facts(facts);
+            program.set_batches(self.memory, 0, vec![batch])?;
+            program.begin(self.memory, Round(0))?;
+            Ok((program, *weight))
+        };
+        batches.map(program).collect()
+    }
+
+    /// Makes the calls of a stage for one micro-batch, and returns its gradients, each a unit of its own.
+    fn run<A: Architecture + Clone>(
+        &self,
+        stage: &Stage<'_>,
+        program: &mut ModelProgram<HostMemory, A>,
+        params: &mut Params<Buffer>,
+        dtype: DType,
+    ) -> Result<Gradients<Buffer>, TrainError> {
+        let mut gradients = Gradients::default();
+        for &id in &stage.trained {
+            let len = self.around.spec.param(id).len();
+            let buffer = self.memory.allocate(Category::GradientSlot, dtype.master(), len)?;
+            gradients.open(UnitId(id.0), vec![buffer], [(id, SegmentId(0), 0, len)]);
+        }
+        for call in stage.calls {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(TrainError::Stopped);
+            }
+            call.make(program, self.memory, params, &mut gradients)?;
+        }
+        Ok(gradients)
+    }
+
+    /// The parameters of the blocks of a stage.
+    fn params<A>(
+        &mut self,
+        stage: &Stage<'_>,
         what: &Computation<'_, A>,
     ) -> Result<Params<Buffer>, TrainError> {
+        let (spec, is_after) = (self.around.spec, self.is_after);
+        let state = if is_after { &mut self.around.after } else { &mut self.around.before };
         let mut params = Params::default();
-        for &id in &self.spec.block(block).params {
-            let len = self.spec.param(id).len();
+        for id in stage.params(spec) {
+            let len = spec.param(id).len();
             let mut rounded = self.memory.allocate(Category::Unsharded, what.param_dtype, len)?;
             let mut offset = 0;
-            for rows in blocks(self.spec, id) {
+            for rows in blocks(spec, id) {
                 let values = state.param(id, rows)?;
                 let target = SliceMut::new(&mut rounded, offset, values.len());
                 self.memory.write(Queue::Compute, HostSlice::F64(&values), target)?;
@@ -159,23 +196,6 @@ impl Sweep<'_> {
         Ok(params)
     }
 
-    /// Opens the gradients of a block that are not open yet, each as a unit of its own.
-    fn open(
-        &self,
-        gradients: &mut Gradients<Buffer>,
-        block: BlockId,
-        dtype: DType,
-    ) -> Result<(), TrainError> {
-        for &id in &self.spec.block(block).params {
-            let param = self.spec.param(id);
-            if param.trainable && !gradients.wants(id) {
-                let buffer = self.memory.allocate(Category::GradientSlot, dtype.master(), param.len())?;
-                gradients.open(UnitId(id.0), vec![buffer], [(id, SegmentId(0), 0, param.len())]);
-            }
-        }
-        Ok(())
-    }
-
     fn add_to(&self, buffer: &Buffer, weight: f64, sum: &mut [f32]) -> Result<(), TrainError> {
         const BLOCK: usize = 1 << 16;
         let mut values = vec![0.0; BLOCK.min(sum.len())];
@@ -187,6 +207,43 @@ impl Sweep<'_> {
         }
         Ok(())
     }
+}
+
+/// Calls that one micro-batch makes before the next one makes them: a block forward, or a layer backward, whose activations
+/// are recomputed and given up at once.
+pub(super) struct Stage<'c> {
+    pub(super) calls: &'c [BlockCall],
+    /// The parameters whose gradients are computed, in order.
+    pub(super) trained: Vec<ParamId>,
+}
+
+impl Stage<'_> {
+    /// The parameters that the calls read.
+    pub(super) fn params(&self, spec: &ModelSpec) -> BTreeSet<ParamId> {
+        self.calls.iter().flat_map(|call| &spec.block(call.block()).params).copied().collect()
+    }
+}
+
+/// Divides the calls of a micro-batch.
+pub(super) fn stages<'c>(spec: &ModelSpec, calls: &'c [BlockCall]) -> Vec<Stage<'c>> {
+    let layer_backward = |call: BlockCall| match call {
+        BlockCall::Forward(block, ForwardMode::Recompute) | BlockCall::Backward(block) => {
+            spec.block(block).layer
+        }
+        _ => None,
+    };
+    let is_same = |left: &BlockCall, right: &BlockCall| {
+        layer_backward(*left).is_some() && layer_backward(*left) == layer_backward(*right)
+    };
+    let trained = |calls: &[BlockCall]| {
+        let backward = calls
+            .iter()
+            .filter(|call| matches!(call, BlockCall::Backward(_) | BlockCall::ForwardBackward(_)));
+        let params: BTreeSet<ParamId> =
+            backward.flat_map(|call| &spec.block(call.block()).params).copied().collect();
+        params.into_iter().filter(|id| spec.param(*id).trainable).collect()
+    };
+    calls.chunk_by(is_same).map(|calls| Stage { calls, trained: trained(calls) }).collect()
 }
 
 /// The parameters that the last block shares with an earlier one.

@@ -4,18 +4,16 @@ use fsdp_core::DType;
 use fsdp_core::model::ParamId;
 use fsdp_nn::model::Architecture;
 
-use super::{Judge, wider};
+use super::{Judge, WORLDS, wider};
+use crate::audit::measure::Measured;
 use crate::audit::report::{Cause, Finding};
 use crate::audit::scale::{Compared, number, shown};
 use crate::audit::state::blocks;
-use crate::audit::sums::{Sample, Sums, clip, total};
-use crate::audit::sweep::{Gradient, tied};
+use crate::audit::sums::{Sums, clip, total};
+use crate::audit::sweep::tied;
 use crate::audit::trial::{self, Trial};
 use crate::audit::update::{self, Expected};
 use crate::error::TrainError;
-
-/// The worlds for which shards are compared.
-const WORLDS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 
 /// A fault has to explain so much of the difference to be named.
 const EXPLAINED_MIN: f64 = 0.95;
@@ -43,12 +41,8 @@ const MOVED_MIN: f64 = 1e-3;
 
 impl<A: Architecture + Clone> Judge<'_, A> {
     /// Looks for what explains the difference.
-    pub(super) fn explain(
-        &mut self,
-        exact: Gradient,
-        sums: &[Sums],
-        bounds: &[f64],
-    ) -> Result<Vec<Finding>, TrainError> {
+    pub(super) fn explain(&mut self, exact: &Measured, bounds: &[f64]) -> Result<Vec<Finding>, TrainError> {
+        let sums = &exact.sums[..];
         let compared = self.compared(sums, bounds);
         if let Some(findings) = compared.explained() {
             return Ok(findings);
@@ -56,14 +50,12 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         if let Some(finding) = self.by_moments(&compared) {
             return Ok(vec![finding]);
         }
-        if let Some(finding) = self.by_ranks(&exact, &compared)? {
+        let mut by_world = WORLDS.iter().zip(&exact.shards);
+        if let Some(finding) = by_world.find_map(|(ranks, shards)| compared.of_ranks(shards, *ranks)) {
             return Ok(vec![finding]);
         }
-        // From here on one gradient is held at a time.
-        let sample = Sample::of(&exact);
-        drop(exact);
         let missing = self.missing(&compared);
-        let best = self.best_trial(sums, bounds)?;
+        let best = self.best_trial(exact, bounds)?;
         Ok(vec![match (best, missing) {
             (Some(best), _) if best.explains > 1.0 - 1e-6 => best,
             (_, Some(missing)) => missing,
@@ -71,7 +63,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             (best, None) => {
                 // What another fault explains in good part is not dropout, which no other fault resembles.
                 let explained = best.map_or(0.0, |best| best.explains);
-                let dropout = if explained < HALF { self.by_dropout(&sample, sums)? } else { None };
+                let dropout = if explained < HALF { self.by_dropout(exact)? } else { None };
                 dropout.unwrap_or_else(|| self.unexplained(&self.compared(sums, bounds)))
             }
         }])
@@ -79,7 +71,8 @@ impl<A: Architecture + Clone> Judge<'_, A> {
 
     /// Dropout draws masks that nobody can draw again; but how far it moves the gradient of each parameter is known up to a
     /// factor, its rate.
-    fn by_dropout(&mut self, exact: &Sample, sums: &[Sums]) -> Result<Option<Finding>, TrainError> {
+    fn by_dropout(&mut self, exact: &Measured) -> Result<Option<Finding>, TrainError> {
+        let sums = &exact.sums[..];
         let all = total(sums);
         if all.cosine().is_none_or(|cosine| cosine < DROPOUT_COSINE_MIN) {
             return Ok(None);
@@ -94,8 +87,9 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             for seed in 0..DROPOUT_SEEDS {
                 let mut trial = self.sound.clone();
                 (trial.architecture, trial.seed) = (&variant.architecture, seed);
-                let gradient = self.gradient(&trial, self.param_dtype)?;
-                for (expected, distance) in expected.iter_mut().zip(exact.distances(&gradient)) {
+                let other = self.measure(&trial, self.param_dtype, &[])?.sample;
+                for (expected, distance) in expected.iter_mut().zip(exact.sample.distances(&other, self.spec))
+                {
                     *expected += distance * distance / DROPOUT_SEEDS as f64;
                 }
             }
@@ -172,12 +166,6 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         })
     }
 
-    /// The rows of some rank of some world have another factor.
-    fn by_ranks(&mut self, exact: &Gradient, compared: &Compared<'_>) -> Result<Option<Finding>, TrainError> {
-        let all = self.around.compare_shards(exact, &WORLDS)?;
-        Ok(WORLDS.iter().zip(&all).find_map(|(ranks, by_param)| compared.of_ranks(by_param, *ranks)))
-    }
-
     /// Parameters without any gradient, where those before them differ, too: what would have flowed through them.
     fn missing(&self, compared: &Compared<'_>) -> Option<Finding> {
         let is_missing = |index: &usize| {
@@ -201,21 +189,21 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     }
 
     /// Computes the steps with errors planted, until one explains everything; otherwise the best, if it is good.
-    fn best_trial(&mut self, sums: &[Sums], bounds: &[f64]) -> Result<Option<Finding>, TrainError> {
+    fn best_trial(&mut self, exact: &Measured, bounds: &[f64]) -> Result<Option<Finding>, TrainError> {
         let is_tied = !tied(self.spec).is_empty();
         let (sound, variants) = (self.sound.clone(), self.variants);
         let trials = trial::all(&sound, self.batches, variants, is_tied);
         let whole = {
-            let compared = self.compared(sums, bounds);
+            let compared = self.compared(&exact.sums, bounds);
             compared.distance2(compared.clip())
         };
         let mut best: Option<Finding> = None;
         for (index, trial) in trials.iter().enumerate() {
             (self.progress)(&format!("trying fault {} of {}", index + 1, trials.len()));
             // Errors of `f32` are far below the bounds.
-            let mut gradient = self.gradient(trial, DType::F32)?;
-            let share = if trial.is_share { Some(self.share(&mut gradient)?) } else { None };
-            let found = self.around.compare(&gradient)?;
+            let mut trial = trial.clone();
+            let share = if trial.is_share { Some(self.share(&mut trial, exact)?) } else { None };
+            let found = self.measure(&trial, DType::F32, &[])?.sums;
             let compared = self.compared(&found, bounds);
             let factor = match trial.has_free_factor {
                 true => total(&found).factor().unwrap_or(0.0),
@@ -246,23 +234,32 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         Ok(best)
     }
 
-    /// Replaces a gradient `t` by that point on the line from `t` to the exact one that is nearest to what was used, and
-    /// returns where that is: 0 at `t`, 1 at the exact one.
-    fn share(&mut self, gradient: &mut Gradient) -> Result<f64, TrainError> {
-        let sound = self.sound.clone();
-        let mut step = self.gradient(&sound, wider(self.param_dtype))?;
-        step.iter_mut().flatten().zip(gradient.iter().flatten()).for_each(|(exact, other)| *exact -= other);
-        let along = total(&self.around.compare(&step)?);
-        let product = |left: &Gradient, right: &Gradient| -> f64 {
-            let pairs = left.iter().flatten().zip(right.iter().flatten());
-            pairs.map(|(left, right)| f64::from(*left) * f64::from(*right)).sum()
+    /// Plants the share of the balancing loss that is nearest to what was used, and returns it: 0 for none, 1 for what the run
+    /// file says.
+    ///
+    /// The gradient is t + share * a, where `t` is that without the loss and t + a the exact one.
+    fn share(&mut self, trial: &mut Trial<'_, A>, exact: &Measured) -> Result<f64, TrainError> {
+        let (stated, dtype) = (self.sound.terms.router_loss, wider(self.param_dtype));
+        let mut with = |trial: &mut Trial<'_, A>, share: f64| {
+            trial.terms.router_loss = share * stated;
+            Ok::<_, TrainError>(total(&self.measure(trial, dtype, &[])?.sums))
         };
-        let share = (along.de + along.clip * along.ee - product(gradient, &step)) / along.ee;
-        for (values, step) in gradient.iter_mut().flatten().zip(step.iter().flatten()) {
-            *values += share as f32 * step;
-        }
+        let (none, half, all) = (with(trial, 0.0)?, with(trial, 0.5)?, total(&exact.sums));
+        // Squares of lengths at three points of a line have all products of its vectors.
+        let aa = 2.0 * (none.ee + all.ee - 2.0 * half.ee);
+        let ta = (all.ee - none.ee - aa) / 2.0;
+        let along = |sums: &Sums| sums.de + sums.clip * sums.ee;
+        let (ut, ua) = (along(&none), along(&all) - along(&none));
+        // Clipping leaves the length open.
+        let scale = match self.around.grad_clip {
+            Some(_) => (ut * aa - ua * ta) / (none.ee * aa - ta * ta),
+            None => 1.0,
+        };
+        let share = (ua / scale - ta) / aa;
         // Nothing but rounding is nothing.
-        Ok(if share.abs() < 1e-5 { 0.0 } else { share })
+        let share = if share.abs() < 1e-5 { 0.0 } else { share };
+        trial.terms.router_loss = share * stated;
+        Ok(share)
     }
 
     /// Tries whether the step began with other weights than the state before it has: those from which the update of the run
@@ -279,7 +276,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let trial = Trial { is_after: true, ..self.sound.clone() };
         let Some(undo) = update::undo(expected) else { return Ok(None) };
         self.around.after.undo = Some(undo);
-        let gradient = self.gradient(&trial, wider(self.param_dtype))?;
+        let found = self.measure(&trial, wider(self.param_dtype), &[])?.sums;
         let mut moved = Vec::new();
         for id in expected.settings.keys().copied() {
             let (mut distance2, mut length2) = (0.0, 0.0);
@@ -295,7 +292,6 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             }
         }
         self.around.after.undo = None;
-        let found = self.around.compare(&gradient)?;
         let compared = self.compared(&found, &[]);
         let explains = 1.0 - compared.distance2(compared.clip()) / whole;
         Ok((explains >= EXPLAINED_MIN).then(|| {
