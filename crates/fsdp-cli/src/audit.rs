@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_nn::model::Architecture;
-use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Variant, read_batches, steps_done};
+use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Setting, read_batches, steps_done};
 use fsdp_train::config::{Init, Resolved};
 use fsdp_train::memory::Available;
 use fsdp_train::{InitSource, Job, RunData};
 use indicatif::ProgressBar;
 
+use self::variants::Stated;
 use crate::args::AuditArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
@@ -43,10 +44,12 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     if let Some(report) = &args.report {
         expect_replaceable("--report", report)?;
     }
-    let (job, batches, variants) = match &args.batch {
+    let (job, batches, stated) = match &args.batch {
         Some(batch) => of_file(args, batch)?,
         None => of_data(args)?,
     };
+    let longest = batches.iter().map(|batch| batch.seq).max().unwrap_or(0);
+    let settings: Vec<Setting<Model>> = stated.settings(longest);
     let stages = Stages::new();
     let audit = Audit {
         job: &job,
@@ -54,7 +57,7 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
         after: args.after(),
         at_step: args.at_step,
         batches: &batches,
-        variants: &variants,
+        settings: &settings,
         threads: total_threads(0),
         stop: &signal.stop,
         progress: &|what| stages.show(what),
@@ -73,8 +76,8 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     Ok(if report.is_sound() { Exit::Done } else { Exit::Found })
 }
 
-/// The job, its micro-batches, and the models to try.
-type Judged = (Job<Model>, Vec<MicroBatch>, Vec<Variant<Model>>);
+/// The job, its micro-batches, and what is stated of its model.
+type Judged = (Job<Model>, Vec<MicroBatch>, Stated);
 
 /// Reads what a run file says of the model and its update, and the batch from a file.
 fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
@@ -83,20 +86,20 @@ fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
     warnings.iter().for_each(|warning| output::warning(warning));
     let (setup, architecture, init) = prepared(args.before(), setup)?;
     let batches = read_batches(batch, args.shifted, architecture.head().vocab)?;
-    let variants = variants::all(&setup);
-    Ok((Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?, batches, variants))
+    let stated = Stated::of(&setup);
+    Ok((Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?, batches, stated))
 }
 
 /// Reads a whole run file, and the batch from its data.
 fn of_data(args: &AuditArgs) -> Result<Judged, CliError> {
     let (setup, architecture, init) = prepared(args.before(), RunSetup::load(&args.run())?)?;
-    let variants = variants::all(&setup);
+    let stated = Stated::of(&setup);
     let job = Job::new(setup.config, architecture, init)?;
     let step = steps_done(&job, args.before(), args.at_step)?;
     let batches =
         (0..job.data.micro_batches()).map(|index| MicroBatch::of_batch(&job.data.train_batch(step, index)));
     let batches = batches.collect();
-    Ok((job, batches, variants))
+    Ok((job, batches, stated))
 }
 
 /// Builds the model without dropout. Weights come from the checkpoint, except for the base of adapters where the checkpoint

@@ -13,6 +13,7 @@ mod measure;
 mod moments;
 mod plan;
 mod report;
+mod sample;
 mod saved;
 mod scale;
 mod state;
@@ -20,6 +21,8 @@ mod sums;
 mod sweep;
 mod trial;
 mod update;
+mod variant;
+mod weighting;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,6 +36,8 @@ pub use batch::{MicroBatch, read_batches};
 pub use plan::AuditMemory;
 pub use report::{Cause, Finding, GradientRow, Report, UpdateRow};
 pub use saved::{SavedOptimizer, expect_whole_moments};
+pub use scale::number;
+pub use variant::{Between, Setting, Variant};
 
 use crate::checkpoint::{Foreign, ImportSummary, StateTable};
 use crate::error::TrainError;
@@ -43,19 +48,6 @@ use moments::Moments;
 use state::State;
 use sums::Around;
 use update::Expected;
-
-/// A model that a program may have computed by mistake.
-#[derive(Clone, Debug)]
-pub struct Variant<A> {
-    /// What it does, as a sentence for the user.
-    pub text: String,
-    /// A size divided by that of the job's model, if it is one size that differs.
-    pub factor: Option<f64>,
-    /// Whether it draws random numbers, so that only the size of its differences can be compared.
-    pub is_random: bool,
-    /// The model.
-    pub architecture: A,
-}
 
 /// Why a step cannot be judged.
 #[derive(Debug, thiserror::Error)]
@@ -135,8 +127,8 @@ pub struct Audit<'a, A> {
     pub at_step: Option<u64>,
     /// All micro-batches of the step, over all ranks.
     pub batches: &'a [MicroBatch],
-    /// Models to try if the gradient is not that of the job's.
-    pub variants: &'a [Variant<A>],
+    /// Settings of the model to try if the gradient is not that of the job's.
+    pub settings: &'a [Setting<A>],
     /// Compute threads.
     pub threads: usize,
     /// Ends the judgement early.
@@ -200,9 +192,9 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             threads: self.threads,
             stop: self.stop,
             around,
-            sound: trial::sound(&job.architecture, terms, self.batches),
+            sound: trial::sound(job.architecture.clone(), terms, self.batches),
             batches: self.batches,
-            variants: self.variants,
+            settings: self.settings,
             param_dtype: job.config.fsdp.param_dtype,
             weight_decay,
             progress: self.progress,

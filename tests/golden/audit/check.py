@@ -143,7 +143,7 @@ def main():
             continue
         gradient, update, factors, dtype = case(folder, expected)
         whole = factors[0] / (factors[1] or 1.0)
-        scaled = expected["cause"] == "gradient_scaled" and "rows-of" not in path.parent.name
+        scaled = expected["cause"] == "gradient_scaled" and expected["params"] and "rows-of" not in path.parent.name
         planted = expected["factor"] if scaled else whole
         visible = gradient > GRADIENT[dtype] or update > UPDATE[dtype]
         if visible != (expected["verdict"] == "findings") or abs(whole - planted) > 0.01 * abs(planted):

@@ -48,6 +48,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0}
 MIXTURE = dict(
     num_local_experts=4,
     num_experts_per_tok=2,
@@ -63,7 +64,7 @@ GPT2 = dict(
 
 def config(family, **changes):
     """The configuration of a tiny model; `changes` override its values."""
-    from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
+    from transformers import GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config
 
     kinds = {
         "llama": (LlamaConfig, SIZES),
@@ -72,6 +73,8 @@ def config(family, **changes):
             Qwen2Config,
             {k: v for k, v in SIZES.items() if k != "head_dim"} | {"tie_word_embeddings": True},
         ),
+        "linear": (LlamaConfig, SIZES | {"rope_parameters": LINEAR}),
+        "mistral": (MistralConfig, SIZES | {"sliding_window": 4}),
         "mixtral": (MixtralConfig, SIZES | MIXTURE),
         "gpt2": (GPT2Config, GPT2),
     }
@@ -81,6 +84,7 @@ def config(family, **changes):
 
 HEADS = {"gpt2": "LMHeadModel"}
 WRAP = {"llama": "LlamaDecoderLayer", "llama3": "LlamaDecoderLayer", "qwen2-tied": "Qwen2DecoderLayer"}
+WRAP |= {"linear": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer"}
 WRAP |= {"mixtral": "MixtralDecoderLayer", "gpt2": "GPT2Block"}
 
 

@@ -24,9 +24,11 @@ class Fault:
     config: dict = field(default_factory=dict)  # values of the model that was really trained
     mean: str = "step"  # over which targets a loss is a mean: those of the "step", of a "micro" batch, or of a "rank"
     detach: object = None  # called with the model before the step
+    weight: object = None  # called with (rank, number) of a micro-batch: how often it counts
     micro: object = None  # called with (model, number) after the backward of a micro-batch
     gradients: object = None  # called with (name, gradient, rank): the gradient that is used; none: no gradient
     clipping: object = None  # called with (named parameters, clip)
+    clip_after: bool = True  # whether the whole gradient is clipped
     optimizer: dict = field(default_factory=dict)  # settings of `fsdp2.optimizer_of`
     rate: object = common.rate  # the learning rate of a step
     auxiliary: float = 1.0  # factor of the balancing loss of routers
@@ -52,6 +54,23 @@ def only_last_micro_batch(model, at):
     """`zero_grad` inside of the loop over micro-batches."""
     if at + 1 < common.MICRO:
         model.zero_grad()
+
+
+def clip_what_is_there(model, at, clip=0.5):
+    """Clipping inside of the loop over micro-batches: what was added up so far is clipped with each."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+
+
+def one_more_often(rank, at):
+    return 1.1 if (rank, at) == (1, 0) else 1.0
+
+
+def each_otherwise(rank, at):
+    return 0.7 + 0.2 * (common.MICRO * rank + at)
+
+
+def one_missing(rank, at):
+    return 0.0 if (rank, at) == (0, 1) else 1.0
 
 
 # Batches
@@ -167,6 +186,15 @@ def clip_per_group(named, clip):
     """Each parameter is clipped by its own norm."""
     for parameter in present(named):
         torch.nn.utils.clip_grad_norm_([parameter], clip)
+
+
+def clip_per_unit(named, clip):
+    """Each layer is clipped by its own norm, and what is in none by that of all such parameters."""
+    units = {}
+    for name, parameter in named:
+        units.setdefault("".join(re.findall(r"layers\.\d+", name)), []).append(parameter)
+    for parameters in units.values():
+        torch.nn.utils.clip_grad_norm_(parameters, clip)
 
 
 def clip_by_largest(named, clip):

@@ -65,7 +65,8 @@ def backward(model, batch, rank, fault):
         loss, count, auxiliary = loss_of(model, micro)
         if auxiliary is not None:
             loss = loss + coefficient * count * auxiliary
-        (loss / counts.get(fault.mean, count * common.MICRO)).backward()
+        weight = fault.weight(rank, at) if fault.weight else 1.0
+        (weight * loss / counts.get(fault.mean, count * common.MICRO)).backward()
         if fault.micro:
             fault.micro(model, at)
 
@@ -80,7 +81,7 @@ def step(model, optimizer, batch, at, rank, fault):
             parameter.grad = fault.gradients(name, parameter.grad, rank)
     if fault.clipping:
         fault.clipping(named, fault.clip)
-    elif fault.clip:
+    elif fault.clip and fault.clip_after:
         torch.nn.utils.clip_grad_norm_(model.parameters(), fault.clip)
     for group in optimizer.param_groups:
         group["lr"] = fault.rate(at)

@@ -33,7 +33,7 @@ class Setting:
         settings = dict(dtype='param_dtype = "bf16"\n' if self.bf16 or self.pure else "", adapter=self.adapter)
         for name in {"run.toml"} | {fault.run for fault in self.cases.values()}:
             clip = CLIP if name == "run-clip.toml" else None
-            path = "llama3" if name == "run-llama3.toml" else "."
+            path = {"run-llama3.toml": "llama3", "run-linear.toml": "linear"}.get(name, ".")
             common.write_run(folder / name, self.family, path=path, clip=clip, **settings)
             if path != ".":
                 common.config(path).save_pretrained(folder / path)
@@ -70,6 +70,9 @@ GRADIENTS = {
     "missing-values": Fault("gradient_missing", "v_proj", 0.0, detach=faults.detach_weight("v_proj$")),
     "missing-layer-0-no-state": Fault("gradient_missing", r"layers\.0\.", 0.0, gradients=faults.none(r"layers\.0\.")),
     "only-last-micro-batch": Fault("gradient_missing", ".", micro=faults.only_last_micro_batch),
+    "micro-batch-weighted": Fault("gradient_scaled", factor=1.1, weight=faults.one_more_often),
+    "micro-batches-weighted": Fault("gradient_scaled", weight=faults.each_otherwise),
+    "micro-batch-missing": Fault("gradient_missing", weight=faults.one_missing),
 }
 LOSSES = {
     "mean-of-ranks": Fault("loss_mean_of_means", mean="rank"),
@@ -85,6 +88,11 @@ MODELS = {
     "rope-theta": Fault("model_differs", config={"rope_parameters": common.ROPE | {"rope_theta": 10000.0}}),
     "norm-epsilon": Fault("model_differs", config={"rms_norm_eps": 1e-6}),
     "rope-scaling-ignored": Fault("model_differs", run="run-llama3.toml", data="plain"),
+    "rope-theta-unusual": Fault("model_differs", config={"rope_parameters": common.ROPE | {"rope_theta": 23000.0}}),
+    "rope-linear-factor": Fault(
+        "model_differs", run="run-linear.toml", data="plain", config={"rope_parameters": common.LINEAR | {"factor": 8.0}}
+    ),
+    "activation-gelu": Fault("model_differs", config={"hidden_act": "gelu"}),
     "sound-rope-scaling": Fault(run="run-llama3.toml", data="plain", config={"rope_parameters": common.LLAMA3}),
 }
 UPDATES = {
@@ -92,6 +100,9 @@ UPDATES = {
     "clipping-per-rank": Fault("clipping", clipping=faults.clip_per_rank, **CLIPPED),
     "clipping-per-parameter": Fault("clipping", clipping=faults.clip_per_group, **CLIPPED),
     "clipping-by-largest": Fault("clipping", clipping=faults.clip_by_largest, **CLIPPED),
+    "clipping-to-half": Fault("clipping", factor=0.5, run="run-clip.toml", clip=CLIP / 2),
+    "clipping-per-unit": Fault("clipping", clipping=faults.clip_per_unit, **CLIPPED),
+    "clipping-per-micro-batch": Fault("clipping", micro=faults.clip_what_is_there, clip_after=False, **CLIPPED),
     "clipping-although-none": Fault("clipping", clip=CLIP),
     "scaled-norms-2-clip": Fault("gradient_scaled", "norm", 2.0, gradients=scaled("norm", 2.0), **CLIPPED),
     "mean-of-micro-batches-clip": Fault("loss_mean_of_means", mean="micro", **CLIPPED),
@@ -133,6 +144,12 @@ POSITIONS = {
     "positions-run-on": Fault("positions", data="packed", batch=faults.positions_run_on),
     "documents-attend": Fault("documents_attend", data="packed", batch=faults.documents_attend),
     "dropout-active": Fault("dropout_active", config={"resid_pdrop": 0.1}),
+    "dropout-everywhere": Fault("dropout_active", config={"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}),
+}
+WINDOW = {
+    "sound": Fault(data="plain"),
+    "window-other": Fault("model_differs", data="plain", config={"sliding_window": 6}),
+    "window-ignored": Fault("model_differs", data="plain", config={"sliding_window": None}),
 }
 LORA = {
     "sound": Fault(),
@@ -156,5 +173,6 @@ SETTINGS = [
     Setting("fsdp2-qwen2-tied", "qwen2-tied", TIED),
     Setting("fsdp2-mixtral", "mixtral", MIXTURE),
     Setting("fsdp2-gpt2", "gpt2", POSITIONS),
+    Setting("fsdp2-mistral", "mistral", WINDOW),
     Setting("fsdp2-lora", "llama", LORA, adapter=common.LORA),
 ]

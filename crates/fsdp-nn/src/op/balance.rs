@@ -23,7 +23,7 @@ pub struct Balance {
 impl Balance {
     /// Returns `self` if there is a loss.
     pub(crate) fn loss(self) -> Option<Self> {
-        (self.coefficient > 0.0).then_some(self)
+        (self.coefficient != 0.0).then_some(self)
     }
 
     /// Length of the load of a mixture: the number of routes to each expert, then the sum of each expert's

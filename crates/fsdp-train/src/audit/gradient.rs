@@ -1,6 +1,11 @@
 //! Judges the gradient that an update used.
 
+mod dropout;
 mod explain;
+mod micro_batches;
+mod search;
+mod start;
+mod trials;
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -16,7 +21,8 @@ use super::scale::Compared;
 use super::sums::{Around, Sums, clip, total};
 use super::sweep::{Computation, Sweep};
 use super::trial::Trial;
-use super::{AuditError, MicroBatch, Variant};
+use super::variant::Setting;
+use super::{AuditError, MicroBatch};
 use crate::error::TrainError;
 
 /// Factor between the rounding errors of our kernels and those of another program: they round in other places.
@@ -35,9 +41,9 @@ pub(super) struct Judge<'a, A> {
     pub(super) threads: usize,
     pub(super) stop: &'a AtomicBool,
     pub(super) around: Around<'a>,
-    pub(super) sound: Trial<'a, A>,
+    pub(super) sound: Trial<A>,
     pub(super) batches: &'a [MicroBatch],
-    pub(super) variants: &'a [Variant<A>],
+    pub(super) settings: &'a [Setting<A>],
     /// Dtype in which the run computes.
     pub(super) param_dtype: DType,
     /// The weight decay of each parameter.
@@ -96,12 +102,12 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     /// Computes the gradient of a trial, and compares it with the one that was used; also the rows of each rank of some worlds.
     pub(super) fn measure(
         &mut self,
-        trial: &Trial<'_, A>,
+        trial: &Trial<A>,
         dtype: DType,
         worlds: &[usize],
     ) -> Result<Measured, TrainError> {
         let computation = Computation {
-            architecture: trial.architecture,
+            architecture: &trial.architecture,
             terms: trial.terms,
             dtype,
             param_dtype: self.param_dtype,

@@ -4,11 +4,9 @@ use std::ops::Range;
 
 use fsdp_core::model::{ModelSpec, ParamId};
 
+use super::sample::Sample;
 use super::sums::{Around, Sums, clip, total};
 use crate::error::TrainError;
-
-/// Elements of each parameter that a sample has at most.
-const SAMPLE_MAX: usize = 1 << 16;
 
 /// A gradient compared with the one that was used.
 pub(super) struct Measured {
@@ -27,7 +25,7 @@ impl Measured {
         Self {
             sums: vec![empty; spec.params.len()],
             shards: worlds.iter().map(|ranks| vec![vec![empty; *ranks]; spec.params.len()]).collect(),
-            sample: Sample { values: vec![Vec::new(); spec.params.len()] },
+            sample: Sample::new(spec),
         }
     }
 
@@ -69,41 +67,4 @@ impl Measured {
         self.sums.iter_mut().chain(shards).for_each(|sums| *sums = sums.clipped(clip));
         self
     }
-}
-
-/// Some elements of each parameter of a gradient, evenly spread: enough to estimate how far another gradient is from it,
-/// without holding both.
-pub(super) struct Sample {
-    values: Vec<Vec<f32>>,
-}
-
-impl Sample {
-    /// Bytes of a sample at most.
-    pub(super) fn bytes(spec: &ModelSpec) -> usize {
-        let trained = spec.params.iter().filter(|param| param.trainable);
-        trained.map(|param| param.len().div_ceil(step(param.len())) * size_of::<f32>()).sum()
-    }
-
-    /// Adds elements of a parameter from an offset on, in their order.
-    fn add(&mut self, id: ParamId, (offset, len): (usize, usize), values: &[f32]) {
-        let step = step(len);
-        let first = offset.next_multiple_of(step) - offset;
-        self.values[id.0].extend(values.iter().skip(first).step_by(step));
-    }
-
-    /// The length of the difference from another gradient, for each parameter.
-    pub(super) fn distances(&self, other: &Sample, spec: &ModelSpec) -> Vec<f64> {
-        let distance = |((left, right), param): ((&Vec<f32>, &Vec<f32>), &fsdp_core::model::ParamSpec)| {
-            let squares =
-                left.iter().zip(right).map(|(left, right)| (f64::from(*left) - f64::from(*right)).powi(2));
-            let share = param.len() as f64 / left.len().max(1) as f64;
-            (squares.sum::<f64>() * share).sqrt()
-        };
-        self.values.iter().zip(&other.values).zip(&spec.params).map(distance).collect()
-    }
-}
-
-/// The distance between two elements of a sample.
-fn step(len: usize) -> usize {
-    len.div_ceil(SAMPLE_MAX).max(1)
 }

@@ -9,7 +9,7 @@ use fsdp_nn::model::unsharded::{BlockCall, Pass, calls};
 use fsdp_nn::op::LossTerms;
 
 use super::batch::MicroBatch;
-use super::measure::Sample;
+use super::sample::{Sample, WHOLE_SAMPLES};
 use super::state::BLOCK_ELEMS;
 use super::sweep::{Stage, stages, tied};
 use crate::error::TrainError;
@@ -45,7 +45,11 @@ impl AuditMemory {
         let tied: usize = tied(spec).iter().map(|id| spec.param(*id).len() * size_of::<f32>()).sum();
         let peak = |(stage, activations): (&Stage<'_>, usize)| {
             let layer = layer(spec, stage, [dtype, param_dtype]) + tied;
-            Self { layer: layer as u64, activations: activations as u64, samples: samples(spec) as u64 }
+            Self {
+                layer: layer as u64,
+                activations: activations as u64,
+                samples: samples(spec, batches.len()) as u64,
+            }
         };
         let peaks = stages.iter().zip(activations).map(peak);
         Ok(peaks.max_by_key(Self::total).unwrap_or_default())
@@ -103,9 +107,9 @@ fn activations<A: Architecture + Clone>(
     Ok(kept.into_iter().zip(within).map(|(kept, within)| kept + within).collect())
 }
 
-/// Bytes of two samples, and of the blocks of rows that are compared.
-fn samples(spec: &ModelSpec) -> usize {
+/// Bytes of samples, of which micro-batches take some, and of the blocks of rows that are compared.
+fn samples(spec: &ModelSpec, micro_batches: usize) -> usize {
     /// Moments before and after the step, parameters, and the gradient in passing, in `f64`.
     const BLOCKS: usize = 5;
-    2 * Sample::bytes(spec) + BLOCKS * BLOCK_ELEMS * size_of::<f64>()
+    (2 + micro_batches.min(WHOLE_SAMPLES)) * Sample::bytes(spec) + BLOCKS * BLOCK_ELEMS * size_of::<f64>()
 }

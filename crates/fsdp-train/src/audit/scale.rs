@@ -1,18 +1,15 @@
 //! Faults that multiply gradients: all of them, those of some parameters, or the rows of a rank.
 
+mod clipping;
+mod number;
+mod ranks;
+
 use fsdp_core::model::ModelSpec;
 
+use self::number::near;
+pub use self::number::number;
 use super::report::{Cause, Finding};
 use super::sums::{Sums, clip, total};
-
-/// Relative error up to which a factor counts as a whole number, or as that of clipping.
-const FACTOR_ERROR: f64 = 2e-3;
-
-/// A number with a larger error may be any whole number.
-const WHOLE_ERROR_MAX: f64 = 0.1;
-
-/// The largest factor that is recognized as a number of ranks or micro-batches.
-const WHOLE_MAX: f64 = 4096.0;
 
 /// Parameters with the same factor.
 #[derive(Clone, Debug)]
@@ -26,6 +23,11 @@ struct Cluster {
 impl Cluster {
     fn factor(&self) -> f64 {
         self.sums.factor().unwrap_or(0.0)
+    }
+
+    /// The norm of the expected gradient.
+    fn norm(&self) -> f64 {
+        self.sums.ee.sqrt()
     }
 }
 
@@ -139,76 +141,6 @@ impl Compared<'_> {
         clusters
     }
 
-    /// All parameters have one factor, and not that of clipping.
-    fn of_all(&self, all: &Cluster) -> Finding {
-        let (factor, norm, expected) = (all.factor(), all.sums.ee.sqrt(), self.clip());
-        let scaled = |factor: f64| Finding {
-            cause: Cause::GradientScaled,
-            params: self.names(&all.params),
-            factor: Some(factor),
-            explains: 0.0,
-            text: format!("the gradient of all parameters was multiplied by {}", number(factor)),
-        };
-        let Some(max) = self.grad_clip else {
-            let used = factor * norm;
-            if factor < 1.0 && is_round(used) && !is_whole(factor, all.error) {
-                let text = format!(
-                    "gradients were clipped to the norm {}, but the run file has no train.grad_clip",
-                    number(used)
-                );
-                return Finding { cause: Cause::Clipping, params: Vec::new(), text, ..scaled(factor) };
-            }
-            return scaled(factor);
-        };
-        if expected < 1.0 && near(factor, 1.0, all.error) {
-            return Finding {
-                text: format!(
-                    "gradients were not clipped: their norm is {}, train.grad_clip is {max}",
-                    number(norm)
-                ),
-                cause: Cause::Clipping,
-                params: Vec::new(),
-                factor: Some(factor / expected),
-                ..scaled(1.0)
-            };
-        }
-        let used = factor * norm;
-        if is_round(used) && used > max * (1.0 + FACTOR_ERROR)
-            || is_round(used) && !is_whole(factor / expected, all.error)
-        {
-            return Finding {
-                text: format!(
-                    "gradients were clipped to the norm {}, train.grad_clip is {max}",
-                    number(used)
-                ),
-                cause: Cause::Clipping,
-                params: Vec::new(),
-                factor: Some(factor / expected),
-                ..scaled(1.0)
-            };
-        }
-        // Scaled after clipping, or before it to a norm that needs no clipping.
-        if is_whole(factor / expected, all.error) {
-            return scaled(factor / expected);
-        }
-        if expected == 1.0 || is_whole(factor, all.error) && factor * norm <= max {
-            return scaled(factor);
-        }
-        Finding {
-            text: format!(
-                "gradients were clipped by another norm: by {} instead of {}, as if their norm were {} instead of {}",
-                number(factor),
-                number(expected),
-                number(max / factor),
-                number(norm)
-            ),
-            cause: Cause::Clipping,
-            params: Vec::new(),
-            factor: Some(factor / expected),
-            ..scaled(1.0)
-        }
-    }
-
     /// Parameters have several factors.
     fn of_some(&self, clusters: &[Cluster], explains: f64) -> Vec<Finding> {
         if let Some(finding) = self.clipped_apart(clusters) {
@@ -249,84 +181,6 @@ impl Compared<'_> {
         consistent.or_else(|| clusters.iter().max_by_key(size)).expect("there are clusters")
     }
 
-    /// Each parameter, or each group of them, clipped by its own norm.
-    fn clipped_apart(&self, clusters: &[Cluster]) -> Option<Finding> {
-        let max = self.grad_clip?;
-        let finding = |what: &str| Finding {
-            cause: Cause::Clipping,
-            params: Vec::new(),
-            factor: None,
-            explains: 0.0,
-            text: format!("gradients were clipped to {max} {what}, not by the norm of all together"),
-        };
-        let is_own = |index: usize| {
-            let error = self.bounds[index] / self.sums[index].ee.sqrt();
-            near(self.sums[index].factor().unwrap_or(0.0), clip(Some(max), self.sums[index].ee.sqrt()), error)
-        };
-        if self.significant().all(is_own) {
-            return Some(finding("each parameter by its own norm"));
-        }
-        let is_group = |cluster: &Cluster| {
-            near(cluster.factor(), clip(Some(max), cluster.sums.ee.sqrt()), cluster.error)
-        };
-        clusters.iter().all(is_group).then(|| finding("in groups, each by its own norm"))
-    }
-
-    /// Explains the used gradient by a factor for the rows of each rank, given their sums by rank.
-    pub(super) fn of_ranks(&self, by_param: &[Vec<Sums>], ranks: usize) -> Option<Finding> {
-        let is_explained =
-            |(shards, bound): (&Vec<Sums>, &f64)| shards.iter().all(|sums| sums.leftover() <= *bound);
-        if !by_param.iter().zip(self.bounds).all(is_explained) {
-            return None;
-        }
-        let of_rank = |rank: usize| {
-            by_param.iter().filter_map(|shards| shards.get(rank)).fold(Sums::default(), |all, one| all + *one)
-        };
-        let all: Vec<Sums> = (0..ranks).map(of_rank).collect();
-        let factors: Vec<f64> = all.iter().map(|sums| sums.factor().unwrap_or(1.0)).collect();
-        // One factor per rank has to explain all of its rows.
-        let is_common = |(shards, bound): (&Vec<Sums>, &f64)| {
-            shards.iter().zip(&factors).all(|(sums, factor)| sums.distance2(*factor).sqrt() <= *bound)
-        };
-        if !by_param.iter().zip(self.bounds).all(is_common) {
-            return None;
-        }
-        let left: f64 = by_param
-            .iter()
-            .flat_map(|shards| shards.iter().zip(&factors))
-            .map(|(sums, f)| sums.distance2(*f))
-            .sum();
-        let explains = 1.0 - left / self.distance2(self.clip());
-        let is_own =
-            |(sums, factor): (&Sums, &f64)| near(*factor, clip(self.grad_clip, sums.ee.sqrt()), FACTOR_ERROR);
-        if self.grad_clip.is_some() && all.iter().zip(&factors).all(is_own) {
-            let text = format!(
-                "each of {ranks} ranks clipped its rows by their own norm, not by the norm of all together"
-            );
-            return Some(Finding {
-                cause: Cause::Clipping,
-                params: Vec::new(),
-                factor: None,
-                explains,
-                text,
-            });
-        }
-        let base = factors
-            .iter()
-            .copied()
-            .min_by(|left, right| (left - self.clip()).abs().total_cmp(&(right - self.clip()).abs()))?;
-        let (rank, factor) = factors
-            .iter()
-            .enumerate()
-            .max_by(|left, right| (left.1 - base).abs().total_cmp(&(right.1 - base).abs()))?;
-        let (cause, what) = match factor / base {
-            factor if factor.abs() < FACTOR_ERROR => (Cause::GradientMissing, "was missing".to_owned()),
-            factor => (Cause::GradientScaled, format!("was multiplied by {}", number(factor))),
-        };
-        let text = format!("the gradient of the rows of rank {rank} of {ranks} {what}");
-        Some(Finding { cause, params: Vec::new(), factor: Some(factor / base), explains, text })
-    }
-
     pub(super) fn names(&self, params: &[usize]) -> Vec<String> {
         let mut params = params.to_vec();
         params.sort_unstable();
@@ -343,31 +197,5 @@ pub(super) fn shown(names: &[String]) -> String {
     }
 }
 
-/// A number with four significant digits.
-pub(super) fn number(value: f64) -> String {
-    let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
-    if (1e-3..1e6).contains(&rounded.abs()) || rounded == 0.0 {
-        format!("{rounded}")
-    } else {
-        format!("{rounded:e}")
-    }
-}
-
-fn near(value: f64, expected: f64, error: f64) -> bool {
-    (value - expected).abs() <= (FACTOR_ERROR * expected.abs()).max(error)
-}
-
-/// Whether somebody would write this number as a norm to clip to: it has at most two digits.
-fn is_round(value: f64) -> bool {
-    let written: f64 = format!("{value:.1e}").parse().unwrap_or(value);
-    (value - written).abs() <= 1e-4 * value
-}
-
-/// Whether a factor, or one divided by it, is a whole number.
-fn is_whole(factor: f64, error: f64) -> bool {
-    let whole = |value: f64| {
-        let (rounded, error) = (value.round(), (error * value).max(FACTOR_ERROR));
-        (1.0..=WHOLE_MAX).contains(&rounded) && error < WHOLE_ERROR_MAX && (value - rounded).abs() <= error
-    };
-    factor > 0.0 && (whole(factor) || whole(1.0 / factor))
-}
+#[cfg(test)]
+mod tests;

@@ -224,6 +224,21 @@ impl<'a> Around<'a> {
         Ok(())
     }
 
+    /// Rows of the gradient that the update used.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub(super) fn used(&mut self, id: ParamId, rows: Range<usize>) -> Result<Vec<f64>, TrainError> {
+        let [before, after] = self.first_moments(id, rows.clone())?;
+        if self.skipped.contains(&id) {
+            return Ok(vec![0.0; before.len()]);
+        }
+        let params = self.before.param(id, rows)?;
+        let decay = self.coupled_decay[id.0];
+        let values = before.iter().zip(&after).zip(&params);
+        Ok(values.map(|((m, n), p)| self.moments.gradient(*m, *n) - decay * p).collect())
+    }
+
     /// Rows of the first moment before and after the step.
     pub(super) fn first_moments(
         &mut self,

@@ -2,20 +2,21 @@
 
 use fsdp_nn::op::LossTerms;
 
-use super::Variant;
 use super::batch::{Documents, Labels, MicroBatch};
 use super::report::Cause;
+use super::scale::number;
 use super::sweep::TiedShare;
+use super::variant::{Between, Setting};
 
 /// A step with an error planted.
 #[derive(Clone)]
-pub(super) struct Trial<'a, A> {
+pub(super) struct Trial<A> {
     pub(super) cause: Cause,
     /// What the user reads if this explains the gradient.
     pub(super) text: String,
     /// The size of the fault, if it has one.
     pub(super) factor: Option<f64>,
-    pub(super) architecture: &'a A,
+    pub(super) architecture: A,
     pub(super) terms: LossTerms,
     pub(super) batches: Vec<(MicroBatch, f64)>,
     pub(super) documents: Documents,
@@ -26,11 +27,11 @@ pub(super) struct Trial<'a, A> {
     pub(super) is_after: bool,
     /// Whether the gradient may have any length, because the fault does not determine it.
     pub(super) has_free_factor: bool,
-    /// Whether the fault may be planted in part, or several times.
-    pub(super) is_share: bool,
+    /// Whether the user has to know that length.
+    pub(super) says_length: bool,
 }
 
-impl<A> Trial<'_, A> {
+impl<A> Trial<A> {
     fn planted(&self, cause: Cause, text: &str, plant: impl FnOnce(&mut Self)) -> Self
     where
         Self: Clone,
@@ -41,8 +42,28 @@ impl<A> Trial<'_, A> {
     }
 }
 
+/// A fault of one kind, in the sizes that it may have.
+pub(super) struct Family<'a, A> {
+    /// The size without the fault, if it has one.
+    pub(super) stated: Option<f64>,
+    /// Sizes that are likely.
+    pub(super) sizes: Vec<f64>,
+    /// Which other sizes there may be.
+    pub(super) between: Between,
+    /// The step with the fault.
+    pub(super) trial: Box<dyn Fn(f64) -> Option<Trial<A>> + 'a>,
+}
+
+impl<'a, A: Clone + 'a> Family<'a, A> {
+    /// A fault without a size.
+    fn one(trial: Trial<A>) -> Self {
+        let trial = Box::new(move |_| Some(trial.clone()));
+        Self { stated: None, sizes: vec![1.0], between: Between::Nothing, trial }
+    }
+}
+
 /// The step as it should be.
-pub(super) fn sound<'a, A>(architecture: &'a A, terms: LossTerms, batches: &[MicroBatch]) -> Trial<'a, A> {
+pub(super) fn sound<A>(architecture: A, terms: LossTerms, batches: &[MicroBatch]) -> Trial<A> {
     Trial {
         cause: Cause::Unexplained,
         text: String::new(),
@@ -56,39 +77,19 @@ pub(super) fn sound<'a, A>(architecture: &'a A, terms: LossTerms, batches: &[Mic
         tied: TiedShare::Both,
         is_after: false,
         has_free_factor: false,
-        is_share: false,
+        says_length: false,
     }
 }
 
-/// All faults that this step could have, those that need no other data first.
+/// All faults that this step could have, besides those of how micro-batches are added up; the likely ones first.
 pub(super) fn all<'a, A: Clone>(
-    sound: &Trial<'a, A>,
+    sound: &'a Trial<A>,
     batches: &[MicroBatch],
-    variants: &'a [Variant<A>],
+    settings: &'a [Setting<A>],
     is_tied: bool,
-) -> Vec<Trial<'a, A>> {
-    let mut trials = Vec::new();
-    means_of_means(sound, batches, &mut trials);
-    labels(sound, batches, &mut trials);
-    if batches.iter().any(MicroBatch::is_packed) {
-        let text = "documents that share a row attend to each other, though their positions restart";
-        trials.push(sound.planted(Cause::DocumentsAttend, text, |trial| trial.documents = Documents::Joined));
-        let text = "documents that share a row attend to each other, and positions do not restart";
-        trials
-            .push(sound.planted(Cause::DocumentsAttend, text, |trial| trial.documents = Documents::Ignored));
-        let text = "positions do not restart with each document";
-        trials.push(sound.planted(Cause::Positions, text, |trial| trial.documents = Documents::RunOn));
-    } else {
-        for parts in [2, 4, 8] {
-            let text = format!(
-                "positions restart within a text, {parts} times per row, as on ranks that share a row"
-            );
-            trials
-                .push(sound.planted(Cause::Positions, &text, |trial| {
-                    trial.documents = Documents::Restarting(parts)
-                }));
-        }
-    }
+) -> Vec<Family<'a, A>> {
+    let mut trials = labels(sound, batches);
+    trials.extend(documents(sound, batches));
     if is_tied {
         let text = "the tied weight got only the gradient of the head, not that of the embedding";
         trials.push(sound.planted(Cause::TiedGradientMissing, text, |trial| trial.tied = TiedShare::Head));
@@ -96,37 +97,98 @@ pub(super) fn all<'a, A: Clone>(
         trials
             .push(sound.planted(Cause::TiedGradientMissing, text, |trial| trial.tied = TiedShare::Embedding));
     }
-    if sound.terms.router_loss != 0.0 {
-        let text = "the balancing loss of the routers";
-        trials.push(sound.planted(Cause::AuxiliaryLoss, text, |trial| {
-            trial.terms.router_loss = 0.0;
-            trial.is_share = true;
-        }));
-    }
-    for (text, label_smoothing, z_loss) in [
-        ("the loss has no label smoothing", 0.0, sound.terms.z_loss),
-        ("the loss has label smoothing (0.1)", 0.1, sound.terms.z_loss),
-        ("the loss has no z-loss", sound.terms.label_smoothing, 0.0),
-        ("the loss has a z-loss (1e-4)", sound.terms.label_smoothing, 1e-4),
-        ("the loss has a z-loss (1e-3)", sound.terms.label_smoothing, 1e-3),
-    ] {
-        let terms = LossTerms { label_smoothing, z_loss, ..sound.terms };
-        if terms != sound.terms {
-            trials.push(sound.planted(Cause::ModelDiffers, text, |trial| trial.terms = terms));
-        }
-    }
-    for Variant { text, factor, architecture, .. } in variants.iter().filter(|variant| !variant.is_random) {
-        trials.push(sound.planted(Cause::ModelDiffers, text, |trial| {
-            (trial.architecture, trial.factor) = (architecture, *factor);
-        }));
-    }
+    let mut families: Vec<Family<'_, A>> = trials.into_iter().map(Family::one).collect();
+    families.extend(auxiliary(sound));
+    families.extend(settings.iter().filter(|setting| !setting.is_random).map(|setting| Family {
+        stated: setting.stated,
+        sizes: setting.sizes.clone(),
+        between: setting.between,
+        trial: Box::new(move |size| {
+            let variant = (setting.model)(size)?;
+            Some(sound.planted(Cause::ModelDiffers, &variant.text, |trial| {
+                (trial.architecture, trial.factor) = (variant.architecture, variant.factor);
+            }))
+        }),
+    }));
+    families.extend(terms(sound));
     let text = "the gradient is that of the weights after the step, not of those before it";
-    trials.push(sound.planted(Cause::ModelDiffers, text, |trial| trial.is_after = true));
-    missing_micro_batches(sound, batches, &mut trials);
-    if batches.len() > 1 {
-        doubled(sound, &mut trials);
+    families.push(Family::one(sound.planted(Cause::ModelDiffers, text, |trial| trial.is_after = true)));
+    families
+}
+
+/// Documents that see each other, and positions that restart elsewhere.
+fn documents<A: Clone>(sound: &Trial<A>, batches: &[MicroBatch]) -> Vec<Trial<A>> {
+    let planted = |cause: Cause, text: &str, documents: Documents| {
+        sound.planted(cause, text, |trial| trial.documents = documents)
+    };
+    if batches.iter().any(MicroBatch::is_packed) {
+        let joined = "documents that share a row attend to each other, though their positions restart";
+        let ignored = "documents that share a row attend to each other, and positions do not restart";
+        let runs_on = "positions do not restart with each document";
+        return vec![
+            planted(Cause::DocumentsAttend, joined, Documents::Joined),
+            planted(Cause::DocumentsAttend, ignored, Documents::Ignored),
+            planted(Cause::Positions, runs_on, Documents::RunOn),
+        ];
     }
-    trials
+    if batches.iter().any(|batch| batch.runs_on) {
+        let text = "text attends to the padding in front of it, as without an attention mask";
+        return vec![planted(Cause::DocumentsAttend, text, Documents::Ignored)];
+    }
+    let restarting = |parts: usize| {
+        let text =
+            format!("positions restart within a text, {parts} times per row, as on ranks that share a row");
+        planted(Cause::Positions, &text, Documents::Restarting(parts))
+    };
+    [2, 4, 8].map(restarting).into()
+}
+
+/// The balancing loss of routers counts another number of times.
+fn auxiliary<A: Clone>(sound: &Trial<A>) -> Option<Family<'_, A>> {
+    let coefficient = sound.terms.router_loss;
+    (coefficient != 0.0).then(|| Family {
+        stated: Some(1.0),
+        sizes: vec![0.0, 2.0],
+        between: Between::Linear,
+        trial: Box::new(move |size| {
+            let text = format!("the balancing loss of the routers counts {} times", number(size));
+            Some(sound.planted(Cause::AuxiliaryLoss, &text, |trial| {
+                trial.terms.router_loss = size * coefficient;
+                trial.factor = Some(size);
+            }))
+        }),
+    })
+}
+
+/// Other terms of the loss.
+fn terms<A: Clone>(sound: &Trial<A>) -> [Family<'_, A>; 2] {
+    let says = |size: f64, name: &str, stated: f64| match (size, stated) {
+        (0.0, _) => format!("the loss has no {name}, the run file says {}", number(stated)),
+        (_, 0.0) => format!("the loss has {name} ({}), the run file has none", number(size)),
+        _ => format!("the loss has {name} ({}), the run file says {}", number(size), number(stated)),
+    };
+    let family =
+        |name: &'static str, stated: f64, usual: f64, with: fn(LossTerms, f64) -> LossTerms| Family {
+            stated: Some(stated),
+            sizes: if stated == 0.0 { vec![usual, 2.0 * usual] } else { vec![0.0, 2.0 * stated] },
+            between: Between::Linear,
+            trial: Box::new(move |size| {
+                // Not what a loss is made of.
+                let is_sensible = (0.0..1.0).contains(&size);
+                is_sensible.then(|| {
+                    sound.planted(Cause::ModelDiffers, &says(size, name, stated), |trial| {
+                        trial.terms = with(trial.terms, size);
+                    })
+                })
+            }),
+        };
+    [
+        family("label smoothing", sound.terms.label_smoothing, 0.1, |terms, label_smoothing| LossTerms {
+            label_smoothing,
+            ..terms
+        }),
+        family("z-loss", sound.terms.z_loss, 1e-4, |terms, z_loss| LossTerms { z_loss, ..terms }),
+    ]
 }
 
 /// The mean over all counted tokens of the step.
@@ -135,58 +197,9 @@ fn by_tokens(batches: &[MicroBatch]) -> Vec<(MicroBatch, f64)> {
     batches.iter().map(|batch| (batch.clone(), 1.0 / all.max(1) as f64)).collect()
 }
 
-/// How micro-batches may be dealt to ranks: with the micro-batches of each rank one after the other, or in turn.
-fn dealt(count: usize) -> impl Iterator<Item = (usize, &'static str, Vec<usize>)> {
-    let ranks = (2..count).filter(move |ranks| count.is_multiple_of(*ranks));
-    ranks.flat_map(move |ranks| {
-        let per_rank = count / ranks;
-        [
-            (ranks, "one rank after the other", (0..count).map(|index| index / per_rank).collect()),
-            (ranks, "in turn", (0..count).map(|index| index % ranks).collect()),
-        ]
-    })
-}
-
-fn means_of_means<'a, A: Clone>(
-    sound: &Trial<'a, A>,
-    batches: &[MicroBatch],
-    trials: &mut Vec<Trial<'a, A>>,
-) {
-    let counts: Vec<usize> = batches.iter().map(MicroBatch::counted).collect();
-    if counts.iter().all(|count| *count == counts[0]) {
-        return;
-    }
-    let with = |groups: usize, group_of: &[usize]| {
-        let mut sizes = vec![0; groups];
-        counts.iter().zip(group_of).for_each(|(count, group)| sizes[*group] += count);
-        let groups = sizes.iter().filter(|size| **size > 0).count();
-        batches
-            .iter()
-            .zip(group_of)
-            .map(|(batch, group)| (batch.clone(), 1.0 / (sizes[*group].max(1) * groups) as f64))
-            .collect::<Vec<_>>()
-    };
-    let each: Vec<usize> = (0..batches.len()).collect();
-    let text = format!(
-        "the loss is the mean of the {} means of micro-batches, which count from {} to {} tokens, not the mean of all tokens",
-        batches.len(),
-        counts.iter().min().unwrap_or(&0),
-        counts.iter().max().unwrap_or(&0)
-    );
-    trials.push(
-        sound.planted(Cause::LossMeanOfMeans, &text, |trial| trial.batches = with(batches.len(), &each)),
-    );
-    for (ranks, how, group_of) in dealt(batches.len()) {
-        let text = format!(
-            "the loss is the mean of the means of {ranks} ranks (micro-batches dealt {how}), not the mean of all tokens"
-        );
-        trials.push(
-            sound.planted(Cause::LossMeanOfMeans, &text, |trial| trial.batches = with(ranks, &group_of)),
-        );
-    }
-}
-
-fn labels<'a, A: Clone>(sound: &Trial<'a, A>, batches: &[MicroBatch], trials: &mut Vec<Trial<'a, A>>) {
+/// Other positions count, or other targets.
+fn labels<A: Clone>(sound: &Trial<A>, batches: &[MicroBatch]) -> Vec<Trial<A>> {
+    let mut trials = Vec::new();
     let kinds = [
         (Labels::WithPadding, "padding counts in the loss"),
         (Labels::WithPrompts, "tokens with the label -100, such as prompts, count in the loss"),
@@ -208,46 +221,5 @@ fn labels<'a, A: Clone>(sound: &Trial<'a, A>, batches: &[MicroBatch], trials: &m
         trials.push(trial);
         seen.push(labelled);
     }
-}
-
-/// One micro-batch counts twice.
-fn doubled<'a, A: Clone>(sound: &Trial<'a, A>, trials: &mut Vec<Trial<'a, A>>) {
-    for index in 0..sound.batches.len() {
-        let text = format!("micro-batch {index} of {} counts twice in the gradient", sound.batches.len());
-        trials.push(sound.planted(Cause::GradientScaled, &text, |trial| {
-            trial.batches[index].1 *= 2.0;
-            trial.has_free_factor = true;
-        }));
-    }
-}
-
-fn missing_micro_batches<'a, A: Clone>(
-    sound: &Trial<'a, A>,
-    batches: &[MicroBatch],
-    trials: &mut Vec<Trial<'a, A>>,
-) {
-    let count = batches.len();
-    let mut only = |text: String, is_there: &dyn Fn(usize) -> bool| {
-        trials.push(sound.planted(Cause::GradientMissing, &text, |trial| {
-            let kept = trial.batches.iter_mut().enumerate().filter(|(index, _)| !is_there(*index));
-            kept.for_each(|(_, (_, weight))| *weight = 0.0);
-            trial.has_free_factor = true;
-        }));
-    };
-    if count < 2 {
-        return;
-    }
-    for kept in (0..count).rev() {
-        only(format!("only micro-batch {kept} of {count} arrived in the gradient"), &|index| index == kept);
-    }
-    for (ranks, how, group_of) in dealt(count) {
-        let is_last = |index: usize| group_of[index + 1..].iter().all(|group| *group != group_of[index]);
-        let text = "of the micro-batches of each rank, only the last one arrived in the gradient";
-        only(format!("{text} ({ranks} ranks, dealt {how})"), &is_last);
-    }
-    for missing in 0..count {
-        only(format!("micro-batch {missing} of {count} did not arrive in the gradient"), &|index| {
-            index != missing
-        });
-    }
+    trials
 }

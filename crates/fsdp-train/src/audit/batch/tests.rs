@@ -1,5 +1,6 @@
-use fsdp_ckpt::safetensors::{Header, TensorSpec};
+use fsdp_ckpt::safetensors::{Header, TensorSpec, TensorType};
 
+use super::file::IGNORED_LABEL;
 use super::*;
 
 /// Writes a file with these tensors of `I64`.

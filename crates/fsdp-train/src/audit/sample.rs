@@ -1,0 +1,112 @@
+//! Some elements of a gradient.
+
+use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
+
+use super::state::blocks;
+use super::sums::{Around, Sums};
+use crate::error::TrainError;
+
+/// Elements of each parameter that a sample has at most.
+const SAMPLE_MAX: usize = 1 << 16;
+
+/// The samples of all micro-batches may have about as many elements as so many whole samples.
+pub(super) const WHOLE_SAMPLES: usize = 8;
+
+/// Some elements of each parameter of a gradient, evenly spread: enough to estimate how far another gradient is from it,
+/// without holding both.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    values: Vec<Vec<f32>>,
+}
+
+impl Sample {
+    /// A sample without elements.
+    pub(super) fn new(spec: &ModelSpec) -> Self {
+        Self { values: vec![Vec::new(); spec.params.len()] }
+    }
+
+    /// Bytes of a sample at most.
+    pub(super) fn bytes(spec: &ModelSpec) -> usize {
+        let trained = spec.params.iter().filter(|param| param.trainable);
+        trained.map(|param| param.len().div_ceil(step(param.len())) * size_of::<f32>()).sum()
+    }
+
+    /// The gradient that the update used.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    pub(super) fn used(around: &mut Around<'_>) -> Result<Self, TrainError> {
+        let spec = around.spec;
+        let mut sample = Self::new(spec);
+        for id in (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable) {
+            let (len, row_len) = (spec.param(id).len(), spec.param(id).row_len().unwrap_or(1));
+            for rows in blocks(spec, id) {
+                let offset = rows.start * row_len;
+                let used: Vec<f32> = around.used(id, rows)?.iter().map(|value| *value as f32).collect();
+                sample.add(id, (offset, len), &used);
+            }
+        }
+        Ok(sample)
+    }
+
+    /// Adds elements of a parameter from an offset on, in their order.
+    pub(super) fn add(&mut self, id: ParamId, (offset, len): (usize, usize), values: &[f32]) {
+        let step = step(len);
+        let first = offset.next_multiple_of(step) - offset;
+        self.values[id.0].extend(values.iter().skip(first).step_by(step));
+    }
+
+    /// Every so many elements of large parameters.
+    pub(super) fn thinned(mut self, step: usize) -> Self {
+        for values in self.values.iter_mut().filter(|values| values.len() >= step * step) {
+            *values = values.iter().copied().step_by(step).collect();
+        }
+        self
+    }
+
+    /// The product with another sample of the same elements, for each parameter.
+    pub(super) fn products(&self, other: &Sample, spec: &ModelSpec) -> Vec<f64> {
+        let product = |left: &[f32], right: &[f32]| -> f64 {
+            left.iter().zip(right).map(|(left, right)| f64::from(*left) * f64::from(*right)).sum()
+        };
+        self.with(other, spec).map(|(left, right, share)| share * product(left, right)).collect()
+    }
+
+    /// The length of the difference from another gradient, for each parameter.
+    pub(super) fn distances(&self, other: &Sample, spec: &ModelSpec) -> Vec<f64> {
+        self.compared(1.0, (other, 1.0), spec).iter().map(|sums| sums.dd.sqrt()).collect()
+    }
+
+    /// Compares a multiple of another gradient with this one, clipped, as the one that the update used is compared.
+    pub(super) fn compared(&self, clip: f64, (other, factor): (&Sample, f64), spec: &ModelSpec) -> Vec<Sums> {
+        let sums = |(expected, values, share): (&[f32], &[f32], f64)| {
+            let mut sums = Sums { clip, ..Sums::default() };
+            for (e, u) in expected.iter().zip(values) {
+                let (e, u) = (f64::from(*e), factor * f64::from(*u));
+                let d = u - clip * e;
+                sums.uu += share * u * u;
+                sums.ee += share * e * e;
+                sums.dd += share * d * d;
+                sums.de += share * d * e;
+            }
+            sums
+        };
+        self.with(other, spec).map(sums).collect()
+    }
+
+    /// The elements of both samples by parameter, with the number of elements that each stands for.
+    fn with<'s>(
+        &'s self,
+        other: &'s Sample,
+        spec: &'s ModelSpec,
+    ) -> impl Iterator<Item = (&'s [f32], &'s [f32], f64)> {
+        let share = |param: &ParamSpec, values: &[f32]| param.len() as f64 / values.len().max(1) as f64;
+        let both = self.values.iter().zip(&other.values).zip(&spec.params);
+        both.map(move |((left, right), param)| (&left[..], &right[..], share(param, left)))
+    }
+}
+
+/// The distance between two elements of a sample.
+fn step(len: usize) -> usize {
+    len.div_ceil(SAMPLE_MAX).max(1)
+}
