@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_nn::model::Architecture;
-use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Setting, read_batches, steps_done};
+use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Setting, by_step, read_batches, steps_done};
 use fsdp_train::config::{Init, Resolved};
 use fsdp_train::memory::Available;
 use fsdp_train::{InitSource, Job, RunData};
@@ -44,11 +44,11 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     if let Some(report) = &args.report {
         expect_replaceable("--report", report)?;
     }
-    let (job, batches, stated) = match &args.batch {
+    let (job, steps, stated) = match &args.batch {
         Some(batch) => of_file(args, batch)?,
         None => of_data(args)?,
     };
-    let longest = batches.iter().map(|batch| batch.seq).max().unwrap_or(0);
+    let longest = steps.iter().flatten().map(|batch| batch.seq).max().unwrap_or(0);
     let settings: Vec<Setting<Model>> = stated.settings(longest);
     let stages = Stages::new();
     let audit = Audit {
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
         before: args.before(),
         after: args.after(),
         at_step: args.at_step,
-        batches: &batches,
+        steps: &steps,
         settings: &settings,
         threads: total_threads(0),
         stop: &signal.stop,
@@ -76,8 +76,8 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     Ok(if report.is_sound() { Exit::Done } else { Exit::Found })
 }
 
-/// The job, its micro-batches, and what is stated of its model.
-type Judged = (Job<Model>, Vec<MicroBatch>, Stated);
+/// The job, the micro-batches of each step, and what is stated of its model.
+type Judged = (Job<Model>, Vec<Vec<MicroBatch>>, Stated);
 
 /// Reads what a run file says of the model and its update, and the batch from a file.
 fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
@@ -86,8 +86,9 @@ fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
     warnings.iter().for_each(|warning| output::warning(warning));
     let (setup, architecture, init) = prepared(args.before(), setup)?;
     let batches = read_batches(batch, args.shifted, architecture.head().vocab)?;
+    let steps = by_step(batch, batches, args.steps)?;
     let stated = Stated::of(&setup);
-    Ok((Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?, batches, stated))
+    Ok((Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?, steps, stated))
 }
 
 /// Reads a whole run file, and the batch from its data.
@@ -96,10 +97,12 @@ fn of_data(args: &AuditArgs) -> Result<Judged, CliError> {
     let stated = Stated::of(&setup);
     let job = Job::new(setup.config, architecture, init)?;
     let step = steps_done(&job, args.before(), args.at_step)?;
-    let batches =
-        (0..job.data.micro_batches()).map(|index| MicroBatch::of_batch(&job.data.train_batch(step, index)));
-    let batches = batches.collect();
-    Ok((job, batches, stated))
+    let of_step = |step| {
+        let batches = (0..job.data.micro_batches()).map(|index| job.data.train_batch(step, index));
+        batches.map(|batch| MicroBatch::of_batch(&batch)).collect()
+    };
+    let steps = (0..args.steps as u64).map(|later| of_step(step + later)).collect();
+    Ok((job, steps, stated))
 }
 
 /// Builds the model without dropout. Weights come from the checkpoint, except for the base of adapters where the checkpoint
@@ -120,11 +123,15 @@ fn prepared(before: &Path, setup: RunSetup) -> Result<(RunSetup, Model, InitSour
 fn say_need(need: &AuditMemory) {
     let text = || {
         format!(
-            "this takes about {} of memory: {} for the largest layer and its gradient, {} for activations, {} for comparing",
+            "this takes about {} of memory: {} for the largest layer and its gradient, {} for activations, {} for comparing{}",
             bytes(need.total()),
             bytes(need.layer),
             bytes(need.activations),
-            bytes(need.samples)
+            bytes(need.samples),
+            match need.states {
+                0 => String::new(),
+                states => format!(", {} for weights, moments and gradients of the steps", bytes(states)),
+            }
         )
     };
     match Available::now() {

@@ -8,6 +8,9 @@
 //! (`update`), so a wrong gradient does not make a second finding of it.
 
 mod batch;
+mod division;
+mod error;
+mod fit;
 mod gradient;
 mod measure;
 mod moments;
@@ -23,16 +26,20 @@ mod trial;
 mod update;
 mod variant;
 mod weighting;
+mod whole;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use fsdp_core::model::ParamId;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
+use fsdp_nn::update::GroupSettings;
 
 pub use batch::{MicroBatch, read_batches};
+pub use division::by_step;
+pub use error::AuditError;
 pub use plan::AuditMemory;
 pub use report::{Cause, Finding, GradientRow, Report, UpdateRow};
 pub use saved::{SavedOptimizer, expect_whole_moments};
@@ -48,72 +55,7 @@ use moments::Moments;
 use state::State;
 use sums::Around;
 use update::Expected;
-
-/// Why a step cannot be judged.
-#[derive(Debug, thiserror::Error)]
-pub enum AuditError {
-    /// The file with the batch is wrong.
-    #[error("{}: tensor {tensor}: {what}", path.display())]
-    Batch {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// The states are not one step apart.
-    #[error(
-        "{} has done {before_steps} steps and {} has done {after_steps}: an audit needs two states one step apart, saved by \
-         one run (save after every step, for two steps)",
-        before.display(), after.display()
-    )]
-    Steps {
-        /// The first checkpoint.
-        before: PathBuf,
-        /// Its steps.
-        before_steps: u64,
-        /// The second checkpoint.
-        after: PathBuf,
-        /// Its steps.
-        after_steps: u64,
-    },
-    /// A state has values that are not finite.
-    #[error(
-        "the states have values of {name} that are not finite, in the parameter or its moments, or the model computes such a \
-         gradient from them: look at them with `fsdp ckpt inspect`"
-    )]
-    NotFinite {
-        /// The parameter.
-        name: String,
-    },
-    /// Routers are balanced over text only, and padding is in front of it.
-    #[error(
-        "attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be computed for such \
-         rows; pad behind the text for the audited step"
-    )]
-    LeftPadding,
-    /// The optimizer keeps nothing from which its gradient follows.
-    #[error(
-        "train.optimizer keeps no first moment in full precision, so its state does not contain the gradient that it used; \
-         adamw, lion and sgd with momentum can be judged"
-    )]
-    NoMoment,
-    /// The moments of a state have few bits.
-    #[error(
-        "{} has the moments of {by} in 8 bits or fewer ({example}), so they do not contain the gradient that was used; let the \
-         program make the two steps with an optimizer that keeps its moments in 16 or 32 bits",
-        path.display()
-    )]
-    RoundedMoments {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The library that rounds them.
-        by: &'static str,
-        /// Name of such a moment.
-        example: String,
-    },
-}
+use whole::Whole;
 
 /// What is judged.
 pub struct Audit<'a, A> {
@@ -125,8 +67,8 @@ pub struct Audit<'a, A> {
     pub after: &'a Path,
     /// Steps done in the state before, if it does not say so.
     pub at_step: Option<u64>,
-    /// All micro-batches of the step, over all ranks.
-    pub batches: &'a [MicroBatch],
+    /// All micro-batches of each step, over all ranks. Of one step everything is judged, of several their whole update.
+    pub steps: &'a [Vec<MicroBatch>],
     /// Settings of the model to try if the gradient is not that of the job's.
     pub settings: &'a [Setting<A>],
     /// Compute threads.
@@ -147,6 +89,16 @@ pub fn steps_done<A>(job: &Job<A>, path: &Path, at_step: Option<u64>) -> Result<
     Ok(foreign.steps(job, at_step, &AtomicBool::new(false), &mut ImportSummary::default())?.0)
 }
 
+/// What is known of the steps between both states.
+struct Passed {
+    /// The steps done before.
+    step: u64,
+    /// Number of the last step among the steps of each trained parameter, from 1.
+    own_steps: BTreeMap<ParamId, u64>,
+    /// Settings of each trained parameter.
+    settings: BTreeMap<ParamId, GroupSettings>,
+}
+
 impl<A: Architecture + Clone> Audit<'_, A> {
     /// Predicts the memory that the judgement needs.
     ///
@@ -156,7 +108,8 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let (architecture, config) = (&self.job.architecture, &self.job.config);
         let terms = config.train.loss_terms(architecture.description());
         let dtypes = [gradient::wider(config.fsdp.param_dtype), config.fsdp.param_dtype];
-        AuditMemory::of(architecture, &self.job.plan.spec, terms, dtypes, self.batches)
+        let batches = self.steps.concat();
+        AuditMemory::of(architecture, &self.job.plan.spec, terms, dtypes, &batches, self.steps.len() > 1)
     }
 
     /// Judges the step.
@@ -165,49 +118,86 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     /// [`AuditError`]; errors of checkpoints that cannot be read or do not fit the model; [`TrainError::Stopped`].
     pub fn judge(&self) -> Result<Report, TrainError> {
         let (job, spec) = (self.job, &self.job.plan.spec);
+        let optimizer = &job.config.train.optimizer;
+        Moments::of(optimizer, 0).ok_or(AuditError::NoMoment)?;
         expect_whole_moments(self.before)?;
         expect_whole_moments(self.after)?;
         let rule = HostMemory::rule(&job.config.train, spec)?;
         let table = StateTable::new(&job.plan, &*rule);
         let [before, after] = [self.before, self.after].map(|path| Foreign::open(job, &table, path));
         let [before, after] = [before?, after?];
-        let (step, own_steps) = self.steps(&before, &after)?;
-        let moments = Moments::of(&job.config.train.optimizer, step).ok_or(AuditError::NoMoment)?;
-        let settings = rule::settings(&job.config.train.optimizer, spec)?;
-        let trained = || (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
-        let weight_decay: Vec<f64> =
-            (0..spec.params.len()).map(|index| settings.of(ParamId(index)).weight_decay).collect();
-        let coupled = |decay: &f64| if moments.is_coupled { *decay } else { 0.0 };
-        let coupled_decay = weight_decay.iter().map(coupled).collect();
-        let states = [&before, &after].map(|foreign| State::open(foreign, &job.init, spec, self.stop));
-        let [before, after] = states;
-        let around =
-            Around::open([before?, after?], moments, spec, coupled_decay, job.config.train.grad_clip)?;
+        let (step, own_steps) = self.steps_between(&before, &after)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
-        if terms.router_loss != 0.0 && self.batches.iter().any(|batch| batch.runs_on) {
+        if terms.router_loss != 0.0 && self.steps.iter().flatten().any(|batch| batch.runs_on) {
             return Err(AuditError::LeftPadding.into());
         }
+        let groups = rule::settings(optimizer, spec)?;
+        let trained = (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
+        let settings = trained.map(|id| (id, groups.of(id))).collect();
+        let [before, after] =
+            [&before, &after].map(|foreign| State::open(foreign, &job.init, spec, self.stop));
+        let passed = Passed { step, own_steps, settings };
+        let mut around = self.around([before?, after?], &passed)?;
+        match self.steps {
+            [batches] => self.judge_one(around, batches, passed),
+            _ => self.judge_several(&mut around, passed),
+        }
+    }
+
+    /// The states around the steps.
+    fn around<'s>(&'s self, states: [State<'s>; 2], passed: &Passed) -> Result<Around<'s>, TrainError> {
+        let (train, spec) = (&self.job.config.train, &self.job.plan.spec);
+        let moments = Moments::of(&train.optimizer, passed.step).ok_or(AuditError::NoMoment)?;
+        let groups = rule::settings(&train.optimizer, spec)?;
+        let of_all = |value: &dyn Fn(GroupSettings) -> f64| -> Vec<f64> {
+            (0..spec.params.len()).map(|index| value(groups.of(ParamId(index)))).collect()
+        };
+        let coupled = of_all(&|settings| if moments.is_coupled { settings.weight_decay } else { 0.0 });
+        let lr = self.job.schedule.lr(passed.step);
+        let rates = of_all(&|settings| lr * settings.lr_scale);
+        let still = passed.settings.keys().find(|id| rates[id.0] == 0.0);
+        if let Some(id) = still.filter(|_| moments.first.is_none() && self.steps.len() == 1) {
+            return Err(AuditError::NoRate { name: spec.param(*id).fqn.clone() }.into());
+        }
+        Around::open(states, moments, spec, [coupled, rates], train.grad_clip)
+    }
+
+    /// Judges the gradient and the update of one step.
+    fn judge_one(
+        &self,
+        around: Around<'_>,
+        batches: &[MicroBatch],
+        Passed { step, own_steps, settings }: Passed,
+    ) -> Result<Report, TrainError> {
+        let (job, spec) = (self.job, &self.job.plan.spec);
+        let optimizer = &job.config.train.optimizer;
+        let is_derived = around.moments.first.is_none();
+        let groups = rule::settings(optimizer, spec)?;
+        let weight_decay =
+            (0..spec.params.len()).map(|index| groups.of(ParamId(index)).weight_decay).collect();
+        let terms = job.config.train.loss_terms(job.architecture.description());
         let mut judge = Judge {
             spec,
             threads: self.threads,
             stop: self.stop,
             around,
-            sound: trial::sound(job.architecture.clone(), terms, self.batches),
-            batches: self.batches,
+            sound: trial::sound(job.architecture.clone(), terms, batches),
+            batches,
             settings: self.settings,
             param_dtype: job.config.fsdp.param_dtype,
             weight_decay,
             progress: self.progress,
         };
-        let judged = judge.judge()?;
+        let mut judged = judge.judge()?;
+        if is_derived {
+            judged.findings.iter_mut().for_each(say_rate);
+        }
         (self.progress)("judging the update");
+        let is_used = |(id, _): &(ParamId, GroupSettings)| !judge.around.skipped.contains(id);
         let expected = Expected {
-            optimizer: &job.config.train.optimizer,
+            optimizer,
             lr: job.schedule.lr(step),
-            settings: trained()
-                .filter(|id| !judge.around.skipped.contains(id))
-                .map(|id| (id, settings.of(id)))
-                .collect(),
+            settings: settings.into_iter().filter(is_used).collect(),
             own_steps,
             found: &judged.findings,
         };
@@ -222,24 +212,55 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         {
             findings = vec![finding];
         }
-        let verdict = if findings.is_empty() { "sound" } else { "findings" };
         let (params, groups, bound) = (judged.params, judged.groups, judged.bound);
-        Ok(Report { verdict, step, findings, bound, groups, params, updates })
+        Ok(Report { bound, groups, params, updates, ..Report::of(step, 1, report::joined(findings)) })
     }
 
-    /// The steps done before the judged one, and the number of that step among those of each trained parameter.
-    fn steps(&self, before: &Foreign, after: &Foreign) -> Result<(u64, BTreeMap<ParamId, u64>), TrainError> {
+    /// Judges the whole update of several steps.
+    fn judge_several(&self, around: &mut Around<'_>, passed: Passed) -> Result<Report, TrainError> {
+        let Passed { step, own_steps, settings } = passed;
+        let whole = Whole {
+            job: self.job,
+            threads: self.threads,
+            stop: self.stop,
+            steps: self.steps,
+            first: step,
+            own_steps,
+            settings,
+            progress: self.progress,
+        };
+        let judged = whole.judge(around)?;
+        let findings = judged.findings.into_iter().chain(around.trained_although_frozen()?).collect();
+        let (params, groups, bound) = (judged.params, judged.groups, judged.bound);
+        Ok(Report { bound, groups, params, ..Report::of(step, self.steps.len(), findings) })
+    }
+
+    /// The steps done before the judged ones, and the number of the last one among those of each trained parameter.
+    fn steps_between(
+        &self,
+        before: &Foreign,
+        after: &Foreign,
+    ) -> Result<(u64, BTreeMap<ParamId, u64>), TrainError> {
         let mut summary = ImportSummary::default();
         let (before_steps, _) = before.steps(self.job, self.at_step, self.stop, &mut summary)?;
-        let at_step = self.at_step.map(|step| step + 1);
+        let steps = self.steps.len();
+        let at_step = self.at_step.map(|step| step + steps as u64);
         let (after_steps, late) = after.steps(self.job, at_step, self.stop, &mut summary)?;
-        if before_steps + 1 != after_steps {
+        if before_steps + steps as u64 != after_steps {
             let (before, after) = (self.before.to_owned(), self.after.to_owned());
-            return Err(AuditError::Steps { before, before_steps, after, after_steps }.into());
+            return Err(AuditError::Steps { before, before_steps, after, after_steps, steps }.into());
         }
         let params = self.job.plan.spec.params.iter().enumerate().filter(|(_, param)| param.trainable);
         let own = params
             .map(|(index, param)| (ParamId(index), after_steps - late.get(&param.fqn).copied().unwrap_or(0)));
         Ok((before_steps, own.collect()))
+    }
+}
+
+/// Says what weights alone do not tell: a gradient of all parameters that is scaled, or another learning rate.
+fn say_rate(finding: &mut Finding) {
+    if finding.cause == Cause::GradientScaled {
+        finding.text +=
+            ", or the learning rate was: without momentum and weight decay the two cannot be told apart";
     }
 }

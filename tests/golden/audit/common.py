@@ -252,7 +252,17 @@ def write_run(file, family, path=".", init="random", clip=None, adapter=None, dt
 
 
 def expect_case(
-    folder, case, model, cause=None, params=None, factor=None, data="padded", run="run.toml", after=None, shifted=False
+    folder,
+    case,
+    model,
+    cause=None,
+    params=None,
+    factor=None,
+    data="padded",
+    run="run.toml",
+    after=None,
+    shifted=False,
+    **more,
 ):
     """The verdict on a case, and its files, relative to the folder. `params` is a regular expression of names."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -267,7 +277,7 @@ def expect_case(
         "after": f"{after or case}/after",
         "batch": f"{data}.safetensors",
         "shifted": shifted,
-    }
+    } | more
     (folder / case).mkdir(exist_ok=True)
     (folder / case / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 

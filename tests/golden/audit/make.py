@@ -8,6 +8,7 @@ from settings import SETTINGS
 # Folder -> module that makes it; others are settings of FSDP2.
 OTHERS = {"accelerate-ddp": "accelerate_runs", "accelerate-fsdp2": "accelerate_runs"}
 OTHERS |= {f"trainer-{model}": "trainer_runs" for model in ("llama", "mixtral", "lora", "ddp", "gpt2")}
+OTHERS["torch-optimizers"] = "optimizer_runs"
 OTHERS["lightning-llama"] = "lightning_runs"
 OTHERS |= {f"deepspeed-{kind}": "deepspeed_runs" for kind in ("zero2", "zero2-bf16", "zero3")}
 

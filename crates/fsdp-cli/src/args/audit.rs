@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
-use super::RunFileArgs;
+use super::{RunFileArgs, positive};
 
 /// `fsdp audit`.
 #[derive(Debug, ClapArgs)]
@@ -49,7 +49,7 @@ pub(crate) struct AuditArgs {
     #[arg(
         long,
         value_name = "CHECKPOINT",
-        conflicts_with_all = ["overrides", "before", "after", "batch", "data", "shifted", "at_step", "report", "json"]
+        conflicts_with_all = ["overrides", "before", "after", "batch", "data", "shifted", "at_step", "steps", "report", "json"]
     )]
     pub(crate) init: Option<PathBuf>,
     /// The state before the step: a checkpoint with its optimizer
@@ -70,6 +70,10 @@ pub(crate) struct AuditArgs {
     /// Steps done before the step, if the checkpoints do not count them
     #[arg(long, value_name = "N")]
     pub(crate) at_step: Option<u64>,
+    /// Steps between the states; of more than one, only the whole update is judged, and the batch has to have all of their
+    /// micro-batches
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    pub(crate) steps: usize,
     /// Write an HTML file with a bar for each parameter
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,

@@ -2,6 +2,7 @@
 
 use fsdp_train::audit::{GradientRow, Report};
 
+use super::text;
 use crate::report::bars::{self, Bar};
 use crate::report::page::Page;
 
@@ -9,8 +10,11 @@ use crate::report::page::Page;
 pub(super) fn render(report: &Report) -> String {
     let mut page = Page::default();
     page.text(&match report.is_sound() {
+        true if report.steps > 1 => {
+            format!("S{} made the right update as a whole.", &text::steps(report)[1..])
+        }
         true => format!("Step {} used the right gradient and made the right update.", report.step + 1),
-        false => format!("Step {}: {} found.", report.step + 1, report.findings.len()),
+        false => format!("S{}: {} found.", &text::steps(report)[1..], report.findings.len()),
     });
     page.table(
         &["cause", "what", "factor", "explains"],
@@ -30,7 +34,11 @@ pub(super) fn render(report: &Report) -> String {
     let rows = |of: &dyn Fn(&GradientRow) -> Vec<Bar>| -> Vec<(String, Vec<Bar>)> {
         report.params.iter().map(|row| (row.name.clone(), of(row))).collect()
     };
-    page.section("Used gradient divided by the expected one");
+    let (used, expected) = match report.steps {
+        1 => ("Used gradient", "gradient"),
+        _ => ("Change of weights and moments", "change"),
+    };
+    page.section(&format!("{used} divided by the expected one"));
     page.html(&bars::svg(
         "factor of each parameter",
         &rows(&|row| {
@@ -38,11 +46,14 @@ pub(super) fn render(report: &Report) -> String {
             bar(factor.abs(), format!("{factor:.4}"))
         }),
     ));
-    page.section("What the factor leaves unexplained, relative to the expected gradient");
+    page.section(&format!("What the factor leaves unexplained, relative to the expected {expected}"));
     page.html(&bars::svg(
         "residual of each parameter",
         &rows(&|row| bar(row.residual, format!("{:.1e} (precision {:.0e})", row.residual, row.bound))),
     ));
+    if report.updates.is_empty() {
+        return page.finish("Audit of a training step");
+    }
     page.section("Updates");
     page.table(
         &["group", "lr", "lr found", "weight decay", "weight decay found", "left", "bound"],

@@ -10,12 +10,21 @@ use crate::output::{Paint, table};
 /// Renders the verdict, the findings, and the tables that show them.
 pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
     let mut text = String::new();
-    let step = report.step + 1;
+    let steps = steps(report);
     let style = Paint::of(&std::io::stdout());
-    if report.is_sound() {
+    if report.is_sound() && report.steps > 1 {
         let _ = writeln!(
             text,
-            "{}: step {step} used the right gradient and made the right update, as far as its precision shows ({} of the \
+            "{}: the whole update of {} is right, as far as precision shows ({} of a change); gradients of single steps cannot be \
+             judged",
+            style.good("sound"),
+            steps,
+            percent(report.bound)
+        );
+    } else if report.is_sound() {
+        let _ = writeln!(
+            text,
+            "{}: {steps} used the right gradient and made the right update, as far as its precision shows ({} of the \
              gradient)",
             style.good("sound"),
             percent(report.bound)
@@ -26,7 +35,7 @@ pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
         let cause = cause.as_str().unwrap_or_default().replace('_', " ");
         let _ = writeln!(
             text,
-            "{}: step {step}: {} (explains {} of the difference)",
+            "{}: {steps}: {} (explains {} of the difference)",
             style.bad(&cause),
             finding.text,
             percent(finding.explains)
@@ -34,7 +43,15 @@ pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
     }
     text.push('\n');
     text += &table(
-        ["gradients", "expected norm", "used norm", "factor", "cosine", "left", "bound"],
+        [
+            if report.steps > 1 { "changes" } else { "gradients" },
+            "expected norm",
+            "used norm",
+            "factor",
+            "cosine",
+            "left",
+            "bound",
+        ],
         report.groups.iter().map(gradient),
     );
     if !report.updates.is_empty() {
@@ -58,6 +75,15 @@ pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
         let _ = writeln!(text, "\n{}", page.display());
     }
     text
+}
+
+/// The judged steps, counted from 1.
+pub(super) fn steps(report: &Report) -> String {
+    let first = report.step + 1;
+    match report.steps {
+        1 => format!("step {first}"),
+        steps => format!("steps {first} to {}", report.step + steps as u64),
+    }
 }
 
 fn gradient(row: &GradientRow) -> [String; 7] {

@@ -13,11 +13,11 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/audit")
 }
 
-/// The folders of `tests/golden/audit`: one per framework, model and dtype.
+/// The folders of `tests/golden/audit`: one per framework, model and dtype, and one of optimizers.
 fn settings() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> =
         fs::read_dir(golden()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    folders.retain(|path| path.join("run.toml").exists());
+    folders.retain(|path| path.join("config.json").exists());
     folders.sort();
     folders
 }
@@ -42,7 +42,13 @@ fn check(folder: &Path, case: &Path) -> Result<(), String> {
     let text = |key: &str| expected[key].as_str().unwrap();
     let paths = ["--before", text("before"), "--after", text("after"), "--batch", text("batch"), "--json"];
     let shifted = expected["shifted"].as_bool().unwrap().then_some("--shifted");
-    let arguments: Vec<&str> = [text("run")].into_iter().chain(paths).chain(shifted).collect();
+    let number = |flag: &str, key: &str| {
+        let number = expected[key].as_u64();
+        number.map_or(Vec::new(), |number| vec![flag.to_owned(), number.to_string()])
+    };
+    let numbers = [number("--steps", "steps"), number("--at-step", "at_step")].concat();
+    let numbers = numbers.iter().map(String::as_str);
+    let arguments: Vec<&str> = [text("run")].into_iter().chain(paths).chain(shifted).chain(numbers).collect();
     let output = audit(folder, &arguments);
     let report = judged(&output);
     let is_sound = text("verdict") == "sound";
@@ -117,8 +123,43 @@ fn optimizer_without_first_moment_is_refused() {
     let arguments =
         ["run.toml", "--before", "before", "--after", "sound/after", "--batch", "padded.safetensors"];
     let message =
-        refused(&llama(), &[&arguments[..], &["--set", "train.optimizer={name=\"sgd\",lr=0.1}"]].concat());
+        refused(&llama(), &[&arguments[..], &["--set", "train.optimizer={name=\"muon\",lr=0.1}"]].concat());
     assert!(message.contains("keeps no first moment"), "{message}");
+}
+
+#[test]
+fn rate_of_zero_without_momentum_is_refused() {
+    let arguments = [
+        "run-sgd.toml",
+        "--before",
+        "before-sgd",
+        "--after",
+        "sgd-sound/after",
+        "--batch",
+        "padded.safetensors",
+        "--at-step",
+        "6",
+        "--set",
+        "train.optimizer.lr=0",
+    ];
+    let message = refused(&llama().with_file_name("torch-optimizers"), &arguments);
+    assert!(message.contains("the learning rate of model.embed_tokens.weight is 0"), "{message}");
+}
+
+#[test]
+fn number_of_steps_has_to_fit_states_and_batch() {
+    let arguments =
+        ["run-several.toml", "--before", "before-several", "--after", "several-sound/after", "--batch"];
+    let refused = |batch: &str, steps: &str| {
+        refused(
+            &llama().with_file_name("torch-optimizers"),
+            &[&arguments[..], &[batch, "--steps", steps]].concat(),
+        )
+    };
+    let message = refused("padded-3.safetensors", "2");
+    assert!(message.contains("has done 9, expected 2 more"), "{message}");
+    let message = refused("padded.safetensors", "3");
+    assert!(message.contains("4 micro-batches of 1 ranks are not those of 3 steps"), "{message}");
 }
 
 #[test]
@@ -147,12 +188,36 @@ fn report_is_html_with_a_bar_for_each_parameter() {
 }
 
 #[test]
+fn several_steps_are_judged_by_their_whole_update() {
+    let arguments = [
+        "run-several.toml",
+        "--before",
+        "before-several",
+        "--after",
+        "several-rate-half/after",
+        "--batch",
+        "padded-3.safetensors",
+        "--steps",
+        "3",
+    ];
+    let output = audit(&llama().with_file_name("torch-optimizers"), &arguments);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in
+        ["steps 7 to 9", "only the whole update of 3 steps can be judged", "exp_avg_sq of lm_head.weight"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn own_runs_are_sound_by_their_own_data() {
     let settings = [
         "run.ranks=4",
         "run.ranks=2 --set train.grad_clip=0.05",
         "fsdp.param_dtype=\"bf16\"",
         "train.optimizer={name=\"sgd\",lr=0.1,momentum=0.9,nesterov=true,weight_decay=0.01}",
+        "train.optimizer={name=\"sgd\",lr=0.1,weight_decay=0.01}",
         "train.optimizer={name=\"lion\",lr=0.001,weight_decay=0.1}",
         "train.optimizer={name=\"adamw\",lr=0.01,betas=[0.8,0.9],no_decay=[\"norm\"]}",
         "model.path=base/model --set model.init=pretrained --set adapter.rank=4 --set adapter.target_modules=[\"q_proj\",\"down_proj\"]",
@@ -174,6 +239,14 @@ fn own_runs_are_sound_by_their_own_data() {
             ));
             assert!(output.stdout.starts_with("sound: "), "{set}, step {step}: {}", output.stdout);
         }
+        let output = sandbox.succeed(&format!(
+            "audit run.toml --data --steps 2 --before out/checkpoints/step-00000001 --after out/checkpoints/step-00000003 --set {set}"
+        ));
+        assert!(
+            output.stdout.starts_with("sound: the whole update of steps 2 to 3"),
+            "{set}: {}",
+            output.stdout
+        );
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod dropout;
 mod explain;
+mod first;
 mod micro_batches;
 mod search;
 mod start;
@@ -19,14 +20,14 @@ use super::measure::Measured;
 use super::report::{Finding, GradientRow, kind_of};
 use super::scale::Compared;
 use super::sums::{Around, Sums, clip, total};
-use super::sweep::{Computation, Sweep};
+use super::sweep::Sweep;
 use super::trial::Trial;
 use super::variant::Setting;
 use super::{AuditError, MicroBatch};
 use crate::error::TrainError;
 
 /// Factor between the rounding errors of our kernels and those of another program: they round in other places.
-const OTHER_KERNELS: f64 = 16.0;
+pub(super) const OTHER_KERNELS: f64 = 16.0;
 
 /// Roundings of an element of the first moment in one update.
 const MOMENT_ROUNDINGS: f64 = 4.0;
@@ -106,17 +107,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         dtype: DType,
         worlds: &[usize],
     ) -> Result<Measured, TrainError> {
-        let computation = Computation {
-            architecture: &trial.architecture,
-            terms: trial.terms,
-            dtype,
-            param_dtype: self.param_dtype,
-            batches: &trial.batches,
-            documents: trial.documents,
-            hides_padding: trial.hides_padding,
-            seed: trial.seed,
-            tied: trial.tied,
-        };
+        let computation = trial.computation(dtype, self.param_dtype);
         // Its storage is given back with it: other trials need other sizes.
         let memory = HostMemory::new(HostOptions { threads: self.threads, ..HostOptions::default() })?;
         let mut measured = Measured::new(self.spec, worlds, self.around.near_clip);
@@ -144,8 +135,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let moments = self.around.moments;
         let bound = |(index, (sums, noise)): (usize, (&Sums, &f64))| {
             let id = ParamId(index);
-            let [before, after] = [&self.around.before, &self.around.after]
-                .map(|state| state.moment_rounding(id, moments.first));
+            let [before, after] = self.around.first_roundings(id);
             let rounding =
                 MOMENT_ROUNDINGS * after * sums.nn.sqrt() + before * moments.decay * sums.mm.sqrt();
             rounding / moments.gain

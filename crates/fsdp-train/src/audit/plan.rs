@@ -23,12 +23,17 @@ pub struct AuditMemory {
     pub activations: u64,
     /// Samples of gradients, and what is read of checkpoints at a time.
     pub samples: u64,
+    /// Of several steps that are done here: weights and moments in `f64` and a gradient in `f32`, each twice.
+    pub states: u64,
 }
+
+/// Values of an element: its weight, and at most two moments.
+const STATES: usize = 3;
 
 impl AuditMemory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.layer + self.activations + self.samples
+        self.layer + self.activations + self.samples + self.states
     }
 
     pub(super) fn of<A: Architecture + Clone>(
@@ -37,18 +42,24 @@ impl AuditMemory {
         terms: LossTerms,
         [dtype, param_dtype]: [DType; 2],
         batches: &[MicroBatch],
+        are_several: bool,
     ) -> Result<Self, TrainError> {
         let calls = calls(spec, Pass::TrainRecomputing);
         let stages = stages(spec, &calls);
         let activations = activations((architecture, spec, &stages), terms, dtype, batches)?;
         // Held from its first use to its last one.
         let tied: usize = tied(spec).iter().map(|id| spec.param(*id).len() * size_of::<f32>()).sum();
+        let elements: usize =
+            spec.params.iter().filter(|param| param.trainable).map(|param| param.len()).sum();
+        let element = STATES * size_of::<f64>() + size_of::<f32>();
+        let states = if are_several { 2 * element * elements } else { 0 };
         let peak = |(stage, activations): (&Stage<'_>, usize)| {
             let layer = layer(spec, stage, [dtype, param_dtype]) + tied;
             Self {
                 layer: layer as u64,
                 activations: activations as u64,
                 samples: samples(spec, batches.len()) as u64,
+                states: states as u64,
             }
         };
         let peaks = stages.iter().zip(activations).map(peak);

@@ -98,6 +98,8 @@ pub struct Report {
     pub verdict: &'static str,
     /// Steps done before the judged one.
     pub step: u64,
+    /// Judged steps. Of several, `groups` and `params` are changes of weights and moments in place of gradients.
+    pub steps: usize,
     /// What is wrong, the most important first.
     pub findings: Vec<Finding>,
     /// The largest relative difference of a gradient that precision alone may make.
@@ -111,10 +113,29 @@ pub struct Report {
 }
 
 impl Report {
+    pub(super) fn of(step: u64, steps: usize, findings: Vec<Finding>) -> Self {
+        let verdict = if findings.is_empty() { "sound" } else { "findings" };
+        let (groups, params, updates) = (Vec::new(), Vec::new(), Vec::new());
+        Self { verdict, step, steps, findings, bound: 0.0, groups, params, updates }
+    }
+
     /// Whether nothing was found.
     pub fn is_sound(&self) -> bool {
         self.findings.is_empty()
     }
+}
+
+/// Joins findings of rules that concern all parameters: both moments of an optimizer may have other settings.
+pub(super) fn joined(findings: Vec<Finding>) -> Vec<Finding> {
+    let is_rule = |finding: &Finding| finding.cause == Cause::UpdateRule && finding.params.is_empty();
+    let mut joined: Vec<Finding> = Vec::new();
+    for finding in findings {
+        match joined.iter_mut().find(|other| is_rule(other) && is_rule(&finding)) {
+            Some(other) => other.text += &format!("; {}", finding.text),
+            None => joined.push(finding),
+        }
+    }
+    joined
 }
 
 /// The name of a parameter without the numbers of layers and experts.

@@ -1,5 +1,6 @@
 //! A training state that is read by rows: weights and moments of one checkpoint.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
@@ -15,14 +16,27 @@ use crate::init::InitSource;
 /// Elements that are read at a time.
 pub(super) const BLOCK_ELEMS: usize = 1 << 20;
 
+/// The name of a parameter itself, beside those of its states.
+pub(super) const WEIGHT: &str = "";
+
+/// Values in memory, by parameter and state.
+pub(super) type Held = BTreeMap<(ParamId, &'static str), Vec<f64>>;
+
 /// An open checkpoint, in the terms of the model.
 pub(super) struct State<'a> {
-    pub(super) foreign: &'a Foreign,
-    rows: StateRows<'a>,
-    init: &'a InitSource,
+    /// `None` if all values are held.
+    saved: Option<Saved<'a>>,
+    /// Values that are read in place of those of the checkpoint.
+    pub(super) held: Held,
     spec: &'a ModelSpec,
     /// Takes back the update of an element, given its parameter, value and moments.
     pub(super) undo: Option<Undo>,
+}
+
+struct Saved<'a> {
+    foreign: &'a Foreign,
+    rows: StateRows<'a>,
+    init: &'a InitSource,
 }
 
 /// The value before an update, from the parameter's id, and the value and the moments after it.
@@ -35,19 +49,29 @@ impl<'a> State<'a> {
         spec: &'a ModelSpec,
         stop: &'a AtomicBool,
     ) -> Result<Self, TrainError> {
-        Ok(Self { foreign, rows: foreign.rows(stop)?, init, spec, undo: None })
+        let saved = Saved { foreign, rows: foreign.rows(stop)?, init };
+        Ok(Self { saved: Some(saved), ..Self::held(spec, Held::new()) })
+    }
+
+    /// A state in memory, in `f32`.
+    pub(super) fn held(spec: &'a ModelSpec, held: Held) -> Self {
+        Self { saved: None, held, spec, undo: None }
     }
 
     /// Reads rows of a parameter, of which a vector has one per element.
     pub(super) fn param(&mut self, id: ParamId, rows: Range<usize>) -> Result<Vec<f64>, TrainError> {
         let row_len = self.spec.param(id).row_len().unwrap_or(1);
         let mut values = vec![0.0; rows.len() * row_len];
-        match self.foreign.weight(id) {
-            Some((name, _)) => self.rows.read_rows_f64(name, rows.clone(), &mut values)?,
-            None => {
-                let (param_offset, len) = (rows.start * row_len, values.len());
-                let piece = Piece { param: id, offset: 0, len, param_offset, row_len };
-                self.init.fill(self.spec, &piece, &mut values)?;
+        if let Some(held) = self.held.get(&(id, WEIGHT)) {
+            values.copy_from_slice(&held[rows.start * row_len..rows.end * row_len]);
+        } else if let Some(Saved { foreign, rows: reader, init }) = &mut self.saved {
+            match foreign.weight(id) {
+                Some((name, _)) => reader.read_rows_f64(name, rows.clone(), &mut values)?,
+                None => {
+                    let (param_offset, len) = (rows.start * row_len, values.len());
+                    let piece = Piece { param: id, offset: 0, len, param_offset, row_len };
+                    init.fill(self.spec, &piece, &mut values)?;
+                }
             }
         }
         if let Some(undo) = self.undo.take().filter(|_| self.spec.param(id).trainable) {
@@ -65,24 +89,49 @@ impl<'a> State<'a> {
     pub(super) fn moment(
         &mut self,
         id: ParamId,
-        state: &str,
+        state: &'static str,
         rows: Range<usize>,
     ) -> Result<Vec<f64>, TrainError> {
-        let mut values = vec![0.0; rows.len() * self.spec.param(id).row_len().unwrap_or(1)];
-        if let Some((name, _)) = self.foreign.state(id, state) {
-            self.rows.read_rows_f64(name, rows, &mut values)?;
+        let row_len = self.spec.param(id).row_len().unwrap_or(1);
+        let mut values = vec![0.0; rows.len() * row_len];
+        if let Some(held) = self.held.get(&(id, state)) {
+            values.copy_from_slice(&held[rows.start * row_len..rows.end * row_len]);
+        } else if let Some(Saved { foreign, rows: reader, .. }) = &mut self.saved
+            && let Some((name, _)) = foreign.state(id, state).or_else(|| foreign.other_state(id, state))
+        {
+            reader.read_rows_f64(name, rows, &mut values)?;
         }
         Ok(values)
     }
 
+    /// Whether the optimizer has a state of a parameter, be it one that the rule of the run file does not have.
+    pub(super) fn has(&self, id: ParamId, state: &'static str) -> bool {
+        let in_file = |saved: &Saved<'_>| {
+            saved.foreign.state(id, state).or_else(|| saved.foreign.other_state(id, state)).is_some()
+        };
+        self.held.contains_key(&(id, state)) || self.saved.as_ref().is_some_and(in_file)
+    }
+
+    /// The dtype of the tensor with a parameter.
+    pub(super) fn param_dtype(&self, id: ParamId) -> TensorType {
+        let saved = self.saved.as_ref().and_then(|saved| saved.foreign.weight(id));
+        saved.map_or(TensorType::F32, |(_, dtype)| dtype)
+    }
+
+    /// The dtype of the tensor with a state.
+    pub(super) fn moment_dtype(&self, id: ParamId, state: &str) -> TensorType {
+        let saved = self.saved.as_ref().and_then(|saved| saved.foreign.state(id, state));
+        saved.map_or(TensorType::F32, |(_, dtype)| dtype)
+    }
+
     /// Half of the distance between neighboring numbers near 1 in the dtype of the parameter's tensor.
     pub(super) fn param_rounding(&self, id: ParamId) -> f64 {
-        self.foreign.weight(id).map_or(0.0, |(_, dtype)| rounding(dtype))
+        rounding(self.param_dtype(id))
     }
 
     /// The same for a state.
     pub(super) fn moment_rounding(&self, id: ParamId, state: &str) -> f64 {
-        self.foreign.state(id, state).map_or(0.0, |(_, dtype)| rounding(dtype))
+        rounding(self.moment_dtype(id, state))
     }
 }
 
@@ -94,7 +143,7 @@ pub(super) fn blocks(spec: &ModelSpec, id: ParamId) -> impl Iterator<Item = Rang
 }
 
 /// The largest relative error of rounding to a dtype.
-fn rounding(dtype: TensorType) -> f64 {
+pub(super) fn rounding(dtype: TensorType) -> f64 {
     match dtype {
         TensorType::F64 => f64::EPSILON / 2.0,
         TensorType::Bf16 => 2f64.powi(-9),

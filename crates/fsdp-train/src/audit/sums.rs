@@ -33,11 +33,11 @@ pub(super) struct Sums {
     pub(super) dp: f64,
     pub(super) ep: f64,
     pub(super) pp: f64,
+    pub(super) pm: f64,
     pub(super) mm: f64,
     pub(super) mn: f64,
     pub(super) nn: f64,
     pub(super) em: f64,
-    pub(super) en: f64,
 }
 
 impl Sums {
@@ -89,11 +89,11 @@ impl Add for Sums {
             dp: self.dp + other.dp,
             ep: self.ep + other.ep,
             pp: self.pp + other.pp,
+            pm: self.pm + other.pm,
             mm: self.mm + other.mm,
             mn: self.mn + other.mn,
             nn: self.nn + other.nn,
             em: self.em + other.em,
-            en: self.en + other.en,
         }
     }
 }
@@ -113,6 +113,10 @@ pub(super) struct Around<'a> {
     pub(super) before: State<'a>,
     pub(super) after: State<'a>,
     pub(super) moments: Moments,
+    /// Whether the first moment does not follow the run file, and nothing known well enough to judge the update by it.
+    pub(super) is_open: bool,
+    /// The learning rate of each parameter.
+    pub(super) rates: Vec<f64>,
     pub(super) spec: &'a ModelSpec,
     /// The parameters that the optimizer left as they were, because they had no gradient (`None` in PyTorch).
     pub(super) skipped: BTreeSet<ParamId>,
@@ -132,13 +136,15 @@ impl<'a> Around<'a> {
         [before, after]: [State<'a>; 2],
         moments: Moments,
         spec: &'a ModelSpec,
-        coupled_decay: Vec<f64>,
+        [coupled_decay, rates]: [Vec<f64>; 2],
         grad_clip: Option<f64>,
     ) -> Result<Self, TrainError> {
         let mut around = Around {
             before,
             after,
             moments,
+            is_open: false,
+            rates,
             spec,
             skipped: BTreeSet::new(),
             coupled_decay,
@@ -148,6 +154,7 @@ impl<'a> Around<'a> {
         for id in (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable) {
             if around.is_skipped(id)? {
                 around.skipped.insert(id);
+                around.coupled_decay[id.0] = 0.0;
             }
         }
         Ok(around)
@@ -213,11 +220,11 @@ impl<'a> Around<'a> {
                 sums.dp += d * p;
                 sums.ep += e * p;
                 sums.pp += p * p;
+                sums.pm += p * m;
                 sums.mm += m * m;
                 sums.mn += m * n;
                 sums.nn += n * n;
                 sums.em += e * m;
-                sums.en += e * n;
             }
             visit(row, sums);
         }
@@ -245,7 +252,19 @@ impl<'a> Around<'a> {
         id: ParamId,
         rows: Range<usize>,
     ) -> Result<[Vec<f64>; 2], TrainError> {
-        let name = self.moments.first;
+        let Some(name) = self.moments.first else {
+            let mut weights = [self.before.param(id, rows.clone())?, self.after.param(id, rows)?];
+            weights.iter_mut().flatten().for_each(|value| *value /= -self.rates[id.0]);
+            return Ok(weights);
+        };
         Ok([self.before.moment(id, name, rows.clone())?, self.after.moment(id, name, rows)?])
+    }
+
+    /// The relative rounding of the first moment before and after the step.
+    pub(super) fn first_roundings(&self, id: ParamId) -> [f64; 2] {
+        [&self.before, &self.after].map(|state| match self.moments.first {
+            Some(name) => state.moment_rounding(id, name),
+            None => state.param_rounding(id),
+        })
     }
 }

@@ -1,11 +1,12 @@
 //! The faults that are tried: each is a step computed with an error planted.
 
+use fsdp_core::DType;
 use fsdp_nn::op::LossTerms;
 
 use super::batch::{Documents, Labels, MicroBatch};
 use super::report::Cause;
 use super::scale::number;
-use super::sweep::TiedShare;
+use super::sweep::{Computation, TiedShare};
 use super::variant::{Between, Setting};
 
 /// A step with an error planted.
@@ -32,6 +33,21 @@ pub(super) struct Trial<A> {
 }
 
 impl<A> Trial<A> {
+    /// What computes its gradient.
+    pub(super) fn computation(&self, dtype: DType, param_dtype: DType) -> Computation<'_, A> {
+        Computation {
+            architecture: &self.architecture,
+            terms: self.terms,
+            dtype,
+            param_dtype,
+            batches: &self.batches,
+            documents: self.documents,
+            hides_padding: self.hides_padding,
+            seed: self.seed,
+            tied: self.tied,
+        }
+    }
+
     fn planted(&self, cause: Cause, text: &str, plant: impl FnOnce(&mut Self)) -> Self
     where
         Self: Clone,

@@ -5,6 +5,7 @@
 //! step, so learning rate and decay are the solution of two linear equations for each group of parameters.
 
 mod explain;
+mod fitted;
 mod rule;
 mod second;
 mod sums;
@@ -14,18 +15,25 @@ use std::collections::BTreeMap;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::update::GroupSettings;
 
-use self::explain::{Judged, explain, merged, other_decay, rate_of};
-use self::rule::{Element, Rule, adamw_rules, rules};
+use self::explain::{Explained, Judged, explain, merged, other_decay, other_rule, rate_of};
+use self::fitted::fitted_rules;
+use self::rule::{Rule, rules};
 use self::second::second_moments;
-use self::sums::sums;
+use self::sums::{Sums, sums};
 use super::report::{Cause, Finding, UpdateRow};
 use super::state::Undo;
 use super::sums::Around;
 use crate::config::OptimizerConfig;
 use crate::error::TrainError;
 
+pub(super) use self::rule::{Direction, Element, direction};
+pub(super) use self::sums::ROUNDINGS;
+
 /// Name of the second moment.
-const SECOND: &str = "exp_avg_sq";
+pub(super) const SECOND: &str = "exp_avg_sq";
+
+/// Name of the largest second moment, which AMSGrad keeps.
+const LARGEST: &str = "max_exp_avg_sq";
 
 /// Parameters with the same settings.
 struct Group {
@@ -54,59 +62,101 @@ pub(super) fn judge(
     around: &mut Around<'_>,
     expected: &Expected<'_>,
 ) -> Result<(Vec<Finding>, Vec<UpdateRow>), TrainError> {
+    // Without a first moment the gradient was derived from the update, and an open moment would be found again in it.
+    if around.moments.first.is_none() || around.is_open {
+        return Ok((Vec::new(), Vec::new()));
+    }
     let mut findings = Vec::new();
     let mut optimizer = expected.optimizer.clone();
-    let has_other_first = expected.found.iter().any(|finding| finding.cause == Cause::UpdateRule);
-    let has_l2 = expected.found.iter().any(|finding| finding.cause == Cause::WeightDecay);
-    if let OptimizerConfig::Adamw(config) = &mut optimizer {
-        if has_other_first {
-            // Bias correction would repeat the finding.
-            return Ok((findings, Vec::new()));
+    match &mut optimizer {
+        OptimizerConfig::Adamw(config) => {
+            config.betas[0] = around.moments.decay;
+            if let Some((finding, beta2)) = second_moments(around, config, expected)? {
+                findings.push(finding);
+                config.betas[1] = beta2;
+            }
         }
-        if let Some((finding, beta2)) = second_moments(around, config, expected)? {
-            findings.push(finding);
-            config.betas[1] = beta2;
-        }
+        OptimizerConfig::Sgd(config) => config.momentum = around.moments.decay,
+        _ => {}
     }
-    let rules = rules(&optimizer);
+    let mut rules = rules(&optimizer);
+    if let OptimizerConfig::Adamw(config) = &optimizer
+        && expected.settings.keys().any(|id| around.after.has(*id, LARGEST))
+    {
+        rules.push(Rule::of_largest(config));
+    }
     let mut groups = groups(around.spec, expected);
     // What is in the gradient is not taken from the parameter again.
-    if has_l2 || around.moments.is_coupled {
+    if around.moments.is_coupled || expected.found.iter().any(|finding| finding.cause == Cause::WeightDecay) {
         groups.iter_mut().for_each(|group| group.settings.weight_decay = 0.0);
     }
-    let sums =
-        groups.iter().map(|group| sums(around, group, &rules, expected)).collect::<Result<Vec<_>, _>>()?;
-    let judged: Vec<Judged<'_>> = groups
-        .iter()
-        .zip(&sums)
-        .map(|(group, sums)| {
-            let lr = expected.lr * group.settings.lr_scale;
-            let names = group.params.iter().map(|id| around.spec.param(*id).fqn.clone()).collect();
-            Judged { names, lr, decay: group.settings.weight_decay, sums }
-        })
-        .collect();
-    let explained = explain(&judged, &rules);
-    let is_open = |finding: &Finding| finding.cause == Cause::UpdateRule && !finding.params.is_empty();
-    if explained.iter().any(is_open)
-        && let Some(by_param) = by_parameter(around, &groups, &rules, expected)?
-    {
-        findings.extend(by_param);
-    } else {
-        findings.extend(explained);
-    }
-    Ok((findings, judged.iter().map(Judged::row).collect()))
+    let sums = all_sums(around, &groups, &rules, expected)?;
+    let judged = judged(around.spec, &groups, &sums, expected);
+    let rows = judged.iter().map(Judged::row).collect();
+    findings.extend(match explain(&judged, &rules) {
+        Explained::Whole(explained) => explained,
+        Explained::Apart(explained) => {
+            let is_open = explained.iter().any(|finding| finding.cause == Cause::UpdateRule);
+            match by_fitted_rule(around, &optimizer, (&groups, &judged), expected)? {
+                Some(finding) => vec![finding],
+                None if is_open => by_parameter(around, &groups, &rules, expected)?.unwrap_or(explained),
+                None => explained,
+            }
+        }
+    });
+    Ok((findings, rows))
+}
+
+/// The sums of each group, for each rule.
+fn all_sums(
+    around: &mut Around<'_>,
+    groups: &[Group],
+    rules: &[Rule],
+    expected: &Expected<'_>,
+) -> Result<Vec<Vec<Sums>>, TrainError> {
+    groups.iter().map(|group| sums(around, group, rules, expected)).collect()
+}
+
+fn judged<'a>(
+    spec: &ModelSpec,
+    groups: &[Group],
+    sums: &'a [Vec<Sums>],
+    expected: &Expected<'_>,
+) -> Vec<Judged<'a>> {
+    let judged = |(group, sums): (&Group, &'a Vec<Sums>)| {
+        let lr = expected.lr * group.settings.lr_scale;
+        let names = group.params.iter().map(|id| spec.param(*id).fqn.clone()).collect();
+        Judged { names, lr, decay: group.settings.weight_decay, sums }
+    };
+    groups.iter().zip(sums).map(judged).collect()
+}
+
+/// Explains all updates by a rule of AdamW with other numbers.
+fn by_fitted_rule(
+    around: &mut Around<'_>,
+    optimizer: &OptimizerConfig,
+    found: (&[Group], &[Judged<'_>]),
+    expected: &Expected<'_>,
+) -> Result<Option<Finding>, TrainError> {
+    let OptimizerConfig::Adamw(config) = optimizer else { return Ok(None) };
+    let mut rules = rules(optimizer);
+    rules.truncate(1);
+    rules.extend(fitted_rules(around, config, found, expected)?);
+    let sums = all_sums(around, found.0, &rules, expected)?;
+    Ok(other_rule(&judged(around.spec, found.0, &sums, expected), &rules))
 }
 
 /// Takes back the update that the run file asks for; `None` for a rule other than AdamW.
 pub(super) fn undo(expected: &Expected<'_>) -> Option<Undo> {
-    let OptimizerConfig::Adamw(config) = expected.optimizer else { return None };
-    let rule = adamw_rules(config).swap_remove(0);
+    let OptimizerConfig::Adamw(_) = expected.optimizer else { return None };
+    let direction = direction(expected.optimizer)?;
     let (settings, own_steps, lr) = (expected.settings.clone(), expected.own_steps.clone(), expected.lr);
     Some(Box::new(move |id, value, [first, second]| {
         let Some(settings) = settings.get(&id) else { return value };
         let lr = lr * settings.lr_scale;
-        let element = Element { first, first_before: 0.0, second, gradient: 0.0 };
-        (value + lr * (rule.direction)(&element, own_steps[&id])) / (1.0 - lr * settings.weight_decay)
+        let element = Element { first, second, ..Element::default() };
+        let direction = direction(&element, own_steps[&id]).unwrap_or(0.0);
+        (value + lr * direction) / (1.0 - lr * settings.weight_decay)
     }))
 }
 
@@ -158,3 +208,6 @@ fn by_parameter(
     }
     Ok(Some(merged(findings)))
 }
+
+#[cfg(test)]
+mod tests;

@@ -306,6 +306,14 @@ impl Foreign {
         Some((name, self.found.checkpoint.tensors[name].dtype))
     }
 
+    /// The name and dtype of the tensor with a state that the rule of the run does not have, beside those that it has.
+    pub(crate) fn other_state(&self, param: ParamId, state: &str) -> Option<(&str, TensorType)> {
+        let known = self.states[param.0].first()?;
+        let name = self.state(param, known)?.0.strip_suffix(known.as_str())?.to_owned() + state;
+        let (name, tensor) = self.found.checkpoint.tensors.get_key_value(&name)?;
+        Some((name, tensor.dtype))
+    }
+
     /// The name of the tensor that holds a state of a parameter.
     fn state_of(&self, param: usize, state: &str) -> &str {
         let index = self.states[param].iter().position(|name| name == state);

@@ -21,7 +21,9 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         if let Some(findings) = compared.explained() {
             return Ok(findings);
         }
-        if let Some(finding) = self.by_moments(&compared) {
+        if let Some((finding, moments)) = self.by_moments(&compared) {
+            self.around.is_open = moments.is_none();
+            self.around.moments = moments.unwrap_or(self.around.moments);
             return Ok(vec![finding]);
         }
         let mut by_world = WORLDS.iter().zip(&exact.shards);
@@ -46,54 +48,6 @@ impl<A: Architecture + Clone> Judge<'_, A> {
                 dropout.unwrap_or_else(|| self.unexplained(&self.compared(&exact.sums, bounds)))
             }
         }])
-    }
-
-    /// The first moment decays by another factor, or weight decay was added to the gradient.
-    fn by_moments(&self, compared: &Compared<'_>) -> Option<Finding> {
-        let coefficient = compared.clip();
-        let is_decayed = |(index, sums): (usize, &Sums)| {
-            let decay = self.weight_decay[index];
-            let distance2 = sums.dd - 2.0 * decay * sums.dp + decay * decay * sums.pp;
-            distance2.max(0.0).sqrt() <= compared.bounds[index]
-        };
-        if compared.sums.iter().enumerate().all(is_decayed) {
-            return Some(Finding {
-                cause: Cause::WeightDecay,
-                params: Vec::new(),
-                factor: None,
-                explains: 1.0,
-                text: "weight decay was added to the gradient (Adam with L2), not taken from the weights (AdamW)".to_owned(),
-            });
-        }
-        let moments = self.around.moments;
-        let all = total(compared.sums);
-        let determinant = all.mm * all.ee - all.em * all.em;
-        if determinant <= 0.0 {
-            return None;
-        }
-        let decay = (all.mn * all.ee - all.en * all.em) / determinant;
-        let gain = (all.en * all.mm - all.mn * all.em) / determinant;
-        let is_explained = |(sums, bound): (&Sums, &f64)| {
-            let left = sums.nn + decay * decay * sums.mm + gain * gain * sums.ee
-                - 2.0 * decay * sums.mn
-                - 2.0 * gain * sums.en
-                + 2.0 * decay * gain * sums.em;
-            left.max(0.0).sqrt() / moments.gain <= *bound
-        };
-        let is_other = (decay - moments.decay).abs() > 1e-4;
-        (is_other && compared.sums.iter().zip(compared.bounds).all(is_explained)).then(|| Finding {
-            cause: Cause::UpdateRule,
-            params: Vec::new(),
-            factor: None,
-            explains: 1.0,
-            text: format!(
-                "the first moment decays by {} and takes up {} of the gradient; the run file says {} and {}",
-                number(decay),
-                number(gain / coefficient),
-                number(moments.decay),
-                number(moments.gain)
-            ),
-        })
     }
 
     /// Parameters without any gradient, where those before them differ, too: what would have flowed through them.

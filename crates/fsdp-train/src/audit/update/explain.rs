@@ -1,7 +1,7 @@
 //! Names what is wrong with updates.
 
 use super::rule::Rule;
-use super::sums::{Fit, Sums};
+use super::sums::{Rates, Sums};
 use crate::audit::report::{Cause, Finding, UpdateRow};
 use crate::audit::scale::{number, shown};
 
@@ -17,19 +17,19 @@ pub(super) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    pub(super) fn stated(&self) -> Fit {
+    pub(super) fn stated(&self) -> Rates {
         [self.lr, self.lr * self.decay]
     }
 
     /// Whether a rule with some learning rate and decay explains the update.
-    pub(super) fn fits(&self, rule: usize, fit: Fit) -> bool {
+    pub(super) fn fits(&self, rule: usize, rates: Rates) -> bool {
         let sums = &self.sums[rule];
-        sums.distance(fit) <= sums.bound(fit[0].abs().max(self.lr))
+        sums.distance(rates) <= sums.bound(rates[0].abs().max(self.lr))
     }
 
     pub(super) fn row(&self) -> UpdateRow {
         let sums = &self.sums[0];
-        let [lr_found, decay_found] = sums.fit();
+        let [lr_found, decay_found] = sums.nearest();
         let relative = |length: f64| if sums.change2 > 0.0 { length / sums.change2.sqrt() } else { length };
         let others = match self.names.len() {
             1 => String::new(),
@@ -52,40 +52,56 @@ impl Judged<'_> {
     }
 }
 
+/// What is wrong with the updates.
+pub(super) enum Explained {
+    /// One cause explains all groups, or nothing is wrong.
+    Whole(Vec<Finding>),
+    /// What fits each group, or would if anything did.
+    Apart(Vec<Finding>),
+}
+
 /// Names what is wrong with the updates, in the simplest way that fits all groups: one learning rate for another, one decay
-/// for another, another rule; otherwise what fits each group.
-pub(super) fn explain(groups: &[Judged<'_>], rules: &[Rule]) -> Vec<Finding> {
+/// for another, another rule, coarse weights; otherwise what fits each group.
+pub(super) fn explain(groups: &[Judged<'_>], rules: &[Rule]) -> Explained {
     let wrong: Vec<&Judged<'_>> = groups.iter().filter(|group| !group.fits(0, group.stated())).collect();
     if wrong.is_empty() {
-        return Vec::new();
+        return Explained::Whole(Vec::new());
     }
     if let Some(finding) = other_rate(groups) {
-        return vec![finding];
+        return Explained::Whole(vec![finding]);
     }
     if wrong.iter().all(|group| group.lr > 0.0 && group.fits(0, [group.lr, group.sums[0].decay_alone()])) {
-        return merged(wrong.iter().map(|group| other_decay(group)).collect());
+        return Explained::Whole(merged(wrong.iter().map(|group| other_decay(group)).collect()));
     }
-    let is_rule = |rule: &usize| groups.iter().all(|group| group.fits(*rule, group.stated()));
-    if let Some(rule) = (1..rules.len()).find(is_rule) {
-        let mut finding = wrong[0].finding(
-            Cause::UpdateRule,
-            None,
-            wrong[0].sums[rule].distance(wrong[0].stated()),
-            rules[rule].text.clone(),
-        );
-        finding.params = Vec::new();
-        return vec![finding];
+    if let Some(finding) = other_rule(groups, rules).or_else(|| coarse_weights(groups)) {
+        return Explained::Whole(vec![finding]);
     }
-    merged(wrong.iter().map(|group| other(group)).collect())
+    Explained::Apart(merged(wrong.iter().map(|group| other(group)).collect()))
+}
+
+/// The first rule behind that of the run file that explains all groups.
+pub(super) fn other_rule(groups: &[Judged<'_>], rules: &[Rule]) -> Option<Finding> {
+    let fits = |rule: &usize| groups.iter().all(|group| group.fits(*rule, group.stated()));
+    let rule = (1..rules.len()).find(fits)?;
+    let first = groups.iter().find(|group| !group.fits(0, group.stated()))?;
+    let (left, Rule { text, factor, .. }) = (first.sums[rule].distance(first.stated()), &rules[rule]);
+    Some(Finding { params: Vec::new(), ..first.finding(Cause::UpdateRule, *factor, left, text.clone()) })
+}
+
+/// Weights in `f32` that all are numbers of `bf16`, and differ from the stated ones by no more than that rounding.
+fn coarse_weights(groups: &[Judged<'_>]) -> Option<Finding> {
+    let text = "weights were rounded to bfloat16 after the update: there is no copy of them in float32";
+    let finding = groups[0].finding(Cause::UpdateRule, None, 0.0, text.to_owned());
+    groups.iter().all(|group| group.sums[0].is_rounded()).then_some(Finding { params: Vec::new(), ..finding })
 }
 
 /// All groups have the same factor of their learning rates.
 fn other_rate(groups: &[Judged<'_>]) -> Option<Finding> {
     // Along the stated update, in units of it.
     let along = |group: &Judged<'_>| {
-        let (sums, [lr, decay]) = (&group.sums[0], group.stated());
-        let update2 = lr * lr * sums.aa + 2.0 * lr * decay * sums.ap + decay * decay * sums.pp;
-        (update2 - (lr * sums.ad + decay * sums.pd), update2)
+        let (fit, [lr, decay]) = (&group.sums[0].fit, group.stated());
+        let update2 = lr * lr * fit.aa + 2.0 * lr * decay * fit.ab + decay * decay * fit.bb;
+        (update2 + lr * fit.ad + decay * fit.bd, update2)
     };
     let (product, update2) =
         groups.iter().map(along).fold((0.0, 0.0), |all, one| (all.0 + one.0, all.1 + one.1));
@@ -149,7 +165,7 @@ pub(super) fn other_decay(group: &Judged<'_>) -> Finding {
     let sums = &group.sums[0];
     let found = sums.decay_alone() / group.lr;
     // As far as precision shows.
-    let found = if found.abs() * group.lr * sums.pp.sqrt() <= sums.bound(group.lr) { 0.0 } else { found };
+    let found = if found.abs() * group.lr * sums.fit.bb.sqrt() <= sums.bound(group.lr) { 0.0 } else { found };
     let factor = (group.decay != 0.0).then(|| found / group.decay);
     let text = format!(
         "weight decay is {}, the run file says {} for {}",
@@ -162,7 +178,11 @@ pub(super) fn other_decay(group: &Judged<'_>) -> Finding {
 
 /// What fits a group by itself.
 fn other(group: &Judged<'_>) -> Finding {
-    let (fit, sums) = (group.sums[0].fit(), &group.sums[0]);
+    let (fit, sums) = (group.sums[0].nearest(), &group.sums[0]);
+    let rate = sums.rate_alone(group.decay);
+    if group.fits(0, [rate, rate * group.decay]) {
+        return rate_of(group, rate);
+    }
     if group.fits(0, fit) {
         let factor = (group.lr != 0.0).then(|| fit[0] / group.lr);
         let text = format!(

@@ -1,0 +1,97 @@
+//! Errors of audits.
+
+use std::path::PathBuf;
+
+/// Why a step cannot be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditError {
+    /// The file with the batch is wrong.
+    #[error("{}: tensor {tensor}: {what}", path.display())]
+    Batch {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The states are not one step apart.
+    #[error(
+        "{} has done {before_steps} steps and {} has done {after_steps}, expected {steps} more: an audit needs two states one \
+         step apart, saved by one run (save after every step, for two steps); of states further apart, --steps N judges the \
+         whole update, given the micro-batches of all N steps",
+        before.display(), after.display()
+    )]
+    Steps {
+        /// The first checkpoint.
+        before: PathBuf,
+        /// Its steps.
+        before_steps: u64,
+        /// The second checkpoint.
+        after: PathBuf,
+        /// Its steps.
+        after_steps: u64,
+        /// Steps that should be between them.
+        steps: usize,
+    },
+    /// A state has values that are not finite.
+    #[error(
+        "the states have values of {name} that are not finite, in the parameter or its moments, or the model computes such a \
+         gradient from them: look at them with `fsdp ckpt inspect`"
+    )]
+    NotFinite {
+        /// The parameter.
+        name: String,
+    },
+    /// Routers are balanced over text only, and padding is in front of it.
+    #[error(
+        "attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be computed for such \
+         rows; pad behind the text for the audited step"
+    )]
+    LeftPadding,
+    /// The optimizer keeps nothing from which its gradient follows.
+    #[error(
+        "train.optimizer keeps no first moment in full precision, so its state does not contain the gradient that it used; \
+         adamw, lion and sgd can be judged"
+    )]
+    NoMoment,
+    /// The moments of a state have few bits.
+    #[error(
+        "{} has the moments of {by} in 8 bits or fewer ({example}), so they do not contain the gradient that was used; let the \
+         program make the two steps with an optimizer that keeps its moments in 16 or 32 bits",
+        path.display()
+    )]
+    RoundedMoments {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The library that rounds them.
+        by: &'static str,
+        /// Name of such a moment.
+        example: String,
+    },
+    /// Without a moment and without a learning rate, weights do not change.
+    #[error(
+        "the learning rate of {name} is 0 in this step, and sgd without momentum shows its gradient only by what it changes: \
+         audit a step with a learning rate"
+    )]
+    NoRate {
+        /// The parameter.
+        name: String,
+    },
+    /// The micro-batches cannot be those of so many steps.
+    #[error(
+        "{}: {count} micro-batches of {ranks} ranks are not those of {steps} steps: each rank has to have the same number in \
+         each step, and its steps follow each other",
+        path.display()
+    )]
+    MicroBatches {
+        /// The file.
+        path: PathBuf,
+        /// Its micro-batches.
+        count: usize,
+        /// The ranks that it names; 1 if it names none.
+        ranks: usize,
+        /// The steps.
+        steps: usize,
+    },
+}
