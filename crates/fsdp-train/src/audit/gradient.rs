@@ -74,13 +74,14 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         self.around.near_clip = own.clip();
         let exact = self.measure(&sound, wider(self.param_dtype), &WORLDS)?;
         let noise = own.sample.distances(&exact.sample, self.spec);
+        let own_norm = total(&own.sums).ee.sqrt();
         drop(own);
         let sums = exact.sums.clone();
         if let Some(index) = sums.iter().position(|sums| !(sums.uu + sums.pp + sums.ee).is_finite()) {
             let name = self.spec.params[index].fqn.clone();
             return Err(AuditError::NotFinite { name }.into());
         }
-        let bounds = self.bounds(&sums, &noise);
+        let bounds = self.bounds(&sums, &noise, own_norm);
         let compared = self.compared(&sums, &bounds);
         let findings = match compared.outside(compared.clip()).is_empty() {
             true => Vec::new(),
@@ -120,13 +121,16 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     }
 
     /// For each parameter, the distance from the expected gradient that precision alone may cause: of the moments, of
-    /// gradients in the dtype of the run, and of the kernels, for which our own error stands.
-    fn bounds(&self, sums: &[Sums], noise: &[f64]) -> Vec<f64> {
-        let factor = clip(self.around.grad_clip, total(sums).ee.sqrt());
+    /// gradients in the dtype of the run, and of the kernels, for which our own error stands. Clipping spreads the error of the
+    /// norm, to which all parameters add, over each of them.
+    fn bounds(&self, sums: &[Sums], noise: &[f64], own_norm: f64) -> Vec<f64> {
+        let norm = total(sums).ee.sqrt();
+        let factor = clip(self.around.grad_clip, norm);
+        let clip_error = clip_error(self.around.grad_clip, norm, own_norm);
         let elements: usize =
             self.spec.params.iter().filter(|param| param.trainable).map(|param| param.len()).sum();
         let unit = f64::from(f32::EPSILON) / 2.0;
-        let floor = OTHER_KERNELS * unit * total(sums).ee.sqrt() * factor / (elements.max(1) as f64).sqrt();
+        let floor = OTHER_KERNELS * unit * norm * factor / (elements.max(1) as f64).sqrt();
         let gradient_unit = match self.param_dtype {
             DType::Bf16 => 2f64.powi(-8),
             DType::F16 => 2f64.powi(-11),
@@ -139,10 +143,20 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             let rounding =
                 MOMENT_ROUNDINGS * after * sums.nn.sqrt() + before * moments.decay * sums.mm.sqrt();
             rounding / moments.gain
-                + factor * (OTHER_KERNELS * noise + 2.0 * gradient_unit * sums.ee.sqrt())
+                + factor * (OTHER_KERNELS * noise + (2.0 * gradient_unit + clip_error) * sums.ee.sqrt())
                 + floor * (self.spec.param(id).len() as f64).sqrt()
         };
         sums.iter().zip(noise).enumerate().map(bound).collect()
+    }
+}
+
+/// The relative error of the coefficient of clipping that precision alone may cause, from the norm and its value in our own
+/// precision; 0 if nothing is clipped.
+fn clip_error(grad_clip: Option<f64>, norm: f64, own_norm: f64) -> f64 {
+    let error = if norm > 0.0 { OTHER_KERNELS * (own_norm / norm - 1.0).abs() } else { 0.0 };
+    match grad_clip {
+        Some(max) if max < norm * (1.0 + error) => error,
+        _ => 0.0,
     }
 }
 
@@ -180,3 +194,6 @@ fn rows(compared: &Compared<'_>, name_of: impl Fn(&str) -> String) -> Vec<Gradie
     };
     rows.into_iter().map(row).collect()
 }
+
+#[cfg(test)]
+mod tests;
