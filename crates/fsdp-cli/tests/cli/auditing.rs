@@ -399,6 +399,8 @@ fn init_writes_a_new_file_and_replaces_none() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
     let none = refused(dir.path(), &["--init", "."]);
     assert!(none.contains("holds no checkpoint"), "{none}");
+    let model = refused(&golden().join("trainer-lora"), &["--init", "."]);
+    assert!(model.contains("has no state of an optimizer"), "{model}");
     let both = refused(&folder, &["run.toml", "--init", "before", "--before", "before"]);
     assert!(both.contains("cannot be used with"), "{both}");
 }

@@ -155,6 +155,13 @@ impl Folder {
     /// [`CliError`] if it is not a checkpoint.
     pub(super) fn read(path: &Path) -> Result<Self, CliError> {
         let checkpoint = formats::open(path)?;
+        if !checkpoint.tensors.values().any(|tensor| tensor.role == Role::Optimizer) {
+            let what = format!(
+                "{} has no state of an optimizer; give the whole checkpoint of a step",
+                path.display()
+            );
+            return Err(CliError::Option { option: "--init", what });
+        }
         let dir = folder_of(path);
         let json = |name: &str| beside(&dir.join(name), Settings::of_file);
         let count = checkpoint.run_state.iter().find(|(key, _)| key == "step");
