@@ -79,12 +79,25 @@ struct Gelu {
     }
 };
 
+// NaN stays.
+struct Relu {
+    template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
+        Both<w> found;
+        for (int k = 0; k < w; k++) {
+            found.value.at[k] = x.at[k] < A(0) ? A(0) : x.at[k];
+            found.slope.at[k] = x.at[k] > A(0) ? A(1) : A(0);
+        }
+        return found;
+    }
+};
+
 // Calls body(F()) for the function with this number: its discriminant in `Function` of the crate fsdp-nn.
 template <class Body> __device__ void for_function(u32 function, Body body) {
     switch (function) {
         case 0: return body(Silu());
         case 1: return body(GeluTanh());
         case 2: return body(Gelu());
+        case 3: return body(Relu());
     }
 }
 

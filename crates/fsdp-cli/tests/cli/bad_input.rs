@@ -120,9 +120,9 @@ fn unsupported_config_json_settings_are_rejected() {
     error: model: config.json lacks `rope_scaling.low_freq_factor`; take it from the file that the
     model was published with
     ");
-    insta::assert_snapshot!(key(r#""hidden_act": "relu""#), @r#"
-    error: model: config.json: `hidden_act` = "relu" is not supported, only "silu", "gelu" and
-    "gelu_pytorch_tanh"
+    insta::assert_snapshot!(key(r#""hidden_act": "mish""#), @r#"
+    error: model: config.json: `hidden_act` = "mish" is not supported, only "silu", "gelu",
+    "gelu_pytorch_tanh" and "relu"
     "#);
     insta::assert_snapshot!(key(r#""sliding_window": 32"#), @r"error: model: config.json: `sliding_window` = 32 is not supported, only null");
 }

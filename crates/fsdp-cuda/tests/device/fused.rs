@@ -60,7 +60,7 @@ fn activations_match_host() {
             if dtype != DType::F64 && len > 100 {
                 a[20..20 + FAR.len()].copy_from_slice(&FAR);
             }
-            for function in [Function::Silu, Function::GeluTanh, Function::Gelu] {
+            for function in [Function::Silu, Function::GeluTanh, Function::Gelu, Function::Relu] {
                 for gated in [false, true] {
                     let op = |pass| Op::Activation(Activation { function, gated, len, pass });
                     let inputs = if gated { vec![&a, &b, &c] } else { vec![&a, &c] };

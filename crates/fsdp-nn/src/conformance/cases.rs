@@ -324,7 +324,7 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
 }
 
 fn activations<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
-    let functions = [Function::Silu, Function::GeluTanh, Function::Gelu];
+    let functions = [Function::Silu, Function::GeluTanh, Function::Gelu, Function::Relu];
     functions
         .into_iter()
         .flat_map(move |function| [false, true].map(move |gated| activation(sizes, function, gated)))
@@ -365,6 +365,7 @@ fn activation<M: Backend>(sizes: Sizes, function: Function, gated: bool) -> Case
                 Function::GeluTanh => 9.0 + 5.0 * 1.6 * (x + 0.05 * x * x * x),
                 // The exponent has a relative error of two roundings; the series has some for each relevant term.
                 Function::Gelu => 32.0 + x * x,
+                Function::Relu => 2.0,
             };
             (roundings, magnitudes(y))
         }),

@@ -15,6 +15,8 @@ pub enum Function {
     GeluTanh,
     /// GELU: `x` times the standard normal distribution function at `x` (Hendrycks and Gimpel, 2016).
     Gelu,
+    /// `max(x, 0)`.
+    Relu,
 }
 
 impl Function {
@@ -24,6 +26,7 @@ impl Function {
             Function::Silu => [4, 7],
             Function::GeluTanh => [9, 15],
             Function::Gelu => [5, 10],
+            Function::Relu => [1, 2],
         }
     }
 }
@@ -65,6 +68,8 @@ impl Activation {
             (Function::GeluTanh, true) => names!("geglu"),
             (Function::Gelu, false) => names!("gelu_erf"),
             (Function::Gelu, true) => names!("geglu_erf"),
+            (Function::Relu, false) => names!("relu"),
+            (Function::Relu, true) => names!("reglu"),
         }
     }
 

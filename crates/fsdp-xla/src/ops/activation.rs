@@ -52,6 +52,11 @@ impl Trace {
                 [value, self.hlo.multiply(&slope_term, &logistic)]
             }
             Function::GeluTanh => self.gelu_tanh(x),
+            Function::Relu => {
+                let [zero, one] = [0.0, 1.0].map(|number| self.hlo.float(number, x.dims(), x.element()));
+                let is_above = self.hlo.compare("GT", x, &zero);
+                [self.hlo.binary("maximum", x, &zero), self.hlo.select(&is_above, &one, &zero)]
+            }
             Function::Gelu => {
                 // `erfc` loses no precision where the distribution function is near 0.
                 let scaled = self.hlo.with("multiply", x, -FRAC_1_SQRT_2);

@@ -71,6 +71,7 @@ fn value(function: Function, x: &Tensor) -> Result<Tensor, Failure> {
         Function::Silu => x.f_silu()?,
         Function::GeluTanh => gelu_logistic(x)?.f_mul(x)?,
         Function::Gelu => normal(x)?.f_mul(x)?,
+        Function::Relu => x.f_relu()?,
     })
 }
 
@@ -89,6 +90,7 @@ fn backward(function: Function, x: &Tensor, dy: &Tensor) -> Result<Tensor, Failu
             let density = x.f_square()?.f_mul_scalar(-0.5)?.f_exp()?.f_mul_scalar(DENSITY)?;
             dy.f_mul(&normal(x)?.f_add(&density.f_mul(x)?)?)?
         }
+        Function::Relu => dy.f_mul(&x.f_gt(0.0)?)?,
     })
 }
 

@@ -197,9 +197,10 @@ fn activation(keys: Keys<'_>, (key, absent): (&str, Function)) -> Result<Functio
         Some("silu" | "swish") => Some(Function::Silu),
         Some("gelu") => Some(Function::Gelu),
         Some("gelu_new" | "gelu_fast" | "gelu_pytorch_tanh") => Some(Function::GeluTanh),
+        Some("relu") => Some(Function::Relu),
         _ => None,
     };
-    let supported = "\"silu\", \"gelu\" and \"gelu_pytorch_tanh\"";
+    let supported = "\"silu\", \"gelu\", \"gelu_pytorch_tanh\" and \"relu\"";
     keys.only(key, supported, |name| named(name).is_some())?;
     Ok(keys.get(key).and_then(named).unwrap_or(absent))
 }

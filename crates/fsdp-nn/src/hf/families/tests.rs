@@ -190,7 +190,7 @@ fn invalid_and_unsupported_family_keys_are_named() {
             "`rope_parameters.sliding_attention.rope_type` = \"none\"",
         ),
         (gpt_neox::parse, json!({"rotary_pct": 0.1}), "`rotary_pct` = 0.1"),
-        (starcoder2::parse, json!({"hidden_act": "relu"}), "`hidden_act` = \"relu\""),
+        (starcoder2::parse, json!({"hidden_act": "mish"}), "`hidden_act` = \"mish\""),
     ] {
         let error = named(parse, more);
         assert!(error.contains(key), "{error} does not name {key}");

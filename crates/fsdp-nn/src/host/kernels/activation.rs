@@ -128,6 +128,21 @@ impl Curve for Gelu {
     }
 }
 
+struct Relu;
+
+impl Curve for Relu {
+    #[inline(always)]
+    fn value<A: Float>(x: A) -> A {
+        // NaN stays.
+        if x < A::ZERO { A::ZERO } else { x }
+    }
+
+    #[inline(always)]
+    fn both<A: Float>(x: A) -> (A, A) {
+        (Self::value(x), if x > A::ZERO { A::ONE } else { A::ZERO })
+    }
+}
+
 impl HostMemory {
     pub(in crate::host) fn activation<E: Element>(
         &self,
@@ -138,6 +153,7 @@ impl HostMemory {
             Function::Silu => self.run_curve::<E, Silu>(op, operands),
             Function::GeluTanh => self.run_curve::<E, GeluTanh>(op, operands),
             Function::Gelu => self.run_curve::<E, Gelu>(op, operands),
+            Function::Relu => self.run_curve::<E, Relu>(op, operands),
         }
     }
 
@@ -254,5 +270,15 @@ mod tests {
             assert_eq!((Gelu::value(x), Gelu::value(x as f32)), (double.0, single.0));
         }
         assert_eq!(Gelu::both(0.0_f32), (0.0, 0.5));
+    }
+
+    #[test]
+    fn relu_is_zero_below_zero_and_keeps_nan() {
+        for (x, expected) in
+            [(-2.5, (0.0, 0.0)), (0.0, (0.0, 0.0)), (0.5, (0.5, 1.0)), (f32::INFINITY, (f32::INFINITY, 1.0))]
+        {
+            assert_eq!((Relu::both(x), Relu::value(x)), (expected, expected.0));
+        }
+        assert!(Relu::value(f32::NAN).is_nan());
     }
 }
