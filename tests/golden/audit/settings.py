@@ -93,6 +93,7 @@ MODELS = {
         "model_differs", run="run-linear.toml", data="plain", config={"rope_parameters": common.LINEAR | {"factor": 8.0}}
     ),
     "activation-gelu": Fault("model_differs", config={"hidden_act": "gelu"}),
+    "activation-relu": Fault("model_differs", config={"hidden_act": "relu"}),
     "sound-rope-scaling": Fault(run="run-llama3.toml", data="plain", config={"rope_parameters": common.LLAMA3}),
 }
 UPDATES = {

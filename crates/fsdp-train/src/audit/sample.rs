@@ -72,6 +72,15 @@ impl Sample {
         self.with(other, spec).map(|(left, right, share)| share * product(left, right)).collect()
     }
 
+    /// The square of what this gradient has where another one is zero, for each parameter.
+    pub(super) fn outside(&self, other: &Sample, spec: &ModelSpec) -> Vec<f64> {
+        let square = |(values, other): (&[f32], &[f32])| -> f64 {
+            let outside = values.iter().zip(other).filter(|(_, other)| **other == 0.0);
+            outside.map(|(value, _)| f64::from(*value).powi(2)).sum()
+        };
+        self.with(other, spec).map(|(values, other, share)| share * square((values, other))).collect()
+    }
+
     /// The length of the difference from another gradient, for each parameter.
     pub(super) fn distances(&self, other: &Sample, spec: &ModelSpec) -> Vec<f64> {
         self.compared(1.0, (other, 1.0), spec).iter().map(|sums| sums.dd.sqrt()).collect()

@@ -10,7 +10,7 @@ use crate::run_setup::Model;
 const EPSILONS: [f64; 6] = [1e-12, 1e-8, 1e-6, 1e-5, 1e-3, 1e-2];
 
 /// Activations of MLPs that are mistaken for each other.
-const ACTIVATIONS: [&str; 3] = ["silu", "gelu", "gelu_pytorch_tanh"];
+const ACTIVATIONS: [&str; 4] = ["silu", "gelu", "gelu_pytorch_tanh", "relu"];
 
 pub(super) fn settings(stated: &Stated) -> Vec<Setting<Model>> {
     let mut found = Vec::new();

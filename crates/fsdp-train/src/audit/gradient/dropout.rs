@@ -2,17 +2,19 @@
 
 use std::ops::Range;
 
+use fsdp_core::model::ParamId;
 use fsdp_nn::model::Architecture;
 
 use super::Judge;
 use crate::audit::measure::Measured;
 use crate::audit::report::{Cause, Finding};
+use crate::audit::sample::Sample;
 use crate::audit::sums::{Sums, total};
 use crate::audit::variant::Setting;
 use crate::error::TrainError;
 
-/// With dropout, a gradient still points where it should.
-const COSINE_MIN: f64 = 0.6;
+/// With dropout, a gradient still points more where it should than elsewhere.
+const COSINE_MIN: f64 = 0.1;
 
 /// The rate with which places of dropout are compared.
 const FIRST_RATE: f64 = 0.1;
@@ -30,7 +32,7 @@ const SEEDS: u64 = 20;
 const FIRST_SPREAD_MAX: f64 = 0.6;
 
 /// Places that are looked at closely.
-const PLACES_MAX: usize = 2;
+const PLACES_MAX: usize = 3;
 
 /// How much more unusual than the most unusual seed a gradient may be: in the sizes of its differences, and in their directions,
 /// which depend more on the rate.
@@ -109,8 +111,13 @@ fn is_usual(profile: &Profile, others: &[Profile]) -> bool {
 impl<A: Architecture + Clone> Judge<'_, A> {
     /// Dropout draws masks that nobody can draw again. But how far masks move the gradient of each parameter, and where to,
     /// is known up to their rate; and how far that is from mask to mask says whether the used gradient is one of them.
-    pub(super) fn by_dropout(&mut self, exact: &Measured) -> Result<Option<Finding>, TrainError> {
-        if total(&exact.sums).cosine().is_none_or(|cosine| cosine < COSINE_MIN) {
+    pub(super) fn by_dropout(
+        &mut self,
+        exact: &Measured,
+        bounds: &[f64],
+    ) -> Result<Option<Finding>, TrainError> {
+        let is_elsewhere = total(&exact.sums).cosine().is_none_or(|cosine| cosine < COSINE_MIN);
+        if is_elsewhere || self.has_other_tokens(exact, bounds)? {
             return Ok(None);
         }
         let settings = self.settings;
@@ -134,6 +141,13 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether embeddings of tokens that are not in the batch got a gradient, which no mask gives them.
+    fn has_other_tokens(&mut self, exact: &Measured, bounds: &[f64]) -> Result<bool, TrainError> {
+        let outside = Sample::used(&mut self.around)?.outside(&exact.sample, self.spec);
+        let is_other = |id: &ParamId| outside[id.0].sqrt() > bounds[id.0];
+        Ok(self.spec.blocks.first().is_some_and(|block| block.params.iter().any(is_other)))
     }
 
     /// Compares the gradient with those of masks in one place.

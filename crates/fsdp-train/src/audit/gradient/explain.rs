@@ -44,7 +44,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             (best, None) => {
                 // What another fault explains in good part is not dropout, which no other fault resembles.
                 let explained = best.map_or(0.0, |best| best.explains);
-                let dropout = if explained < HALF { self.by_dropout(exact)? } else { None };
+                let dropout = if explained < HALF { self.by_dropout(exact, bounds)? } else { None };
                 dropout.unwrap_or_else(|| self.unexplained(&self.compared(&exact.sums, bounds)))
             }
         }])
