@@ -17,18 +17,20 @@ pub(super) const WHOLE_SAMPLES: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     values: Vec<Vec<f32>>,
+    /// Of large parameters, one in so many elements of a whole sample is there.
+    thinned: usize,
 }
 
 impl Sample {
     /// A sample without elements.
     pub(super) fn new(spec: &ModelSpec) -> Self {
-        Self { values: vec![Vec::new(); spec.params.len()] }
+        Self { values: vec![Vec::new(); spec.params.len()], thinned: 1 }
     }
 
     /// Bytes of a sample at most.
     pub(super) fn bytes(spec: &ModelSpec) -> usize {
         let trained = spec.params.iter().filter(|param| param.trainable);
-        trained.map(|param| param.len().div_ceil(step(param.len())) * size_of::<f32>()).sum()
+        trained.map(|param| taken(param) * size_of::<f32>()).sum()
     }
 
     /// The gradient that the update used.
@@ -57,11 +59,12 @@ impl Sample {
     }
 
     /// Every so many elements of large parameters.
-    pub(super) fn thinned(mut self, step: usize) -> Self {
-        for values in self.values.iter_mut().filter(|values| values.len() >= step * step) {
-            *values = values.iter().copied().step_by(step).collect();
+    pub(super) fn thinned(mut self, thinned: usize, spec: &ModelSpec) -> Self {
+        let large = self.values.iter_mut().zip(&spec.params).filter(|(_, param)| is_large(param, thinned));
+        for (values, _) in large {
+            *values = values.iter().copied().step_by(thinned).collect();
         }
-        self
+        Self { thinned, ..self }
     }
 
     /// The product with another sample of the same elements, for each parameter.
@@ -103,19 +106,89 @@ impl Sample {
         self.with(other, spec).map(sums).collect()
     }
 
-    /// The elements of both samples by parameter, with the number of elements that each stands for.
+    /// The elements of both samples by parameter, with the number of elements that each stands for: sums that are weighted so
+    /// may be added up over parts of a parameter.
     fn with<'s>(
         &'s self,
         other: &'s Sample,
         spec: &'s ModelSpec,
     ) -> impl Iterator<Item = (&'s [f32], &'s [f32], f64)> {
-        let share = |param: &ParamSpec, values: &[f32]| param.len() as f64 / values.len().max(1) as f64;
+        let share = move |param: &ParamSpec| {
+            let thinned = if is_large(param, self.thinned) { self.thinned } else { 1 };
+            param.len() as f64 / (taken(param).div_ceil(thinned).max(1)) as f64
+        };
         let both = self.values.iter().zip(&other.values).zip(&spec.params);
-        both.map(move |((left, right), param)| (&left[..], &right[..], share(param, left)))
+        both.map(move |((left, right), param)| (&left[..], &right[..], share(param)))
     }
+}
+
+/// The number of elements of a parameter that a whole sample has.
+fn taken(param: &ParamSpec) -> usize {
+    param.len().div_ceil(step(param.len()))
+}
+
+/// Whether so few elements of a parameter are still a sample of it.
+fn is_large(param: &ParamSpec, thinned: usize) -> bool {
+    taken(param) >= thinned * thinned
 }
 
 /// The distance between two elements of a sample.
 fn step(len: usize) -> usize {
     len.div_ceil(SAMPLE_MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_core::scalars::Tallies;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(len: usize) -> ModelSpec {
+        let param = ParamSpec { fqn: "p".to_owned(), aliases: Vec::new(), shape: vec![len], trainable: true };
+        ModelSpec {
+            params: vec![param],
+            modules: Vec::new(),
+            blocks: Vec::new(),
+            tallies: Tallies::default(),
+        }
+    }
+
+    /// A sample of a vector, of which `parts` arrive one after the other.
+    fn sampled(values: &[f32], part: usize, thinned: usize) -> Sample {
+        let mut sample = Sample::new(&spec(values.len()));
+        for (index, rows) in values.chunks(part).enumerate() {
+            sample.add(ParamId(0), (index * part, values.len()), rows);
+        }
+        sample.thinned(thinned, &spec(values.len()))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn small_vectors_are_compared_element_by_element(
+            values in prop::collection::vec([-1.0f32..1.0, -1.0..1.0], 1..40),
+            clip in 0.1f64..1.0,
+            factor in 0.1f64..1.0,
+        ) {
+            let [left, right] = [0, 1].map(|at| values.iter().map(|pair| pair[at]).collect::<Vec<f32>>());
+            let sums = sampled(&left, 7, 1).compared(clip, (&sampled(&right, 3, 1), factor), &spec(left.len()));
+            let slow: f64 =
+                left.iter().zip(&right).map(|(e, u)| (factor * f64::from(*u) - clip * f64::from(*e)).powi(2)).sum();
+            prop_assert!((sums[0].dd - slow).abs() < 1e-9, "{} instead of {slow}", sums[0].dd);
+        }
+
+        #[test]
+        fn samples_of_constant_vectors_have_their_length(
+            len in 1usize..400_000,
+            part in 1000usize..100_000,
+            thinned in 1usize..9,
+        ) {
+            let ones = sampled(&vec![1.0; len], part, thinned);
+            prop_assert!(ones.values[0].len() <= SAMPLE_MAX);
+            let square = ones.products(&ones, &spec(len))[0];
+            prop_assert!((square - len as f64).abs() < 1e-6 * len as f64, "{square} instead of {len}");
+        }
+    }
 }

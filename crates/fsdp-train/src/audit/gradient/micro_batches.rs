@@ -24,9 +24,9 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             (self.progress)(&format!("computing the gradient of micro-batch {} of {count}", index + 1));
             let mut trial = self.sound.clone();
             trial.batches = vec![trial.batches.swap_remove(index)];
-            parts.push(self.measure(&trial, DType::F32, &[])?.sample.thinned(step));
+            parts.push(self.measure(&trial, DType::F32, &[])?.sample.thinned(step, self.spec));
         }
-        let used = Sample::used(&mut self.around)?.thinned(step);
+        let used = Sample::used(&mut self.around)?.thinned(step, self.spec);
         let weights: Vec<f64> =
             wrong.bounds.iter().map(|bound| if *bound > 0.0 { bound.powi(-2) } else { 0.0 }).collect();
         let tokens: Vec<usize> = self.batches.iter().map(MicroBatch::counted).collect();
