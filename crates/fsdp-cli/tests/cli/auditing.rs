@@ -218,6 +218,8 @@ fn own_runs_are_sound_by_their_own_data() {
         "fsdp.param_dtype=\"bf16\"",
         "train.optimizer={name=\"sgd\",lr=0.1,momentum=0.9,nesterov=true,weight_decay=0.01}",
         "train.optimizer={name=\"sgd\",lr=0.1,weight_decay=0.01}",
+        // No weight moves.
+        "train.optimizer={name=\"sgd\",lr=1e-10,weight_decay=0.01}",
         "train.optimizer={name=\"lion\",lr=0.001,weight_decay=0.1}",
         "train.optimizer={name=\"adamw\",lr=0.01,betas=[0.8,0.9],no_decay=[\"norm\"]}",
         "model.path=base/model --set model.init=pretrained --set adapter.rank=4 --set adapter.target_modules=[\"q_proj\",\"down_proj\"]",

@@ -203,7 +203,8 @@ impl<'a> Around<'a> {
     ) -> Result<(), TrainError> {
         let row_len = self.spec.param(id).row_len().unwrap_or(1);
         let [mut before, mut after] = self.first_moments(id, rows.clone())?;
-        if self.skipped.contains(&id) {
+        // Weights that did not move have their rounding as well.
+        if self.skipped.contains(&id) && self.moments.first.is_some() {
             [&mut before, &mut after].iter_mut().for_each(|moments| moments.fill(0.0));
         }
         let params = self.before.param(id, rows.clone())?;

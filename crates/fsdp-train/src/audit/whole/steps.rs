@@ -180,15 +180,18 @@ fn whole(
 }
 
 /// Changes each element by what other kernels may leave of a gradient that is zero but for rounding, relative to the whole
-/// gradient. What is zero in both is zero everywhere.
+/// gradient. Elements that are zero beside others, as in the rows of tokens that do not occur, are so everywhere.
 fn perturb(gradient: &mut Gradient, exact: &Gradient) {
     let square = |values: &Vec<f32>| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
     let (square, elements) =
         exact.iter().fold((0.0, 0), |all, values| (all.0 + square(values), all.1 + values.len()));
-    let size = f64::from(f32::EPSILON) / 2.0 * (square / elements.max(1) as f64).sqrt();
-    for (index, (value, exact)) in gradient.iter_mut().flatten().zip(exact.iter().flatten()).enumerate() {
-        if *value != 0.0 || *exact != 0.0 {
-            *value += if index % 2 == 0 { size as f32 } else { -size as f32 };
+    let size = (f64::from(f32::EPSILON) / 2.0 * (square / elements.max(1) as f64).sqrt()) as f32;
+    for (values, exact) in gradient.iter_mut().zip(exact) {
+        let is_zero = values.iter().chain(exact).all(|value| *value == 0.0);
+        for (index, (value, exact)) in values.iter_mut().zip(exact).enumerate() {
+            if is_zero || *value != 0.0 || *exact != 0.0 {
+                *value += if index % 2 == 0 { size } else { -size };
+            }
         }
     }
 }
