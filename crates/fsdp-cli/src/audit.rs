@@ -5,17 +5,16 @@ mod page;
 mod text;
 mod variants;
 
-use std::cell::Cell;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::training::ModelWeights;
+use fsdp_comm::process::cluster::Cluster;
 use fsdp_nn::model::Architecture;
-use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Setting, by_step, read_batches, steps_done};
-use fsdp_train::config::{Init, Resolved};
-use fsdp_train::memory::Available;
+use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Report, Setting, by_step, read_batches, steps_done};
+use fsdp_train::config::{Init, Resolved, RunConfig};
 use fsdp_train::{InitSource, Job, RunData};
 use indicatif::ProgressBar;
 
@@ -23,12 +22,12 @@ use self::variants::Stated;
 use crate::args::AuditArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::host::total_threads;
+use crate::host::{self, threads_per_rank, total_threads};
 use crate::report::expect_replaceable;
 use crate::run_setup::{Model, RunSetup};
 use crate::stop_signal::StopSignal;
 use crate::units::bytes;
-use crate::{logging, output};
+use crate::{cluster, logging, output};
 
 /// Judges a step and prints the verdict.
 ///
@@ -38,63 +37,94 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     // There is nothing to save: every signal ends the process at once.
     let signal = StopSignal::install_idle()?;
     logging::install(None)?;
+    let place = cluster::place()?;
     if let Some(folder) = &args.init {
+        if cluster::is_not_first(place) {
+            return Ok(Exit::Done);
+        }
         return init::run(folder, args.file.as_deref());
     }
     if let Some(report) = &args.report {
         expect_replaceable("--report", report)?;
     }
-    let (job, steps, stated) = match &args.batch {
-        Some(batch) => of_file(args, batch)?,
-        None => of_data(args)?,
-    };
+    let setup = setup(args)?;
+    let ranks = args.ranks.or(place.map(|place| place.processes)).unwrap_or(1);
+    let run = RunConfig { ranks, ..setup.config.run.clone() };
+    cluster::within(place, &run, args.network, |team| {
+        let cluster = team.map(|team| team.cluster);
+        let judged = cluster::in_turns(team, || judged(args, setup), |(job, ..)| job.data.share())?;
+        let report = judge(args, &judged, &run, (cluster, &signal))?;
+        if cluster.is_none_or(Cluster::is_leader) {
+            write(args, &report)?;
+        }
+        Ok(if report.is_sound() { Exit::Done } else { Exit::Found })
+    })
+}
+
+fn judge(
+    args: &AuditArgs,
+    (job, steps, stated): &Judged,
+    run: &RunConfig,
+    (cluster, signal): (Option<&Cluster>, &StopSignal),
+) -> Result<Report, CliError> {
     let longest = steps.iter().flatten().map(|batch| batch.seq).max().unwrap_or(0);
     let settings: Vec<Setting<Model>> = stated.settings(longest);
     let stages = Stages::new();
+    let ranks_on_machine = cluster.map_or(run.ranks, Cluster::ranks_on_machine);
     let audit = Audit {
-        job: &job,
+        job,
         before: args.before(),
         after: args.after(),
         at_step: args.at_step,
-        steps: &steps,
+        steps,
         settings: &settings,
-        threads: total_threads(0),
+        threads: threads_per_rank(total_threads(run.threads), ranks_on_machine),
         stop: &signal.stop,
         progress: &|what| stages.show(what),
     };
-    say_need(&audit.memory()?);
-    let report = audit.judge()?;
-    drop(stages);
+    say_need(&audit.memory(run.ranks)?, ranks_on_machine);
+    Ok(match cluster {
+        Some(cluster) => audit.judge(&host::processes(run, cluster), run.ranks)?,
+        None => audit.judge(&host::training(run), run.ranks)?,
+    })
+}
+
+/// Prints the verdict, and writes the page if one is wanted.
+fn write(args: &AuditArgs, report: &Report) -> Result<(), CliError> {
     if let Some(file) = &args.report {
-        fs::write(file, page::render(&report)).map_err(CliError::write(file))?;
+        fs::write(file, page::render(report)).map_err(CliError::write(file))?;
     }
     let text = match args.json {
-        true => serde_json::to_string_pretty(&report).expect("a report is plain data") + "\n",
-        false => text::render(&report, args.report.as_deref()),
+        true => serde_json::to_string_pretty(report).expect("a report is plain data") + "\n",
+        false => text::render(report, args.report.as_deref()),
     };
-    output::print(&text)?;
-    Ok(if report.is_sound() { Exit::Done } else { Exit::Found })
+    output::print(&text)
 }
 
 /// The job, the micro-batches of each step, and what is stated of its model.
 type Judged = (Job<Model>, Vec<Vec<MicroBatch>>, Stated);
 
-/// Reads what a run file says of the model and its update, and the batch from a file.
-fn of_file(args: &AuditArgs, batch: &Path) -> Result<Judged, CliError> {
+/// Reads a whole run file, if its data is needed, or what it says of the model and its update.
+fn setup(args: &AuditArgs) -> Result<RunSetup, CliError> {
     let run = args.run();
+    if args.data {
+        return RunSetup::load(&run);
+    }
     let (setup, warnings) = RunSetup::of(Resolved::load_for_audit(&run.file, &run.overrides)?)?;
     warnings.iter().for_each(|warning| output::warning(warning));
-    let (setup, architecture, init) = prepared(args.before(), setup)?;
-    let batches = read_batches(batch, args.shifted, architecture.head().vocab)?;
-    let steps = by_step(batch, batches, args.steps)?;
-    let stated = Stated::of(&setup);
-    Ok((Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?, steps, stated))
+    Ok(setup)
 }
 
-/// Reads a whole run file, and the batch from its data.
-fn of_data(args: &AuditArgs) -> Result<Judged, CliError> {
-    let (setup, architecture, init) = prepared(args.before(), RunSetup::load(&args.run())?)?;
+/// Reads the batch, from a file or from the run file's data.
+fn judged(args: &AuditArgs, setup: RunSetup) -> Result<Judged, CliError> {
+    let (setup, architecture, init) = prepared(args.before(), setup)?;
     let stated = Stated::of(&setup);
+    if let Some(batch) = &args.batch {
+        let batches = read_batches(batch, args.shifted, architecture.head().vocab)?;
+        let steps = by_step(batch, batches, args.steps)?;
+        let data = Arc::new(RunData::none());
+        return Ok((Job::with_data(setup.config, architecture, init, data)?, steps, stated));
+    }
     let job = Job::new(setup.config, architecture, init)?;
     let step = steps_done(&job, args.before(), args.at_step)?;
     let of_step = |step| {
@@ -119,28 +149,24 @@ fn prepared(before: &Path, setup: RunSetup) -> Result<(RunSetup, Model, InitSour
     Ok((setup, architecture, init))
 }
 
-/// Says what the judgement needs if it is much, and warns if that is more than there is.
-fn say_need(need: &AuditMemory) {
-    let text = || {
-        format!(
-            "this takes about {} of memory: {} for the largest layer and its gradient, {} for activations, {} for comparing{}",
-            bytes(need.total()),
-            bytes(need.layer),
-            bytes(need.activations),
-            bytes(need.samples),
-            match need.states {
-                0 => String::new(),
-                states => format!(", {} for weights, moments and gradients of the steps", bytes(states)),
-            }
-        )
-    };
-    match Available::now() {
-        Some(available) if need.total() > available.bytes => {
-            output::warning(&format!("{}; {} are available", text(), bytes(available.bytes)));
-        }
-        _ if need.total() > SAID_MIN => output::note(&text()),
-        _ => {}
+/// Says what the ranks on this machine need if it is much.
+fn say_need(need: &AuditMemory, ranks: usize) {
+    let all = need.total().saturating_mul(ranks as u64);
+    if all < SAID_MIN {
+        return;
     }
+    let ranks = if ranks > 1 { format!(" for {ranks} ranks, each") } else { ":".to_owned() };
+    output::note(&format!(
+        "this takes about {} of memory{ranks} {} for the largest layer and its gradient, {} for activations, {} for comparing{}",
+        bytes(all),
+        bytes(need.layer),
+        bytes(need.activations),
+        bytes(need.samples),
+        match need.states {
+            0 => String::new(),
+            states => format!(", {} for weights, moments and gradients of the steps", bytes(states)),
+        }
+    ));
 }
 
 /// Needs below this are not worth a line.
@@ -152,24 +178,24 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// Shows on stderr what is being computed: in place on a terminal, and in a log as a line every few seconds.
 struct Stages {
     spinner: Option<ProgressBar>,
-    last: Cell<Instant>,
+    last: Mutex<Instant>,
 }
 
 impl Stages {
     fn new() -> Self {
         let spinner = output::draws_bars().then(ProgressBar::new_spinner);
         spinner.iter().for_each(|spinner| spinner.enable_steady_tick(Duration::from_millis(100)));
-        Self { spinner, last: Cell::new(Instant::now()) }
+        Self { spinner, last: Mutex::new(Instant::now()) }
     }
 
     fn show(&self, what: &str) {
-        match &self.spinner {
-            Some(spinner) => spinner.set_message(what.to_owned()),
-            None if self.last.get().elapsed() < LINE_INTERVAL => {}
-            None => {
-                self.last.set(Instant::now());
-                output::note(what);
-            }
+        if let Some(spinner) = &self.spinner {
+            return spinner.set_message(what.to_owned());
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.elapsed() >= LINE_INTERVAL {
+            *last = Instant::now();
+            output::note(what);
         }
     }
 }

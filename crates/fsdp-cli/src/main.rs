@@ -128,7 +128,6 @@ fn run(command: Command) -> Result<Exit, CliError> {
     let is_alone = matches!(
         command,
         Command::Init(_)
-            | Command::Audit(_)
             | Command::Check(_)
             | Command::Schedule(_)
             | Command::Generate(_)

@@ -15,6 +15,7 @@ mod gradient;
 mod measure;
 mod moments;
 mod plan;
+mod ranks;
 mod report;
 mod sample;
 mod saved;
@@ -32,6 +33,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::model::ParamId;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
@@ -49,9 +51,11 @@ pub use variant::{Between, Setting, Variant};
 use crate::checkpoint::{Foreign, ImportSummary, StateTable};
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::memory::Available;
 use crate::rule::{self, TrainBackend};
 use gradient::Judge;
 use moments::Moments;
+use ranks::Ranks;
 use state::State;
 use sums::Around;
 use update::Expected;
@@ -71,12 +75,12 @@ pub struct Audit<'a, A> {
     pub steps: &'a [Vec<MicroBatch>],
     /// Settings of the model to try if the gradient is not that of the job's.
     pub settings: &'a [Setting<A>],
-    /// Compute threads.
+    /// Compute threads of each rank.
     pub threads: usize,
     /// Ends the judgement early.
     pub stop: &'a AtomicBool,
     /// Receives what is being done.
-    pub progress: &'a dyn Fn(&str),
+    pub progress: &'a (dyn Fn(&str) + Sync),
 }
 
 /// The steps done in a state of a job, if `at_step` does not contradict it.
@@ -90,6 +94,7 @@ pub fn steps_done<A>(job: &Job<A>, path: &Path, at_step: Option<u64>) -> Result<
 }
 
 /// What is known of the steps between both states.
+#[derive(Clone)]
 struct Passed {
     /// The steps done before.
     step: u64,
@@ -100,33 +105,45 @@ struct Passed {
 }
 
 impl<A: Architecture + Clone> Audit<'_, A> {
-    /// Predicts the memory that the judgement needs.
+    /// Predicts the memory that the rank of a world needs which needs most.
     ///
     /// # Errors
     /// Errors of the model, for operations that do not fit together.
-    pub fn memory(&self) -> Result<AuditMemory, TrainError> {
+    pub fn memory(&self, world: usize) -> Result<AuditMemory, TrainError> {
         let (architecture, config) = (&self.job.architecture, &self.job.config);
         let terms = config.train.loss_terms(architecture.description());
         let dtypes = [gradient::wider(config.fsdp.param_dtype), config.fsdp.param_dtype];
         let batches = self.steps.concat();
-        AuditMemory::of(architecture, &self.job.plan.spec, terms, dtypes, &batches, self.steps.len() > 1)
+        let (model, batches) = ((architecture, &self.job.plan.spec), (&batches[..], world));
+        AuditMemory::of(model, terms, dtypes, batches, self.steps.len() > 1)
     }
 
-    /// Judges the step.
+    /// Judges the step with the ranks of a world. Each rank of this process comes to the same verdict.
     ///
     /// # Errors
-    /// [`AuditError`]; errors of checkpoints that cannot be read or do not fit the model; [`TrainError::Stopped`].
-    pub fn judge(&self) -> Result<Report, TrainError> {
+    /// [`AuditError`]; errors of checkpoints that cannot be read or do not fit the model; [`TrainError::Stopped`]; the first
+    /// failure of any rank.
+    pub fn judge<L: Launcher<Memory = HostMemory>>(
+        &self,
+        launcher: &L,
+        world: usize,
+    ) -> Result<Report, TrainError> {
         let (job, spec) = (self.job, &self.job.plan.spec);
         let optimizer = &job.config.train.optimizer;
+        let (need, ranks) = (self.memory(world)?, launcher.ranks_on_machine(world));
+        if let Some(available) = Available::now()
+            && need.certain().saturating_mul(ranks as u64) > available.bytes
+        {
+            return Err(AuditError::Memory { need, ranks, available }.into());
+        }
         Moments::of(optimizer, 0).ok_or(AuditError::NoMoment)?;
         expect_whole_moments(self.before)?;
         expect_whole_moments(self.after)?;
         let rule = HostMemory::rule(&job.config.train, spec)?;
         let table = StateTable::new(&job.plan, &*rule);
         let [before, after] = [self.before, self.after].map(|path| Foreign::open(job, &table, path));
-        let [before, after] = [before?, after?];
-        let (step, own_steps) = self.steps_between(&before, &after)?;
+        let states = [&before?, &after?];
+        let (step, own_steps) = self.steps_between(states)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
         if terms.router_loss != 0.0 && self.steps.iter().flatten().any(|batch| batch.runs_on) {
             return Err(AuditError::LeftPadding.into());
@@ -134,10 +151,26 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let groups = rule::settings(optimizer, spec)?;
         let trained = (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
         let settings = trained.map(|id| (id, groups.of(id))).collect();
-        let [before, after] =
-            [&before, &after].map(|foreign| State::open(foreign, &job.init, spec, self.stop));
         let passed = Passed { step, own_steps, settings };
-        let mut around = self.around([before?, after?], &passed)?;
+        let mut reports = match launcher.launch(world, &|seat| self.rank(seat, states, passed.clone())) {
+            // With one rank there is nothing to tell apart.
+            Err(LaunchFailure { reason: FailureReason::Error(error), .. }) if world == 1 => {
+                return Err(error);
+            }
+            launched => launched?,
+        };
+        Ok(reports.swap_remove(0))
+    }
+
+    fn rank(
+        &self,
+        seat: Seat<HostMemory>,
+        states: [&Foreign; 2],
+        passed: Passed,
+    ) -> Result<Report, TrainError> {
+        let (job, spec, ranks) = (self.job, &self.job.plan.spec, Ranks::new(seat));
+        let [before, after] = states.map(|foreign| State::open(foreign, &job.init, spec, self.stop));
+        let mut around = self.around([before?, after?], ranks, &passed)?;
         match self.steps {
             [batches] => self.judge_one(around, batches, passed),
             _ => self.judge_several(&mut around, passed),
@@ -145,7 +178,12 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     }
 
     /// The states around the steps.
-    fn around<'s>(&'s self, states: [State<'s>; 2], passed: &Passed) -> Result<Around<'s>, TrainError> {
+    fn around<'s>(
+        &'s self,
+        states: [State<'s>; 2],
+        ranks: Ranks,
+        passed: &Passed,
+    ) -> Result<Around<'s>, TrainError> {
         let (train, spec) = (&self.job.config.train, &self.job.plan.spec);
         let moments = Moments::of(&train.optimizer, passed.step).ok_or(AuditError::NoMoment)?;
         let groups = rule::settings(&train.optimizer, spec)?;
@@ -159,7 +197,12 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         if let Some(id) = still.filter(|_| moments.first.is_none() && self.steps.len() == 1) {
             return Err(AuditError::NoRate { name: spec.param(*id).fqn.clone() }.into());
         }
-        Around::open(states, moments, spec, [coupled, rates], train.grad_clip)
+        Around::open(states, ranks, moments, spec, [coupled, rates], train.grad_clip)
+    }
+
+    /// Only the first rank says what is being done.
+    fn progress_of(&self, around: &Around<'_>) -> &dyn Fn(&str) {
+        if around.ranks.is_first() { self.progress } else { &|_| () }
     }
 
     /// Judges the gradient and the update of one step.
@@ -172,6 +215,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let (job, spec) = (self.job, &self.job.plan.spec);
         let optimizer = &job.config.train.optimizer;
         let is_derived = around.moments.first.is_none();
+        let progress = self.progress_of(&around);
         let groups = rule::settings(optimizer, spec)?;
         let weight_decay =
             (0..spec.params.len()).map(|index| groups.of(ParamId(index)).weight_decay).collect();
@@ -186,13 +230,13 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             settings: self.settings,
             param_dtype: job.config.fsdp.param_dtype,
             weight_decay,
-            progress: self.progress,
+            progress,
         };
         let mut judged = judge.judge()?;
         if is_derived {
             judged.findings.iter_mut().for_each(say_rate);
         }
-        (self.progress)("judging the update");
+        progress("judging the update");
         let is_used = |(id, _): &(ParamId, GroupSettings)| !judge.around.skipped.contains(id);
         let expected = Expected {
             optimizer,
@@ -227,7 +271,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             first: step,
             own_steps,
             settings,
-            progress: self.progress,
+            progress: self.progress_of(around),
         };
         let judged = whole.judge(around)?;
         let findings = judged.findings.into_iter().chain(around.trained_although_frozen()?).collect();
@@ -238,8 +282,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     /// The steps done before the judged ones, and the number of the last one among those of each trained parameter.
     fn steps_between(
         &self,
-        before: &Foreign,
-        after: &Foreign,
+        [before, after]: [&Foreign; 2],
     ) -> Result<(u64, BTreeMap<ParamId, u64>), TrainError> {
         let mut summary = ImportSummary::default();
         let (before_steps, _) = before.steps(self.job, self.at_step, self.stop, &mut summary)?;

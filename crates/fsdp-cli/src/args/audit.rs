@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
-use super::{RunFileArgs, positive};
+use super::{NetworkArgs, RunFileArgs, positive};
 
 /// `fsdp audit`.
 #[derive(Debug, ClapArgs)]
@@ -36,7 +36,8 @@ Examples:
   fsdp audit run.toml --before checkpoint-7 --after checkpoint-8 --batch batch.safetensors
   fsdp audit run.toml --before a --after b --batch batch.safetensors --report audit.html
   fsdp audit run.toml --before a --after b --batch batch.safetensors --json
-  fsdp audit run.toml --before step-00000007 --after step-00000008 --data      (of a run of fsdp)"
+  fsdp audit run.toml --before step-00000007 --after step-00000008 --data      (of a run of fsdp)
+  srun -N 4 fsdp audit run.toml --before a --after b --batch batch.safetensors  (a rank per node)"
 )]
 pub(crate) struct AuditArgs {
     /// The run file (TOML); with --init, the file to write
@@ -49,7 +50,7 @@ pub(crate) struct AuditArgs {
     #[arg(
         long,
         value_name = "CHECKPOINT",
-        conflicts_with_all = ["overrides", "before", "after", "batch", "data", "shifted", "at_step", "steps", "report", "json"]
+        conflicts_with_all = ["overrides", "before", "after", "batch", "data", "shifted", "at_step", "steps", "ranks", "report", "json"]
     )]
     pub(crate) init: Option<PathBuf>,
     /// The state before the step: a checkpoint with its optimizer
@@ -74,12 +75,17 @@ pub(crate) struct AuditArgs {
     /// micro-batches
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
     pub(crate) steps: usize,
+    /// Number of ranks that compute together, to which micro-batches are dealt [default: one per process]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) ranks: Option<usize>,
     /// Write an HTML file with a bar for each parameter
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
 }
 
 impl AuditArgs {

@@ -34,11 +34,12 @@ impl Plan {
             Command::Train(train) => Some(run_of(train, args)?),
             Command::Bench(BenchCommand::Train(_))
             | Command::Verify(_)
+            | Command::Audit(_)
             | Command::Schedule(_)
             | Command::Doctor(_)
             | Command::Calibrate(_) => None,
             _ => {
-                let what = "only `train`, `bench train`, `verify`, `schedule`, `calibrate` and `doctor` run as several processes; start other commands directly";
+                let what = "only `train`, `bench train`, `verify`, `audit`, `schedule`, `calibrate` and `doctor` run as several processes; start other commands directly";
                 return Err(CliError::Option { option: "--", what: what.to_owned() });
             }
         };

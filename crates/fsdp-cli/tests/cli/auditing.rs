@@ -118,6 +118,66 @@ fn states_that_do_not_follow_each_other_are_refused() {
     assert!(refused(&llama(), &swapped).contains("two states one step apart"));
 }
 
+/// Sound and planted steps with several micro-batches: tied, clipped, with experts, with rows of one rank scaled.
+const SHARED: [(&str, &str); 6] = [
+    ("fsdp2-llama", "sound-clip"),
+    ("fsdp2-llama", "scaled-rows-of-rank-1"),
+    ("fsdp2-llama", "scaled-norms-2-clip"),
+    ("fsdp2-qwen2-tied", "tied-without-head"),
+    ("trainer-mixtral", "auxiliary-summed"),
+    ("trainer-mixtral", "resumed-without-experts"),
+];
+
+#[test]
+fn ranks_come_to_the_verdict_of_one() {
+    for (folder, case) in SHARED {
+        let folder = settings().into_iter().find(|path| path.ends_with(folder)).unwrap();
+        let text = fs::read_to_string(folder.join(case).join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_str(&text).unwrap();
+        let of = |key: &str| expected[key].as_str().unwrap();
+        let paths = ["--before", of("before"), "--after", of("after"), "--batch", of("batch"), "--json"];
+        let with =
+            |ranks: &str| judged(&audit(&folder, &[&[of("run")], &paths[..], &["--ranks", ranks]].concat()));
+        let one = with("1");
+        assert_eq!(one["verdict"], expected["verdict"]);
+        for ranks in ["2", "3"] {
+            let several = with(ranks);
+            assert_eq!(one["verdict"], several["verdict"], "{case}, {ranks} ranks");
+            let rows = |report: &Value, table: &str| report[table].as_array().unwrap().clone();
+            for (one, several) in rows(&one, "findings").iter().zip(rows(&several, "findings")) {
+                assert_eq!([&one["cause"], &one["params"]], [&several["cause"], &several["params"]]);
+                assert_near(&one["factor"], &several["factor"]);
+            }
+            for (one, several) in rows(&one, "params").iter().zip(rows(&several, "params")) {
+                assert_eq!(one["name"], several["name"]);
+                assert_near(&one["expected"], &several["expected"]);
+                assert_near(&one["used"], &several["used"]);
+            }
+            for (one, several) in rows(&one, "updates").iter().zip(rows(&several, "updates")) {
+                assert_near(&one["lr_found"], &several["lr_found"]);
+                assert_near(&one["residual"], &several["residual"]);
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn assert_near(left: &Value, right: &Value) {
+    let [left, right] = [left, right].map(|value| value.as_f64().unwrap_or(0.0));
+    assert!((left - right).abs() <= 1e-5 * left.abs(), "{left} {right}");
+}
+
+#[test]
+fn processes_print_the_bits_of_ranks_of_one() {
+    let run = "run.toml --before before --after scaled-norms-2/after --batch padded.safetensors --json";
+    let together = audit(&llama(), &[run.split(' ').collect(), vec!["--ranks", "2"]].concat());
+    let mut launched = Command::new(env!("CARGO_BIN_EXE_fsdp"));
+    launched.args("launch --nproc 2 -- audit".split(' ')).args(run.split(' ')).current_dir(llama());
+    let launched = launched.output().unwrap();
+    assert_eq!(launched.status.code(), Some(1), "{}", String::from_utf8_lossy(&launched.stderr));
+    assert_eq!(judged(&launched), judged(&together));
+}
+
 #[test]
 fn optimizer_without_first_moment_is_refused() {
     let arguments =

@@ -2,6 +2,11 @@
 
 use std::path::PathBuf;
 
+use fsdp_core::out_of_memory::Size;
+
+use super::plan::AuditMemory;
+use crate::memory::Available;
+
 /// Why a step cannot be judged.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
@@ -77,6 +82,23 @@ pub enum AuditError {
     NoRate {
         /// The parameter.
         name: String,
+    },
+    /// The step needs more memory than there is.
+    #[error(
+        "{ranks} rank(s) need {} of memory at once, but {available}: each {} for the largest layer and its gradient, {} for \
+         activations and {} for the states of several steps. Fewer or shorter micro-batches need less for activations, and so do \
+         more ranks on other machines (`fsdp launch`, srun or torchrun), to which the micro-batches are dealt; a layer has to \
+         fit each rank",
+        Size((need.certain() * *ranks as u64) as usize), Size(need.layer as usize), Size(need.activations as usize),
+        Size(need.states as usize)
+    )]
+    Memory {
+        /// What a rank needs.
+        need: AuditMemory,
+        /// Ranks on this machine.
+        ranks: usize,
+        /// What is left.
+        available: Available,
     },
     /// The micro-batches cannot be those of so many steps.
     #[error(

@@ -9,6 +9,7 @@ use fsdp_nn::model::unsharded::{BlockCall, Pass, calls};
 use fsdp_nn::op::LossTerms;
 
 use super::batch::MicroBatch;
+use super::ranks::dealt;
 use super::sample::{Sample, WHOLE_SAMPLES};
 use super::state::BLOCK_ELEMS;
 use super::sweep::{Stage, stages, tied};
@@ -36,17 +37,21 @@ impl AuditMemory {
         self.layer + self.activations + self.samples + self.states
     }
 
+    /// What is allocated for sure.
+    pub(super) fn certain(&self) -> u64 {
+        self.layer + self.activations + self.states
+    }
+
+    /// That of the rank of a world which needs most.
     pub(super) fn of<A: Architecture + Clone>(
-        architecture: &A,
-        spec: &ModelSpec,
+        (architecture, spec): (&A, &ModelSpec),
         terms: LossTerms,
         [dtype, param_dtype]: [DType; 2],
-        batches: &[MicroBatch],
+        (batches, world): (&[MicroBatch], usize),
         are_several: bool,
     ) -> Result<Self, TrainError> {
         let calls = calls(spec, Pass::TrainRecomputing);
         let stages = stages(spec, &calls);
-        let activations = activations((architecture, spec, &stages), terms, dtype, batches)?;
         // Held from its first use to its last one.
         let tied: usize = tied(spec).iter().map(|id| spec.param(*id).len() * size_of::<f32>()).sum();
         let elements: usize =
@@ -62,8 +67,13 @@ impl AuditMemory {
                 states: states as u64,
             }
         };
-        let peaks = stages.iter().zip(activations).map(peak);
-        Ok(peaks.max_by_key(Self::total).unwrap_or_default())
+        let mut peaks = Vec::new();
+        for rank in 0..world.min(batches.len()) {
+            let own = dealt(batches.iter(), rank, world);
+            let activations = activations((architecture, spec, &stages), terms, dtype, own)?;
+            peaks.extend(stages.iter().zip(activations).map(peak));
+        }
+        Ok(peaks.into_iter().max_by_key(Self::total).unwrap_or_default())
     }
 }
 
@@ -82,11 +92,11 @@ fn layer(spec: &ModelSpec, stage: &Stage<'_>, [dtype, param_dtype]: [DType; 2]) 
 }
 
 /// Bytes of activations at the peak of each stage.
-fn activations<A: Architecture + Clone>(
+fn activations<'b, A: Architecture + Clone>(
     (architecture, spec, stages): (&A, &ModelSpec, &[Stage<'_>]),
     terms: LossTerms,
     dtype: DType,
-    batches: &[MicroBatch],
+    batches: impl Iterator<Item = &'b MicroBatch>,
 ) -> Result<Vec<usize>, TrainError> {
     let mut kept = vec![0; stages.len()];
     let mut within = vec![0; stages.len()];
@@ -124,3 +134,6 @@ fn samples(spec: &ModelSpec, micro_batches: usize) -> usize {
     const BLOCKS: usize = 5;
     (2 + micro_batches.min(WHOLE_SAMPLES)) * Sample::bytes(spec) + BLOCKS * BLOCK_ELEMS * size_of::<f64>()
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use std::ops::{Add, Range};
 use fsdp_core::model::{ModelSpec, ParamId};
 
 use super::moments::Moments;
+use super::ranks::Ranks;
 use super::report::{Cause, Finding};
 use super::scale::shown;
 use super::state::{State, blocks};
@@ -112,6 +113,7 @@ pub(super) fn clip(max: Option<f64>, norm: f64) -> f64 {
 pub(super) struct Around<'a> {
     pub(super) before: State<'a>,
     pub(super) after: State<'a>,
+    pub(super) ranks: Ranks,
     pub(super) moments: Moments,
     /// Whether the first moment does not follow the run file, and nothing known well enough to judge the update by it.
     pub(super) is_open: bool,
@@ -134,6 +136,7 @@ impl<'a> Around<'a> {
     /// Errors of reading.
     pub(super) fn open(
         [before, after]: [State<'a>; 2],
+        ranks: Ranks,
         moments: Moments,
         spec: &'a ModelSpec,
         [coupled_decay, rates]: [Vec<f64>; 2],
@@ -142,6 +145,7 @@ impl<'a> Around<'a> {
         let mut around = Around {
             before,
             after,
+            ranks,
             moments,
             is_open: false,
             rates,

@@ -73,8 +73,8 @@ type Running<A> = (ModelProgram<HostMemory, A>, f64);
 type Totals = BTreeMap<ParamId, Vec<f32>>;
 
 impl Sweep<'_, '_> {
-    /// Computes the weighted sum of the gradients of all micro-batches; `visit` receives the gradient of a parameter as soon as
-    /// it is finished.
+    /// Computes the weighted sum of the gradients of all micro-batches, over all ranks; `visit` receives the gradient of a
+    /// parameter as soon as it is finished.
     ///
     /// # Errors
     /// Errors of the model, of reading and of `visit`; [`TrainError::Stopped`].
@@ -99,7 +99,8 @@ impl Sweep<'_, '_> {
                 TiedShare::Head => !tied.contains(id) || is_last,
                 TiedShare::Embedding => !tied.contains(id) || !is_last,
             };
-            let mut params = self.params(stage, what)?;
+            // A rank without micro-batches has only its part in the sums.
+            let mut params = if running.is_empty() { Params::default() } else { self.params(stage, what)? };
             for (program, weight) in &mut running {
                 let mut gradients = self.run(stage, program, &mut params, what.dtype)?;
                 for &id in &stage.trained {
@@ -113,10 +114,11 @@ impl Sweep<'_, '_> {
             let later = &stages[index + 1..];
             let is_done = |id: &ParamId| later.iter().all(|stage| stage.trained.binary_search(id).is_err());
             for &id in stage.trained.iter().filter(|id| is_done(id)) {
-                let total = totals.remove(&id).expect("it was opened");
+                let mut total = totals.remove(&id).expect("it was opened");
                 let row_len = spec.param(id).row_len().unwrap_or(1);
                 for rows in blocks(spec, id) {
-                    let values = &total[rows.start * row_len..rows.end * row_len];
+                    let values = &mut total[rows.start * row_len..rows.end * row_len];
+                    self.around.ranks.add_up(values)?;
                     visit(self.around, id, rows, values)?;
                 }
             }
@@ -124,7 +126,7 @@ impl Sweep<'_, '_> {
         Ok(())
     }
 
-    /// The micro-batches with a weight, each in a program of its own.
+    /// The micro-batches of this rank with a weight, each in a program of its own.
     fn running<A: Architecture + Clone>(
         &self,
         what: &Computation<'_, A>,
@@ -139,7 +141,7 @@ impl Sweep<'_, '_> {
             program.begin(self.memory, Round(0))?;
             Ok((program, *weight))
         };
-        batches.map(program).collect()
+        self.around.ranks.own(batches).map(program).collect()
     }
 
     /// Makes the calls of a stage for one micro-batch, and returns its gradients, each a unit of its own.
