@@ -257,8 +257,7 @@ impl Folder {
         let has_flag =
             |key, value| self.groups.iter().any(|group| group.get(key) == Some(&Value::Bool(value)));
         if has("clip_threshold") || has_flag("amsgrad", true) || has_flag("maximize", true) {
-            let what =
-                "an optimizer that cannot be judged: its groups have clip_threshold, amsgrad or maximize";
+            let what = "none that a run file can name: its groups have clip_threshold, amsgrad or maximize";
             return Optimizer {
                 name: "adamw",
                 line: Line::open("name", "\"adamw\"", format!("{said}: {what}")),
@@ -271,7 +270,7 @@ impl Folder {
             ),
             (true, true, _) => known("adamw", ", with betas and eps"),
             (true, false, _) => known("lion", ", with betas and without eps"),
-            (_, _, true) => known("sgd", ", with momentum"),
+            (_, _, true) => known("sgd", ", whose groups have a momentum"),
             _ => Optimizer {
                 name: "adamw",
                 line: Line::open(
