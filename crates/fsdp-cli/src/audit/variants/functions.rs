@@ -17,11 +17,12 @@ pub(super) fn settings(stated: &Stated) -> Vec<Setting<Model>> {
     activations(stated, &mut found);
     caps(stated, &mut found);
     for key in ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"] {
-        found.extend(number_of(stated, key, EPSILONS));
+        // Far below the squares that it is added to, an epsilon moves the gradient evenly.
+        found.extend(number_of(stated, key, EPSILONS, Between::Linear));
     }
     if let Some(value) = stated.number("query_pre_attn_scalar") {
         let sizes = [0.125, 0.25, 0.5, 2.0, 4.0, 8.0].map(|factor| factor * value);
-        found.extend(number_of(stated, "query_pre_attn_scalar", sizes));
+        found.extend(number_of(stated, "query_pre_attn_scalar", sizes, Between::Logarithmic));
     }
     experts(stated, &mut found);
     let text = "the embedding's row of the padding token is trained like the others".to_owned();
@@ -36,9 +37,10 @@ fn number_of(
     stated: &Stated,
     key: &'static str,
     sizes: impl IntoIterator<Item = f64>,
+    between: Between,
 ) -> Option<Setting<Model>> {
     let value = stated.number(key).filter(|value| *value > 0.0)?;
-    Some(stated.sized(Some(value), sizes, Between::Logarithmic, move |stated, other| {
+    Some(stated.sized(Some(value), sizes, between, move |stated, other| {
         let text =
             format!("the model computes with {key} = {}, config.json says {}", number(other), number(value));
         (text, stated.with(key, json!(other)))
@@ -61,7 +63,8 @@ fn caps(stated: &Stated, found: &mut Vec<Setting<Model>>) {
         let Some(value) = stated.number(key) else { continue };
         let text = format!("logits are not capped, though config.json has {key}");
         found.extend(stated.one(text, stated.with(key, Value::Null)));
-        found.extend(number_of(stated, key, [0.25, 0.5, 2.0, 4.0].map(|factor| factor * value)));
+        let sizes = [0.25, 0.5, 2.0, 4.0].map(|factor| factor * value);
+        found.extend(number_of(stated, key, sizes, Between::Logarithmic));
     }
 }
 

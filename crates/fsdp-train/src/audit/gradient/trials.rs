@@ -21,11 +21,9 @@ const FREE_EXPLAINED_MIN: f64 = 0.999;
 /// No other fault is tried after one that is within the bound and explains so much.
 const SURE_MIN: f64 = 0.99;
 
-/// Another size is looked for if one leaves at most so much of the difference, or seems to.
-const PROMISING: f64 = 0.9;
-
-/// And each further one has to leave at most so much of that.
-const PROGRESS: f64 = 0.7;
+/// Another size is looked for if one leaves less than the whole difference, or seems to. Each further one has to leave at most
+/// so much of that.
+const PROGRESS: f64 = 0.8;
 
 /// Sizes that are tried besides the likely ones.
 const SIZES_MAX: usize = 12;
@@ -93,7 +91,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let mut known: Vec<[f64; 2]> =
             family.stated.iter().map(|size| [place(*size), wrong.distance2]).collect();
         let mut best: Option<Tried> = None;
-        let mut promising = PROMISING * wrong.distance2;
+        let mut promising = wrong.distance2;
         for index in 0..family.sizes.len() + SIZES_MAX {
             let size = match family.sizes.get(index) {
                 Some(size) => *size,
