@@ -51,3 +51,18 @@ impl Ranks {
 pub(super) fn dealt<T>(all: impl Iterator<Item = T>, rank: usize, world: usize) -> impl Iterator<Item = T> {
     all.skip(rank).step_by(world)
 }
+
+#[cfg(test)]
+impl Ranks {
+    /// A rank without others.
+    pub(super) fn alone() -> Self {
+        use fsdp_comm::launch::Launcher;
+        use fsdp_comm::{ThreadOptions, Threads};
+        use fsdp_nn::HostOptions;
+        let launcher = Threads::new(ThreadOptions::default(), |_, _| {
+            Ok(Arc::new(HostMemory::new(HostOptions::default())?))
+        });
+        let mut ranks = launcher.launch(1, &|seat| Ok::<_, TrainError>(Ranks::new(seat))).unwrap();
+        ranks.swap_remove(0)
+    }
+}

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::audit::moments::Moments;
+use crate::audit::ranks::Ranks;
 use crate::audit::state::{Held, State, WEIGHT};
 use crate::config::AdamwConfig;
 
@@ -86,7 +87,8 @@ fn found(elements: &[Values], stated: Numbers, used: Numbers) -> Vec<Finding> {
     let moments = Moments::of(&optimizer, stated.step - 1).unwrap();
     let states = [state(&spec, elements), state(&spec, &after)];
     let zeros = vec![0.0; spec.params.len()];
-    let mut around = Around::open(states, moments, &spec, [zeros.clone(), zeros], None).unwrap();
+    let mut around =
+        Around::open(states, Ranks::alone(), moments, &spec, [zeros.clone(), zeros], None).unwrap();
     let ids = (0..spec.params.len()).map(ParamId);
     let settings = |id: ParamId| GroupSettings {
         lr_scale: 1.0,
