@@ -100,6 +100,8 @@ struct Passed {
     step: u64,
     /// Number of the last step among the steps of each trained parameter, from 1.
     own_steps: BTreeMap<ParamId, u64>,
+    /// The steps of each trained parameter before these.
+    own_before: BTreeMap<ParamId, u64>,
     /// Settings of each trained parameter.
     settings: BTreeMap<ParamId, GroupSettings>,
 }
@@ -113,9 +115,13 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let (architecture, config) = (&self.job.architecture, &self.job.config);
         let terms = config.train.loss_terms(architecture.description());
         let dtypes = [gradient::wider(config.fsdp.param_dtype), config.fsdp.param_dtype];
-        let batches = self.steps.concat();
-        let (model, batches) = ((architecture, &self.job.plan.spec), (&batches[..], world));
-        AuditMemory::of(model, terms, dtypes, batches, self.steps.len() > 1)
+        let of_step = |batches: &Vec<MicroBatch>| {
+            let (model, batches) = ((architecture, &self.job.plan.spec), (&batches[..], world));
+            AuditMemory::of(model, terms, dtypes, batches, self.steps.len() > 1)
+        };
+        // Of several steps, one is computed at a time.
+        let needs = self.steps.iter().map(of_step).collect::<Result<Vec<_>, _>>()?;
+        Ok(needs.into_iter().max_by_key(AuditMemory::total).unwrap_or_default())
     }
 
     /// Judges the step with the ranks of a world. Each rank of this process comes to the same verdict.
@@ -143,7 +149,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let table = StateTable::new(&job.plan, &*rule);
         let [before, after] = [self.before, self.after].map(|path| Foreign::open(job, &table, path));
         let states = [&before?, &after?];
-        let (step, own_steps) = self.steps_between(states)?;
+        let (step, [own_before, own_steps]) = self.steps_between(states)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
         if terms.router_loss != 0.0 && self.steps.iter().flatten().any(|batch| batch.runs_on) {
             return Err(AuditError::LeftPadding.into());
@@ -151,7 +157,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let groups = rule::settings(optimizer, spec)?;
         let trained = (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
         let settings = trained.map(|id| (id, groups.of(id))).collect();
-        let passed = Passed { step, own_steps, settings };
+        let passed = Passed { step, own_steps, own_before, settings };
         let mut reports = match launcher.launch(world, &|seat| self.rank(seat, states, passed.clone())) {
             // With one rank there is nothing to tell apart.
             Err(LaunchFailure { reason: FailureReason::Error(error), .. }) if world == 1 => {
@@ -210,7 +216,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         &self,
         around: Around<'_>,
         batches: &[MicroBatch],
-        Passed { step, own_steps, settings }: Passed,
+        Passed { step, own_steps, settings, .. }: Passed,
     ) -> Result<Report, TrainError> {
         let (job, spec) = (self.job, &self.job.plan.spec);
         let optimizer = &job.config.train.optimizer;
@@ -262,7 +268,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
 
     /// Judges the whole update of several steps.
     fn judge_several(&self, around: &mut Around<'_>, passed: Passed) -> Result<Report, TrainError> {
-        let Passed { step, own_steps, settings } = passed;
+        let Passed { step, own_steps, own_before, settings } = passed;
         let whole = Whole {
             job: self.job,
             threads: self.threads,
@@ -270,6 +276,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             steps: self.steps,
             first: step,
             own_steps,
+            own_before,
             settings,
             progress: self.progress_of(around),
         };
@@ -279,13 +286,13 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         Ok(Report { bound, groups, params, ..Report::of(step, self.steps.len(), findings) })
     }
 
-    /// The steps done before the judged ones, and the number of the last one among those of each trained parameter.
+    /// The steps done before the judged ones, and those of each trained parameter before and after them.
     fn steps_between(
         &self,
         [before, after]: [&Foreign; 2],
-    ) -> Result<(u64, BTreeMap<ParamId, u64>), TrainError> {
+    ) -> Result<(u64, [BTreeMap<ParamId, u64>; 2]), TrainError> {
         let mut summary = ImportSummary::default();
-        let (before_steps, _) = before.steps(self.job, self.at_step, self.stop, &mut summary)?;
+        let (before_steps, early) = before.steps(self.job, self.at_step, self.stop, &mut summary)?;
         let steps = self.steps.len();
         let at_step = self.at_step.map(|step| step + steps as u64);
         let (after_steps, late) = after.steps(self.job, at_step, self.stop, &mut summary)?;
@@ -293,10 +300,12 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             let (before, after) = (self.before.to_owned(), self.after.to_owned());
             return Err(AuditError::Steps { before, before_steps, after, after_steps, steps }.into());
         }
-        let params = self.job.plan.spec.params.iter().enumerate().filter(|(_, param)| param.trainable);
-        let own = params
-            .map(|(index, param)| (ParamId(index), after_steps - late.get(&param.fqn).copied().unwrap_or(0)));
-        Ok((before_steps, own.collect()))
+        let own = |steps: u64, late: &BTreeMap<String, u64>| {
+            let params = self.job.plan.spec.params.iter().enumerate().filter(|(_, param)| param.trainable);
+            let own = |fqn: &str| steps.saturating_sub(late.get(fqn).copied().unwrap_or(0));
+            params.map(|(index, param)| (ParamId(index), own(&param.fqn))).collect()
+        };
+        Ok((before_steps, [own(before_steps, &early), own(after_steps, &late)]))
     }
 }
 

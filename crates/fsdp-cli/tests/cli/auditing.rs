@@ -36,9 +36,13 @@ fn judged(output: &Output) -> Value {
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Compares the verdict on a case with what was planted in it.
-fn check(folder: &Path, case: &Path) -> Result<(), String> {
-    let expected: Value = serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
+/// What was planted in a case.
+fn expected(case: &Path) -> Value {
+    serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap()
+}
+
+/// Audits a case, in its folder.
+fn audit_case(folder: &Path, expected: &Value, rest: &[&str]) -> Output {
     let text = |key: &str| expected[key].as_str().unwrap();
     let paths = ["--before", text("before"), "--after", text("after"), "--batch", text("batch"), "--json"];
     let shifted = expected["shifted"].as_bool().unwrap().then_some("--shifted");
@@ -49,7 +53,14 @@ fn check(folder: &Path, case: &Path) -> Result<(), String> {
     let numbers = [number("--steps", "steps"), number("--at-step", "at_step")].concat();
     let numbers = numbers.iter().map(String::as_str);
     let arguments: Vec<&str> = [text("run")].into_iter().chain(paths).chain(shifted).chain(numbers).collect();
-    let output = audit(folder, &arguments);
+    audit(folder, &[&arguments, rest].concat())
+}
+
+/// Compares the verdict on a case with what was planted in it.
+fn check(folder: &Path, case: &Path) -> Result<(), String> {
+    let expected = expected(case);
+    let text = |key: &str| expected[key].as_str().unwrap();
+    let output = audit_case(folder, &expected, &[]);
     let report = judged(&output);
     let is_sound = text("verdict") == "sound";
     if output.status.code() != Some(if is_sound { 0 } else { 1 }) || report["verdict"] != expected["verdict"]
@@ -118,32 +129,34 @@ fn states_that_do_not_follow_each_other_are_refused() {
     assert!(refused(&llama(), &swapped).contains("two states one step apart"));
 }
 
-/// Sound and planted steps with several micro-batches: tied, clipped, with experts, with rows of one rank scaled.
-const SHARED: [(&str, &str); 6] = [
+/// Sound and planted steps with several micro-batches: clipped, with rows of one rank scaled, weighted, with dropout, tied, with
+/// experts, of an optimizer without moments, and three steps together.
+const SHARED: [(&str, &str); 10] = [
     ("fsdp2-llama", "sound-clip"),
     ("fsdp2-llama", "scaled-rows-of-rank-1"),
     ("fsdp2-llama", "scaled-norms-2-clip"),
+    ("fsdp2-llama", "micro-batches-weighted"),
+    ("fsdp2-llama", "dropout-active"),
     ("fsdp2-qwen2-tied", "tied-without-head"),
     ("trainer-mixtral", "auxiliary-summed"),
     ("trainer-mixtral", "resumed-without-experts"),
+    ("torch-optimizers", "sgd-scaled-norms-2"),
+    ("torch-optimizers", "several-prompts-counted"),
 ];
 
 #[test]
 fn ranks_come_to_the_verdict_of_one() {
     for (folder, case) in SHARED {
-        let folder = settings().into_iter().find(|path| path.ends_with(folder)).unwrap();
-        let text = fs::read_to_string(folder.join(case).join("expected.json")).unwrap();
-        let expected: Value = serde_json::from_str(&text).unwrap();
-        let of = |key: &str| expected[key].as_str().unwrap();
-        let paths = ["--before", of("before"), "--after", of("after"), "--batch", of("batch"), "--json"];
-        let with =
-            |ranks: &str| judged(&audit(&folder, &[&[of("run")], &paths[..], &["--ranks", ranks]].concat()));
+        let folder = golden().join(folder);
+        let expected = expected(&folder.join(case));
+        let with = |ranks: &str| judged(&audit_case(&folder, &expected, &["--ranks", ranks]));
         let one = with("1");
         assert_eq!(one["verdict"], expected["verdict"]);
         for ranks in ["2", "3"] {
             let several = with(ranks);
             assert_eq!(one["verdict"], several["verdict"], "{case}, {ranks} ranks");
             let rows = |report: &Value, table: &str| report[table].as_array().unwrap().clone();
+            assert_eq!(rows(&one, "findings").len(), rows(&several, "findings").len(), "{case}");
             for (one, several) in rows(&one, "findings").iter().zip(rows(&several, "findings")) {
                 assert_eq!([&one["cause"], &one["params"]], [&several["cause"], &several["params"]]);
                 assert_near(&one["factor"], &several["factor"]);
@@ -414,7 +427,7 @@ fn init_of_a_torchtitan_run_reads_its_job() {
     for line in [
         "grad_clip = 0.5                          # job.json: training.max_norm",
         "param_dtype = \"f32\"                      # job.json: training.mixed_precision_param",
-        "lr = 0.01                                # the optimizer's param_groups: lr, the rate of the judged step",
+        "lr = 0.01                                # the optimizer's param_groups: lr, as the scheduler has left it",
         "betas = [0.9, 0.95]",
         "# fill in: path = \"model\"",
     ] {

@@ -25,13 +25,13 @@ fn with(base: &str, key: &str, value: &str) -> Result<HfConfig, ConfigError> {
 #[test]
 fn unsupported_keys_are_rejected_by_name() {
     for (base, key, value) in [
-        (LLAMA, "hidden_act", "\"relu\""),
+        (LLAMA, "hidden_act", "\"elu\""),
         (LLAMA, "sliding_window", "128"),
         (LLAMA, "partial_rotary_factor", "0.5"),
         (LLAMA, "quantization_config", "{}"),
         (LLAMA, "layer_types", "[\"full_attention\", \"sliding_attention\"]"),
         (LLAMA, "architectures", "[\"LlamaForSequenceClassification\"]"),
-        (GPT2, "activation_function", "\"relu\""),
+        (GPT2, "activation_function", "\"elu\""),
         (GPT2, "scale_attn_weights", "false"),
         (GPT2, "scale_attn_by_inverse_layer_idx", "true"),
         (GPT2, "reorder_and_upcast_attn", "true"),

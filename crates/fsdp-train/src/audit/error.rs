@@ -86,8 +86,8 @@ pub enum AuditError {
     /// The step needs more memory than there is.
     #[error(
         "{ranks} rank(s) need {} of memory at once, but {available}: each {} for the largest layer and its gradient, {} for \
-         activations and {} for the states of several steps. Fewer or shorter micro-batches need less for activations, and so do \
-         more ranks on other machines (`fsdp launch`, srun or torchrun), to which the micro-batches are dealt; a layer has to \
+         activations and {} for the states of several steps. Fewer or shorter micro-batches need less for activations; fewer ranks on this machine need less in \
+         all, and so do more ranks on other machines (`fsdp launch`, srun or torchrun), to which the micro-batches are dealt; a layer has to \
          fit each rank",
         Size((need.certain() * *ranks as u64) as usize), Size(need.layer as usize), Size(need.activations as usize),
         Size(need.states as usize)

@@ -146,8 +146,8 @@ pub(super) fn blocks(spec: &ModelSpec, id: ParamId) -> impl Iterator<Item = Rang
 pub(super) fn rounding(dtype: TensorType) -> f64 {
     match dtype {
         TensorType::F64 => f64::EPSILON / 2.0,
-        TensorType::Bf16 => 2f64.powi(-9),
-        TensorType::F16 => 2f64.powi(-12),
+        TensorType::Bf16 => 2f64.powi(-8),
+        TensorType::F16 => 2f64.powi(-11),
         _ => f64::from(f32::EPSILON) / 2.0,
     }
 }

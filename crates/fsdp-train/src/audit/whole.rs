@@ -37,6 +37,8 @@ pub(super) struct Whole<'a, A> {
     pub(super) first: u64,
     /// Number of the last step among the steps of each trained parameter, from 1.
     pub(super) own_steps: BTreeMap<ParamId, u64>,
+    /// The steps of each trained parameter before these.
+    pub(super) own_before: BTreeMap<ParamId, u64>,
     /// Settings of each trained parameter.
     pub(super) settings: BTreeMap<ParamId, GroupSettings>,
     pub(super) progress: &'a dyn Fn(&str),

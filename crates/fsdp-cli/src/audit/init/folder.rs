@@ -224,18 +224,24 @@ impl Folder {
                 None => lines.push(Line::open(key, 8, from(theirs))),
             }
         }
-        let texts = match adapter.get("target_modules") {
-            Some(Value::List(items)) => items.iter().filter_map(|item| match item {
-                Value::Str(text) => Some(text.clone()),
-                _ => None,
-            }),
-            _ => return Lines(lines),
-        };
-        lines.push(Line::known(
-            "target_modules",
-            strings(&texts.collect::<Vec<_>>()),
-            from("target_modules"),
-        ));
+        for key in ["target_modules", "modules_to_save"] {
+            match adapter.get(key) {
+                Some(Value::List(items)) if !items.is_empty() => {
+                    let text =
+                        |item: &Value| if let Value::Str(text) = item { Some(text.clone()) } else { None };
+                    let texts: Vec<String> = items.iter().filter_map(text).collect();
+                    lines.push(Line::known(key, strings(&texts), from(key)));
+                }
+                Some(Value::Str(text)) if text == "all-linear" => {
+                    lines.push(Line::known(key, string(text), from(key)));
+                }
+                Some(Value::Str(text)) => {
+                    let what = format!("{} is the pattern {text}; name the modules", from(key));
+                    lines.push(Line::open(key, "[\"q_proj\"]", what));
+                }
+                _ => {}
+            }
+        }
         if adapter.is_on("use_rslora") {
             lines.push(Line::known("rslora", true, from("use_rslora")));
         }

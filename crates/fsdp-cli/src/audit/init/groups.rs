@@ -12,8 +12,7 @@ use super::names;
 use super::program::Program;
 
 /// What trainers exclude from weight decay, tried in this order where the optimizer has only numbers of parameters.
-pub(super) const NO_DECAY: [&[&str]; 4] =
-    [&[], &["norm", "ln_", "bias"], &["norm", "ln_", "bias", "embed", "wte"], &["norm", "ln_"]];
+pub(super) const NO_DECAY: [&[&str]; 3] = [&[], &["norm", "ln_", "bias"], &["norm", "ln_"]];
 
 /// Words of names that patterns are made of first.
 const WORDS: [&str; 6] = ["norm", "ln_", "bias", "embed", "lm_head", "lora_"];
@@ -83,10 +82,11 @@ impl Groups {
                 continue;
             }
             let mut lines = vec![Line::known("patterns", strings(&patterns(spec, set)), FROM)];
-            lines.push(Line::known("lr", lines::number(other_rate), program.rate_from()));
+            lines.push(Line::known("lr", lines::number(other_rate), program.rate_from(settings)));
             lines.push(Line::known("weight_decay", lines::number(other_decay), FROM));
             groups.tables.push(Lines(lines));
         }
+        groups.lines.extend(differing(held.iter().map(|&index| &saved.settings[index])));
         if let Some(set) = undecayed {
             let what = "the group whose weight_decay is 0";
             groups.lines.push(Line::known(
@@ -135,11 +135,22 @@ fn pair(settings: &Settings, program: &Program) -> Pair {
     [program.rate(settings).unwrap_or(0.0).to_bits(), decay.to_bits()]
 }
 
+/// Says which settings differ between groups, though a run file has one for all.
+fn differing<'s>(mut settings: impl Iterator<Item = &'s Settings>) -> Vec<Line> {
+    const KEYS: [&str; 5] = ["betas", "eps", "momentum", "dampening", "nesterov"];
+    let Some(first) = settings.next() else { return Vec::new() };
+    let mut keys = BTreeSet::new();
+    settings.for_each(|other| keys.extend(KEYS.into_iter().filter(|key| other.get(*key) != first.get(*key))));
+    let text =
+        |key| format!("Groups have other {key}, and a run file has one for all: the others will be findings");
+    keys.into_iter().map(|key| Line::note(text(key))).collect()
+}
+
 /// The settings that all groups share, except for `no_decay`.
 fn setting_lines(settings: &Settings, program: &Program) -> Vec<Line> {
     let mut lines = Vec::new();
     match program.rate(settings) {
-        Some(rate) => lines.push(Line::known("lr", lines::number(rate), program.rate_from())),
+        Some(rate) => lines.push(Line::known("lr", lines::number(rate), program.rate_from(settings))),
         None => lines.push(Line::open("lr", "1e-3", "the groups of the optimizer have no lr")),
     }
     if let Some(Value::List(betas) | Value::Tuple(betas)) = settings.get("betas") {

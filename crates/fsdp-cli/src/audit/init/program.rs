@@ -87,11 +87,12 @@ impl Program {
     }
 
     fn titan(folder: &Folder, job: &Settings) -> Self {
-        let dtype = match job.text("training.mixed_precision_param") {
-            Some("float32") => "f32",
-            _ => "bf16",
+        let (dtype, is_said) = match job.text("training.mixed_precision_param") {
+            Some("float32") => ("f32", ""),
+            Some(_) => ("bf16", ""),
+            None => ("bf16", " is not set, and that is torchtitan's default"),
         };
-        let from = format!("{}: training.mixed_precision_param", job.file);
+        let from = format!("{}: training.mixed_precision_param{is_said}", job.file);
         Self {
             name: "torchtitan",
             schedule: moved(folder),
@@ -125,12 +126,13 @@ impl Program {
     }
 
     /// Where [`Program::rate`] is from.
-    pub(super) fn rate_from(&self) -> &'static str {
+    pub(super) fn rate_from(&self, settings: &BTreeMap<String, Value>) -> &'static str {
         match self.schedule {
-            Schedule::Shape { .. } => {
+            Schedule::Shape { .. } if settings.contains_key("initial_lr") => {
                 "the optimizer's param_groups: initial_lr, the rate before the schedule"
             }
-            Schedule::Moved { .. } => "the optimizer's param_groups: lr, the rate of the judged step",
+            Schedule::Shape { .. } => "the settings of the program: the rate before the schedule",
+            Schedule::Moved { .. } => "the optimizer's param_groups: lr, as the scheduler has left it",
             Schedule::Unknown => "the optimizer's param_groups: lr, which may be that of the step before",
         }
     }

@@ -1,5 +1,6 @@
 //! Does steps as they should be done, with weights and moments in memory.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use fsdp_ckpt::safetensors::TensorType;
@@ -33,15 +34,16 @@ impl<A: Architecture + Clone> Whole<'_, A> {
                 own.insert((id, state), whole(&mut around.before, &self.job.plan.spec, id, state)?);
             }
         }
-        let mut exact = own.clone();
+        let (mut exact, mut own_steps) = (own.clone(), self.own_before.clone());
         let dtype = self.job.config.fsdp.param_dtype;
         for index in 0..self.steps.len() {
             (self.progress)(&format!("doing step {} of {}", index + 1, self.steps.len()));
             let mut of_own = self.gradient(around, &mut own, index, dtype)?;
             let of_exact = self.gradient(around, &mut exact, index, wider(dtype))?;
             perturb(&mut of_own, &of_exact);
-            self.advance(&mut own, &of_own, index, Some((&exact, &of_exact)));
-            self.advance(&mut exact, &of_exact, index, None);
+            let numbers = self.numbers(around, &of_exact, &mut own_steps);
+            self.advance(&mut own, &of_own, (index, &numbers), Some((&exact, &of_exact)));
+            self.advance(&mut exact, &of_exact, (index, &numbers), None);
             for ((id, state), values) in &mut own {
                 let dtype = dtype_of(&around.before, *id, state);
                 values.iter_mut().for_each(|value| *value = rounded(*value, dtype));
@@ -74,13 +76,39 @@ impl<A: Architecture + Clone> Whole<'_, A> {
         computed.map(|()| gradient)
     }
 
+    /// The number of the next step among those of each parameter that it updates, given those done. PyTorch passes over a
+    /// parameter without a gradient, as that of an expert without tokens: the state counts fewer steps for it, or has not changed.
+    fn numbers(
+        &self,
+        around: &Around<'_>,
+        exact: &Gradient,
+        done: &mut BTreeMap<ParamId, u64>,
+    ) -> BTreeMap<ParamId, u64> {
+        let mut numbers = BTreeMap::new();
+        for (id, done) in done {
+            let counted = self.own_steps[id].saturating_sub(self.own_before[id]);
+            let may_lack = around.skipped.contains(id) || counted < self.steps.len() as u64;
+            if may_lack && exact[id.0].iter().all(|value| *value == 0.0) {
+                continue;
+            }
+            *done += 1;
+            numbers.insert(*id, *done);
+        }
+        numbers
+    }
+
     /// Updates weights and moments with the gradient of a step. Where the difference from another gradient and state would
     /// decide on the sign of a direction, the opposite is taken, so that what may come of it is seen.
-    fn advance(&self, held: &mut Held, gradient: &Gradient, index: usize, other: Option<(&Held, &Gradient)>) {
+    fn advance(
+        &self,
+        held: &mut Held,
+        gradient: &Gradient,
+        (index, numbers): (usize, &BTreeMap<ParamId, u64>),
+        other: Option<(&Held, &Gradient)>,
+    ) {
         let rule = self.rule(gradient, index);
-        for (id, settings) in &self.settings {
-            let later = (self.steps.len() - 1 - index) as u64;
-            let own_step = self.own_steps[id].saturating_sub(later).max(1);
+        for (id, own_step) in numbers {
+            let settings = &self.settings[id];
             let names = [Some(WEIGHT), rule.moments.first, Some(SECOND)];
             let mut values =
                 names.map(|name| name.and_then(|name| held.remove(&(*id, name))).unwrap_or_default());
@@ -92,7 +120,7 @@ impl<A: Architecture + Clone> Whole<'_, A> {
             for (at, gradient) in gradient[id.0].iter().enumerate() {
                 let element = values.each_mut().map(|values| values.get_mut(at));
                 let error = errors.get(at).copied().unwrap_or(0.0);
-                rule.update(element, [f64::from(*gradient), error], settings, own_step);
+                rule.update(element, [f64::from(*gradient), error], settings, *own_step);
             }
             let values = names.into_iter().zip(values).filter(|(_, values)| !values.is_empty());
             held.extend(values.filter_map(|(name, values)| Some(((*id, name?), values))));
