@@ -6,6 +6,7 @@ plain loop. Runs that are accused or refused are kept in the folder.
 
 import argparse
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -234,7 +235,9 @@ def rank(rank, program, seeds, keep):
 
 def judged(program, folder):
     files = ["--before", "before", "--after", "after", "--batch", "batch.safetensors", "--json"]
-    done = subprocess.run([program, "audit", "run.toml", *files], cwd=folder, capture_output=True, text=True)
+    # Else it would be one of the ranks that these variables name, and wait for the others.
+    alone = {key: value for key, value in os.environ.items() if not key.startswith(("RANK", "WORLD_", "LOCAL_", "MASTER_"))}
+    done = subprocess.run([program, "audit", "run.toml", *files], cwd=folder, env=alone, capture_output=True, text=True)
     if done.returncode in (0, 1):
         report = json.loads(done.stdout)
         return ("sound" if done.returncode == 0 else "accused"), [found["text"] for found in report["findings"]]
