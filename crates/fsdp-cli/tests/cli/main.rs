@@ -23,6 +23,7 @@ mod early_stopping;
 mod evaluating;
 
 // Judging the steps of other programs.
+mod audit_init;
 mod auditing;
 
 // Generating text.

@@ -89,9 +89,19 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         };
         let compared = self.compared(&sums, &bounds);
         let distance2 = compared.distance2(compared.clip());
-        let params: Vec<GradientRow> = rows(&compared, |name| name.to_owned());
+        let params: Vec<GradientRow> =
+            rows(parts(&compared).map(|(name, sums, bound)| (name.to_owned(), sums, bound)), compared.clip());
         let bound = params.iter().filter(|row| row.expected > 0.0).map(|row| row.bound).fold(0.0, f64::max);
-        Ok(Judged { findings, distance2, groups: rows(&compared, kind_of), params, bound })
+        Ok(Judged {
+            findings,
+            distance2,
+            groups: rows(
+                parts(&compared).map(|(name, sums, bound)| (kind_of(name), sums, bound)),
+                compared.clip(),
+            ),
+            params,
+            bound,
+        })
     }
 
     fn compared<'s>(&self, sums: &'s [Sums], bounds: &'s [f64]) -> Compared<'s>
@@ -168,17 +178,21 @@ pub(super) fn wider(dtype: DType) -> DType {
     }
 }
 
-/// Rows of a table, by a name for each parameter.
-fn rows(compared: &Compared<'_>, name_of: impl Fn(&str) -> String) -> Vec<GradientRow> {
+/// The names, sums and bounds of the trained parameters.
+fn parts<'c>(compared: &'c Compared<'_>) -> impl Iterator<Item = (&'c str, Sums, f64)> {
+    let trained = compared.spec.params.iter().enumerate().filter(|(_, param)| param.trainable);
+    trained.map(|(index, param)| (&*param.fqn, compared.sums[index], compared.bounds[index]))
+}
+
+/// Rows of a table: parts of one name in one row, beside what is expected after clipping.
+pub(super) fn rows(parts: impl Iterator<Item = (String, Sums, f64)>, clip: f64) -> Vec<GradientRow> {
     let mut rows: Vec<(String, Sums, f64)> = Vec::new();
-    for (index, param) in compared.spec.params.iter().enumerate().filter(|(_, param)| param.trainable) {
-        let (name, sums, bound) = (name_of(&param.fqn), compared.sums[index], compared.bounds[index]);
+    for (name, sums, bound) in parts {
         match rows.iter_mut().find(|row| row.0 == name) {
             Some(row) => *row = (name, row.1 + sums, row.2.hypot(bound)),
             None => rows.push((name, sums, bound)),
         }
     }
-    let clip = compared.clip();
     let row = |(name, sums, bound): (String, Sums, f64)| {
         let expected = sums.ee.sqrt() * clip;
         let relative = |length: f64| if expected > 0.0 { length / expected } else { length };

@@ -15,7 +15,7 @@ use fsdp_nn::update::GroupSettings;
 
 use super::AuditError;
 use super::batch::MicroBatch;
-use super::gradient::OTHER_KERNELS;
+use super::gradient::{OTHER_KERNELS, rows};
 use super::moments::Moments;
 use super::report::{Cause, Finding, GradientRow, kind_of};
 use super::scale::{number, shown};
@@ -64,20 +64,6 @@ impl Change {
     fn is_outside(&self) -> bool {
         self.sums.distance2(1.0).sqrt() > self.bound
     }
-
-    fn row(&self) -> GradientRow {
-        let expected = self.sums.ee.sqrt();
-        let relative = |length: f64| if expected > 0.0 { length / expected } else { length };
-        GradientRow {
-            name: self.name.clone(),
-            expected,
-            used: self.sums.uu.sqrt(),
-            factor: self.sums.factor(),
-            cosine: self.sums.cosine(),
-            residual: relative(self.sums.leftover()),
-            bound: relative(self.bound),
-        }
-    }
 }
 
 impl<A: Architecture + Clone> Whole<'_, A> {
@@ -105,8 +91,11 @@ impl<A: Architecture + Clone> Whole<'_, A> {
         }
         let bound = changes.iter().filter(|change| change.sums.ee > 0.0);
         let bound = bound.map(|change| change.bound / change.sums.ee.sqrt()).fold(0.0, f64::max);
-        let params = changes.iter().map(Change::row).collect();
-        Ok(Judged { findings: self.findings(&changes), params, groups: kinds(&changes), bound })
+        let named = |name_of: fn(&str) -> String| {
+            rows(changes.iter().map(|change| (name_of(&change.name), change.sums, change.bound)), 1.0)
+        };
+        let (params, groups) = (named(str::to_owned), named(kind_of));
+        Ok(Judged { findings: self.findings(&changes), params, groups, bound })
     }
 
     /// The weight, and the moments of the rule.
@@ -202,22 +191,6 @@ impl<A: Architecture + Clone> Whole<'_, A> {
         ids.dedup();
         vec![Finding { cause: Cause::Unexplained, params: names(&ids), factor: None, explains: 0.0, text }]
     }
-}
-
-/// Sums of all parameters of a kind.
-fn kinds(changes: &[Change]) -> Vec<GradientRow> {
-    let mut kinds: Vec<Change> = Vec::new();
-    for change in changes {
-        let name = kind_of(&change.name);
-        match kinds.iter_mut().find(|kind| kind.name == name) {
-            Some(kind) => {
-                kind.sums = kind.sums + change.sums;
-                kind.bound = kind.bound.hypot(change.bound);
-            }
-            None => kinds.push(Change { param: change.param, name, sums: change.sums, bound: change.bound }),
-        }
-    }
-    kinds.iter().map(Change::row).collect()
 }
 
 fn dtype_of(state: &State<'_>, id: ParamId, name: &str) -> TensorType {
