@@ -1,8 +1,7 @@
 //! The hardware of a run, by the column `device_type`.
 
-use regex::Regex;
-
 use super::row::Row;
+use super::words::{matches, pattern_of};
 use crate::cluster::Cluster;
 
 /// Patterns of device names in lower case, and their clusters; the last item is the cluster of the PCIe card, if there
@@ -28,10 +27,10 @@ const A800_LINK: f64 = 200e9;
 pub(super) fn cluster(row: &Row) -> Option<Cluster> {
     let device = row.word("device_type").replace(['_', ' '], "-");
     let device = device.trim_start_matches("nvidia-").trim_start_matches("amd-");
-    let is = |pattern: &str| Regex::new(pattern).expect("the pattern is constant").is_match(device);
     // The pattern must not end within a number: an H1000 is not an H100.
-    let (_, name, card) = DEVICES.iter().find(|(pattern, ..)| is(&format!(r"{pattern}(?:\D|$)")))?;
-    let card = card.filter(|_| is("pci"));
+    let (_, name, card) =
+        DEVICES.iter().find(|(pattern, ..)| matches(&format!(r"{pattern}(?:\D|$)"), device))?;
+    let card = card.filter(|_| matches("pci", device));
     let mut cluster = Cluster::known(card.unwrap_or(name)).expect("it is one of ours");
     if device.starts_with("a800") && card.is_none() {
         cluster.node.link.bandwidth.value = A800_LINK;
@@ -55,8 +54,7 @@ pub(super) fn cluster(row: &Row) -> Option<Cluster> {
 /// `50GB/s`. Numbers that are not rates, such as the bytes of a device, are ignored.
 fn network(text: &str) -> Option<f64> {
     let rate = r"(?:(\d+) ?[xX] ?)?(\d+(?:\.\d+)?) ?([gGtT])(?:(B(?:ps|/s))|(b(?:ps|/s|it/s|it|E|\b)))";
-    let pattern = Regex::new(rate).expect("the pattern is constant");
-    pattern.captures_iter(text).find_map(|found| {
+    pattern_of(rate).captures_iter(text).find_map(|found| {
         let number = |group: usize| found.get(group).and_then(|text| text.as_str().parse::<f64>().ok());
         let (count, bytes, bits) = (number(1), found.get(4), found.get(5));
         let is_rate = bytes.is_some() || count.is_some() || bits.is_some_and(|bits| bits.as_str() != "b");

@@ -1,5 +1,8 @@
 //! The text of a row, with the many spellings of a policy normalized.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use regex::Regex;
 
 use super::row::Row;
@@ -47,8 +50,13 @@ fn normalize(text: String, spellings: &[(&str, &str)]) -> String {
     })
 }
 
-fn pattern_of(pattern: &str) -> Regex {
-    Regex::new(pattern).expect("the pattern is constant")
+/// Returns a constant pattern, compiled at its first use: that takes far longer than to match it, and each row is
+/// matched with dozens.
+pub(super) fn pattern_of(pattern: &str) -> Arc<Regex> {
+    static COMPILED: Mutex<BTreeMap<String, Arc<Regex>>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let regex = || Arc::new(Regex::new(pattern).expect("the pattern is constant"));
+    Arc::clone(compiled.entry(pattern.to_owned()).or_insert_with(regex))
 }
 
 /// Whether the text contains a match of a pattern.
