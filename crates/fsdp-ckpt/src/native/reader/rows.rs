@@ -105,7 +105,7 @@ impl NativeReader {
                 let begin = (at - wanted.start) as usize;
                 &mut out[begin..begin + count as usize]
             } else {
-                scratch.resize(PIECE_BYTES as usize, 0);
+                scratch.resize(scratch.len().max(count as usize), 0);
                 &mut scratch[..count as usize]
             };
             file.read_exact_at(piece, start + at)?;
