@@ -190,10 +190,11 @@ fn start_after_exhausted_memory_leaves_no_temporary_file() {
     let words = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": {"type": "WordLevel",
         "vocab": {"a": 1, "<unk>": 0}, "unk_token": "<unk>"}}"#;
     limited.sandbox.write("tokenizer.json", words);
-    limited.sandbox.write("data.txt", "a ".repeat(1 << 20));
+    limited.sandbox.write("data.txt", "a ".repeat(1 << 17));
     let train = format!("{SAVES} --set data.tokenizer=tokenizer.json --set data.cache=cache");
     let mut codes = Vec::new();
-    for mebibytes in (60..200).step_by(10) {
+    // From limits at which nothing starts to those that suffice.
+    for mebibytes in (60..130).step_by(5) {
         let ran = limited.run(&format!("--as={}", mebibytes << 20_u64), None, &train);
         codes.push(ran.code);
         let again = limited.sandbox.fsdp(&train);

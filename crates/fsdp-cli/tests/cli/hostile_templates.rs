@@ -52,7 +52,9 @@ fn hostile_template_ends_command_with_error_naming_it() {
         (COSTLY, "takes more than 10 s"),
     ] {
         let sandbox = sandbox(template, 1000);
-        for command in ["check run.toml", "train run.toml --set data.malformed=skip"] {
+        // Both commands wait for the same answer; the time is waited for once.
+        let commands = ["train run.toml --set data.malformed=skip", "check run.toml"];
+        for command in &commands[..if template == COSTLY { 1 } else { 2 }] {
             let start = Instant::now();
             let Ran { code, stdout, stderr } = sandbox.fsdp(command);
             let text = stdout + &stderr;

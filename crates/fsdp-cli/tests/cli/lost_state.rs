@@ -56,14 +56,14 @@ fn space_for_next_save_is_reserved_before_disk_fills() {
     let sandbox = Sandbox::new();
     // Once a save is reported, space is reserved for the next one, last for the last rank.
     let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 \
-            --set checkpoint.every=1000 --set checkpoint.keep_last=1 2>told & \
-        until grep -q \"checkpoint after\" told && test -s disk/out/checkpoints/reserved-00002.*.tmp; do :; done; \
+            --set checkpoint.every=200 --set checkpoint.keep_last=1 2>told & \
+        until grep -q \"checkpoint after\" told && test -s disk/out/checkpoints/reserved-00002.*.tmp; do sleep 0.01; done; \
         dd if=/dev/zero of=disk/other bs=1k 2>dd; wait $!; echo code $?; cat told >&2; \
         cp -r disk/out/checkpoints .";
     let Some(ran) = on_small_disk(&sandbox, 6000, script) else { return };
     assert!(ran.stdout.contains("code 75"), "{} {}", ran.stdout, ran.stderr);
     let (newest, path) = RunDir::new(sandbox.path("")).newest().unwrap().unwrap();
-    assert!(newest > 1000, "{newest}: {}", ran.stderr);
+    assert!(newest > 200, "{newest}: {}", ran.stderr);
     NativeReader::open(path).unwrap().verify().unwrap();
 }
 
