@@ -61,7 +61,7 @@ fn unwritable_metrics_end_run_with_checkpoint_and_model() {
     let sandbox = Sandbox::new();
     // Enough for the model and a checkpoint, not for the metrics of many steps.
     let train = "exec \"$FSDP\" train run.toml --set train.steps=1000000 --set run.ranks=1";
-    let ran = sandbox.shell(&format!("ulimit -f 600; {train}"));
+    let ran = sandbox.shell(&format!("ulimit -f 400; {train}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let [done] = RunDir::new(sandbox.path("out")).steps().unwrap()[..] else { panic!("{}", ran.stderr) };
     insta::assert_snapshot!(failure(&ran).replace(&done.to_string(), "N"), @r"

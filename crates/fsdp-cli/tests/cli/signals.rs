@@ -31,7 +31,7 @@ impl Running {
     fn start_in_step(sandbox: &Sandbox) -> Self {
         sandbox.write("data.txt", "0123456789abcdef".repeat(1024));
         let mut command = sandbox.command();
-        let many = "train run.toml --quiet --set train.steps=1000 --set train.global_batch_size=1024";
+        let many = "train run.toml --quiet --set train.steps=1000 --set train.global_batch_size=256";
         command.args(many.split_whitespace()).env("RUST_LOG", "fsdp::op=trace");
         Self::of(sandbox, command, "")
     }
