@@ -1,10 +1,10 @@
 //! A process that dies at any moment of a run: all others end and name it, and a run resumed from what is left on disk
 //! gives the same bits as an undisturbed one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_nn::model::{Mlp, MlpConfig};
@@ -37,13 +37,35 @@ type Bits = (Vec<[Value; 4]>, BTreeMap<String, Vec<u8>>, Vec<u8>);
 
 fn bits(out: &Path) -> Bits {
     let metrics = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
-    let line = |line: &str| {
-        let step: Value = serde_json::from_str(line).unwrap();
-        // Each start writes a line with its participants before its steps.
-        step.get("step").map(|_| ["step", "loss", "grad_norm", "lr"].map(|key| step[key].clone()))
-    };
+    let steps = metrics.lines().filter_map(|line| step(&serde_json::from_str(line).unwrap())).collect();
     let last = tensors(&RunDir::new(out).checkpoint(STEPS));
-    (metrics.lines().filter_map(line).collect(), last, fs::read(out.join("model/model.safetensors")).unwrap())
+    (steps, last, fs::read(out.join("model/model.safetensors")).unwrap())
+}
+
+/// What is the same in the metrics of equal steps; `None` for the line with its participants that each start writes.
+fn step(line: &Value) -> Option<[Value; 4]> {
+    line.get("step").map(|_| ["step", "loss", "grad_norm", "lr"].map(|key| line[key].clone()))
+}
+
+/// What is in the folder of a run.
+type Content = BTreeMap<PathBuf, Vec<u8>>;
+
+/// Collects all that is in a folder, except for the times in its metrics, in which equal runs differ.
+fn collect(folder: &Path, content: &mut Content) {
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        let bytes = if path.is_dir() {
+            collect(&path, content);
+            Vec::new()
+        } else if path.ends_with("metrics.jsonl") {
+            let lines = fs::read_to_string(&path).unwrap();
+            let steps = lines.lines().map(|line| serde_json::from_str(line).map(|line| step(&line)).ok());
+            format!("{:?}", steps.collect::<Vec<_>>()).into_bytes()
+        } else {
+            fs::read(&path).unwrap()
+        };
+        content.insert(path, bytes);
+    }
 }
 
 fn job(dir: &Path, out: &str, settings: &[&str], steps: u64) -> Job<Mlp> {
@@ -115,16 +137,19 @@ impl Case {
         let all = train_mortals(&run, self.crew, None, || ());
         assert!(all.results.iter().all(|(_, result)| result.is_ok()), "{:?}", all.results);
         assert!(bits(&folders.path("run")) == expected, "processes have the bits of threads");
+        let mut seen = BTreeSet::new();
         for process in 0..all.moments.len() {
             let deaths = (0..).map(|moments| Death { process, moments });
-            let count =
-                deaths.take_while(|&death| self.survive(&folders, &run, &left, &expected, death)).count();
+            let count = deaths
+                .take_while(|&death| self.survive(&folders, &run, &left, &expected, death, &mut seen))
+                .count();
             // The number of moments differs a little from run to run, because of the order of threads.
             assert!(count as u64 + 20 > all.moments[process], "{count} of {}", all.moments[process]);
         }
     }
 
-    /// Lets a process die and resumes from what is left. Returns false if the process ended before its death.
+    /// Lets a process die and resumes from what is left, unless an earlier death has left the same. Returns false if the
+    /// process ended before its death.
     fn survive(
         &self,
         folders: &Folders,
@@ -132,6 +157,7 @@ impl Case {
         left: &Job<Mlp>,
         expected: &Bits,
         death: Death,
+        seen: &mut BTreeSet<Content>,
     ) -> bool {
         folders.copy("begun", "run");
         let end = train_mortals(run, self.crew, Some(death), || folders.copy("run", "left"));
@@ -143,6 +169,11 @@ impl Case {
                 bits(&folders.path("left")) == *expected,
                 "{death:?}: others have succeeded without result"
             );
+        }
+        let mut content = Content::new();
+        collect(&folders.path("left"), &mut content);
+        if !seen.insert(content) {
+            return true;
         }
         if let Some((_, newest)) = RunDir::new(folders.path("left")).newest().unwrap() {
             NativeReader::open(newest).unwrap().verify().unwrap();
