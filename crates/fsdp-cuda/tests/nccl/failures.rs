@@ -52,6 +52,9 @@ const NEVER: Duration = Duration::from_secs(600);
 /// Longer than working ranks need to enter a collective, even on a loaded machine.
 const ENOUGH: Duration = Duration::from_secs(5);
 
+/// Between two looks at something that will happen.
+pub(crate) const PAUSE: Duration = Duration::from_millis(1);
+
 #[test]
 fn async_error_aborts_world_naming_rank_and_collective() {
     let fake = Fake::new();
@@ -95,7 +98,7 @@ fn timeout_names_absent_rank_and_latest_collectives() {
         if seat.rank == Rank(2) {
             // Busy elsewhere until the others give up.
             while seat.gathers.check().is_ok() {
-                std::thread::yield_now();
+                std::thread::sleep(PAUSE);
             }
             return seat.gathers.check();
         }
@@ -127,7 +130,7 @@ fn timeout_blames_stuck_rank_not_waiting_ranks() {
     let failure = failure(&fake, ENOUGH, |mut seat| {
         let stuck = |seat: &Seat<StreamMemory>| {
             while seat.gathers.check().is_ok() {
-                std::thread::yield_now();
+                std::thread::sleep(PAUSE);
             }
             seat.gathers.check()
         };
@@ -258,7 +261,7 @@ fn buffers_of_abandoned_collective_are_leaked() {
         }
         // Every rank learns of the abort.
         while seat.gathers.check().is_ok() {
-            std::thread::yield_now();
+            std::thread::sleep(PAUSE);
         }
         seat.gathers.check()
     });

@@ -18,6 +18,7 @@ use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue};
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Peers};
 
+use crate::failures::PAUSE;
 use crate::fake::{self, Fake, fresh};
 use crate::memory::StreamMemory;
 use crate::training;
@@ -163,7 +164,7 @@ fn faulty(scenario: &str, fake: &Fake, mut seat: Seat<StreamMemory>) -> Result<(
         "killed" if is_culprit => process::abort(),
         "killed, and NCCL knows" if is_culprit => {
             while fs::read_dir(cliques()).unwrap().flatten().filter(is_note).count() < comm.size() - 1 {
-                std::thread::yield_now();
+                std::thread::sleep(PAUSE);
             }
             process::abort()
         }
@@ -191,7 +192,7 @@ fn faulty(scenario: &str, fake: &Fake, mut seat: Seat<StreamMemory>) -> Result<(
 /// Waits until the world has failed.
 fn until_failed(comm: &Comm<StreamMemory>) -> Result<(), Error> {
     while comm.check().is_ok() {
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
     comm.check()
 }
@@ -201,7 +202,7 @@ fn say(cluster: &Cluster, ended: Result<(), LaunchFailure<Error>>) {
     let begin = Instant::now();
     while cluster.verdict().is_none() {
         assert!(begin.elapsed() < BOUND, "nobody knows of a failure");
-        std::thread::yield_now();
+        std::thread::sleep(PAUSE);
     }
     let own = match ended {
         Ok(()) => "well".to_owned(),
