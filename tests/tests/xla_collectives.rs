@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use fsdp_core::comm::Purpose;
 use fsdp_core::plan::Plan;
-use fsdp_core::schedule::{BufferId, OpKind, Source};
+use fsdp_core::schedule::{BufferId, OpKind};
 use fsdp_xla::{Collective, Optimized, Order, Program, ProgramForm, Reduction, Target};
 
 use crate::support::{GPT2, LLAMA, config, job};
@@ -50,7 +50,7 @@ fn written((model, overrides, form): Case<'_>) -> (Plan, Program) {
 /// Returns the collectives that a schedule has in a program: one per segment of a unit, and one for the scalars; none
 /// for a group of one rank. With the tree, each gradient is sent to its owner (all-to-all) and copies are all-gathered.
 fn scheduled(plan: &Plan, reduction: Reduction) -> Vec<Collective> {
-    let (shards, replicas) = (plan.mesh.shards(), plan.mesh.replicas());
+    let size = |group| plan.mesh.group_size(group);
     let len = |buffer: &BufferId| plan.step.buffer(*buffer).len.expect("it is the same on all ranks");
     let mut found: Vec<Collective> = Vec::new();
     let mut push = |kind, of: String, elements| {
@@ -59,15 +59,18 @@ fn scheduled(plan: &Plan, reduction: Reduction) -> Vec<Collective> {
     };
     for op in &plan.step.ops {
         let (group, kind, buffers, factor) = match (op.kind, reduction) {
-            (OpKind::AllGather { source: Source::SubShard, .. }, _) => {
-                (plan.step.sub_group.unwrap(), "all-gather", &op.writes, 1)
+            (OpKind::AllGather { group, .. }, _) => (size(group), "all-gather", &op.writes, 1),
+            (OpKind::ReduceScatter { group, .. }, Reduction::Native) => {
+                (size(group), "reduce-scatter", &op.writes, 1)
             }
-            (OpKind::AllGather { .. }, _) => (shards, "all-gather", &op.writes, 1),
-            (OpKind::ReduceScatter { .. }, Reduction::Native) => (shards, "reduce-scatter", &op.writes, 1),
-            (OpKind::ReduceScatter { .. }, Reduction::Tree) => (shards, "all-to-all", &op.reads, 1),
-            (OpKind::AllReduceReplicas { .. }, Reduction::Native) => (replicas, "all-reduce", &op.writes, 1),
-            (OpKind::AllReduceReplicas { .. }, Reduction::Tree) => {
-                (replicas, "all-gather", &op.writes, replicas)
+            (OpKind::ReduceScatter { group, .. }, Reduction::Tree) => {
+                (size(group), "all-to-all", &op.reads, 1)
+            }
+            (OpKind::AllReduce { group, .. }, Reduction::Native) => {
+                (size(group), "all-reduce", &op.writes, 1)
+            }
+            (OpKind::AllReduce { group, .. }, Reduction::Tree) => {
+                (size(group), "all-gather", &op.writes, size(group))
             }
             (OpKind::ReduceScalars, _) => {
                 push("all-reduce", "scalars".to_owned(), len(&op.writes[0]));

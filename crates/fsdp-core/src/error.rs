@@ -2,6 +2,7 @@
 
 use crate::comm::CommError;
 use crate::dtype::DType;
+use crate::mesh::Mesh;
 use crate::out_of_memory::OutOfMemory;
 
 /// Errors that a correct caller can encounter. (A bug in this workspace panics instead, naming the broken invariant.)
@@ -9,13 +10,11 @@ use crate::out_of_memory::OutOfMemory;
 #[non_exhaustive]
 pub enum Error {
     /// The mesh does not fit the world.
-    #[error(
-        "{replicas} replicas do not divide a world of {world} ranks: their number must be a divisor of {world}"
-    )]
+    #[error("a mesh of {mesh} does not fit {world} ranks: the sizes of its axes multiply to {}", mesh.world())]
     Mesh {
-        /// Requested size of the replicate axis.
-        replicas: usize,
-        /// Number of ranks.
+        /// The requested mesh.
+        mesh: Mesh,
+        /// Number of ranks; 0 if a mesh of no ranks was requested.
         world: usize,
     },
     /// The model description contradicts itself.

@@ -1,10 +1,13 @@
 //! A plan: everything about a training run that is the same on all ranks.
 
+use std::collections::BTreeSet;
+
 use crate::checker;
 use crate::error::Error;
 use crate::layout::Layout;
+use crate::mesh::{Axis, Group, Mesh};
 use crate::model::ModelSpec;
-use crate::rank::Mesh;
+use crate::rank::Queue;
 use crate::schedule::{
     Compiler, Offload, Policy, Schedule, compile_evaluation, compile_evaluation_alone, compile_step,
 };
@@ -82,6 +85,17 @@ impl Plan {
         let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
         let step = compile_step(&compiler, rounds);
         Ok(Self { spec, layout, mesh, policy, step, evaluation: None })
+    }
+
+    /// The groups that collectives run over, with their queues: those of the schedules, and that which receives what the
+    /// first replica reads ([`Origin::Read`](crate::engine::Origin::Read)).
+    pub fn groups(&self) -> BTreeSet<(Queue, Group)> {
+        let mut groups: BTreeSet<_> =
+            [&self.step].into_iter().chain(&self.evaluation).flat_map(Schedule::groups).collect();
+        if self.mesh.size(Axis::Replicate) > 1 {
+            groups.insert((Queue::Reduce, Group::REPLICATE));
+        }
+        groups
     }
 
     /// Compiles and checks the schedule of a model that is evaluated but not trained: `rounds` batches per evaluation

@@ -11,9 +11,9 @@ use crate::checker;
 use crate::comm::ReduceOp;
 use crate::dtype::DType;
 use crate::layout::Layout;
+use crate::mesh::{Axis, Mesh};
 use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use crate::plan::Plan;
-use crate::rank::Mesh;
 use crate::scalars::Tallies;
 use crate::schedule::{
     Accumulation, AccumulationOrder, Checkpointing, Compiler, Offload, Policy, Reshard, Schedule,
@@ -200,7 +200,7 @@ impl Setup {
         Self {
             sketch,
             wrap: WrapPolicy::Classes(vec!["Layer".into()]),
-            mesh: Mesh::new(1, 2).unwrap(),
+            mesh: Mesh::new([(Axis::Shard, 2)]).unwrap(),
             policy: Policy::default(),
             phases: 0,
             whole: false,
@@ -215,7 +215,7 @@ impl Setup {
             .or_else(|_| units(&spec, &WrapPolicy::Classes(vec!["Model".into()])))
             .unwrap();
         let policy = self.policy.resolve(self.mesh).unwrap();
-        let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
+        let layout = Layout::new(&spec, &units, self.mesh.size(Axis::Shard), policy.param_dtype);
         let (mesh, rounds) = (self.mesh, self.rounds);
         let master = policy.param_dtype.master();
         let is_whole = |id: &ParamId| {
@@ -352,7 +352,7 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                 checkpointing,
                 offload: if offloads { Offload::Cpu } else { Offload::None },
             };
-            (Mesh::new(replicas, shards).unwrap(), policy)
+            (Mesh::new([(Axis::Replicate, replicas), (Axis::Shard, shards)]).unwrap(), policy)
         },
     )
 }
@@ -391,7 +391,7 @@ pub(crate) fn grid(sketch: &Sketch) -> Vec<Setup> {
                         offload: [Offload::None, Offload::Cpu][usize::from(pick(3))],
                         ..Policy::default()
                     };
-                    let mesh = Mesh::new(1 + prefetch % 2, 4).unwrap();
+                    let mesh = Mesh::new([(Axis::Replicate, 1 + prefetch % 2), (Axis::Shard, 4)]).unwrap();
                     let setup = Setup::plain(sketch.clone());
                     all.push(Setup { policy, mesh, rounds, phases: rounds % 2, whole: rounds == 2, ..setup });
                 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
+use fsdp_core::{Axis, Queue};
 use fsdp_sim::virtual_time::{Pace, Timeline, Work, simulate, straggling};
 
 use crate::cluster::{Cluster, ClusterError, Kind};
@@ -76,7 +76,7 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
     let world = plan.mesh.world();
     let straggling = match cluster.kind {
         Kind::Tpu => {
-            let slices = straggling(plan.mesh.replicas(), constants.get("slice_jitter"));
+            let slices = straggling(plan.mesh.size(Axis::Replicate), constants.get("slice_jitter"));
             slices * straggling((world as f64 / SLICE).ceil() as usize, constants.get("jitter"))
         }
         _ => straggling(world.div_ceil(cluster.devices_per_node()), constants.get("jitter")),

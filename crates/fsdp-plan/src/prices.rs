@@ -4,9 +4,9 @@ mod collectives;
 mod compute;
 mod points;
 
-use fsdp_core::DType;
 use fsdp_core::plan::Plan;
-use fsdp_core::schedule::{Op, OpKind, Schedule, Source};
+use fsdp_core::schedule::{Op, OpKind, Schedule};
+use fsdp_core::{DType, Group};
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_sim::virtual_time::Work;
 
@@ -138,28 +138,26 @@ impl<'a> Prices<'a> {
             return Work { seconds: estimate.seconds, ..Work::default() };
         }
         let pass = |bytes: f64| Work { seconds: bytes / self.bandwidth, ..Work::default() };
-        let (shards, world) = (plan.mesh.shards(), plan.mesh.world());
+        let size = |group| plan.mesh.group_size(group);
         let host =
             |bytes: f64| Work { seconds: bytes / self.cluster.node.host_link.value, ..Work::default() };
         match op.kind {
-            OpKind::AllGather { source, .. } => {
-                let group = match source {
-                    Source::SubShard => plan.step.sub_group.unwrap_or(shards),
-                    Source::Shard | Source::Staged => shards,
-                };
+            OpKind::AllGather { group, .. } => {
                 let bytes = match self.software.gathered_bytes {
                     Some(each) => work.elements_written * each,
                     None => work.bytes_written,
                 };
-                self.collective(Collective::AllGather, bytes, group)
+                self.collective(Collective::AllGather, bytes, size(group))
             }
-            OpKind::ReduceScatter { .. } => {
-                self.collective(Collective::ReduceScatter, work.bytes_read, shards)
+            OpKind::ReduceScatter { group, .. } => {
+                self.collective(Collective::ReduceScatter, work.bytes_read, size(group))
             }
-            OpKind::GatherDirections(_) => self.collective(Collective::AllGather, work.bytes_written, shards),
-            OpKind::AllReduceReplicas { .. } => self.replicated(work.bytes_written, plan.mesh),
+            OpKind::GatherDirections(_) => {
+                self.collective(Collective::AllGather, work.bytes_written, size(Group::SHARD))
+            }
+            OpKind::AllReduce { .. } => self.replicated(work.bytes_written, plan.mesh),
             OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => {
-                self.collective(Collective::AllReduce, 0.0, world)
+                self.collective(Collective::AllReduce, 0.0, plan.mesh.world())
             }
             OpKind::Update(_) if !self.software.is_update_fused => {
                 pass(work.elements_read * self.constants.get("update"))
@@ -179,7 +177,7 @@ impl<'a> Prices<'a> {
                 let host = work.host_bytes / HOST_BANDWIDTH;
                 Work { seconds: bytes.max(0.0) / self.bandwidth + host, ..Work::default() }
             }
-            OpKind::KeepSubShard(_) => pass(2.0 * work.bytes_written),
+            OpKind::KeepSubShard { .. } => pass(2.0 * work.bytes_written),
             OpKind::Upload(_) => host(work.bytes_written),
             OpKind::Download(_) => host(work.bytes_read),
             // Each unit is resharded twice per micro-batch, and copied out of the gathered buffer once.
@@ -225,7 +223,7 @@ fn expose_replication(schedule: &Schedule, priced: &mut [Work]) {
     let mut exposed = 0.0;
     for (op, work) in schedule.ops.iter().zip(priced) {
         match op.kind {
-            OpKind::AllReduceReplicas { .. } => exposed += std::mem::take(&mut work.seconds),
+            OpKind::AllReduce { .. } => exposed += std::mem::take(&mut work.seconds),
             OpKind::ReduceScalars => work.seconds += std::mem::take(&mut exposed),
             _ => {}
         }

@@ -28,8 +28,8 @@ pub fn trace_step<M: TrainBackend, A: Architecture + Clone>(
 ) -> Result<(), TrainError> {
     expect_compiled(config, architecture)?;
     let Seat { rank, memory, gathers, reductions } = seat;
-    let (mesh, sub_group, digest) = (plan.mesh, plan.step.sub_group, Digest::of(&**plan));
-    let comms = Comms::connect(&*memory, gathers, reductions, mesh, sub_group, digest)?;
+    let digest = Digest::of(&**plan);
+    let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.groups(), digest)?;
     if rank != Rank(0) {
         return Ok(());
     }

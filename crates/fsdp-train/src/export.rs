@@ -17,7 +17,7 @@ use fsdp_core::engine::{Engine, UnitShards};
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::model::ParamSpec;
 use fsdp_core::program::Program;
-use fsdp_core::{DType, Memory, Queue};
+use fsdp_core::{Axis, DType, Memory, Queue};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::update::Ema;
 
@@ -130,7 +130,7 @@ pub(crate) fn export_model<M: Memory, P: Program<M>>(
     plan: &ExportPlan,
     config: &Resolved,
 ) -> Result<Option<Receipt>, TrainError> {
-    if engine.plan().mesh.replica_of(engine.rank()) > 0 {
+    if engine.plan().mesh.coordinate(engine.rank(), Axis::Replicate) > 0 {
         return Ok(None);
     }
     let mut writer = plan.writer();

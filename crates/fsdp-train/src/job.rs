@@ -14,7 +14,7 @@ use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, UpdateRule};
 use fsdp_core::wrap;
-use fsdp_core::{DType, Digest, Mesh, Rank};
+use fsdp_core::{Axis, DType, Digest, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::layer::Description;
@@ -434,8 +434,8 @@ fn parts(config: &Resolved, spec: &ModelSpec, frozen_master: bool) -> Result<Par
     let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
     let policy = Policy { frozen_master, ..config.fsdp.policy() }.resolve(mesh)?;
     let units = wrap::units(spec, &config.fsdp.wrap)?;
-    let layout = Layout::new(spec, &units, mesh.shards(), policy.param_dtype);
-    let rounds = config.train.micro_batches_per_step() / mesh.world();
+    let layout = Layout::new(spec, &units, mesh.size(Axis::Shard), policy.param_dtype);
+    let rounds = config.train.micro_batches_per_step() / mesh.dp_degree();
     let blocks = spec.blocks.len();
     if rounds > BLOCK_ROUNDS_MAX / blocks {
         let reason = format!(

@@ -131,8 +131,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             chunks, predicted,
             "memory is predicted for the device of the run file, and this is another"
         );
-        let comms =
-            Comms::connect(&*memory, gathers, reductions, plan.mesh, plan.step.sub_group, job.digest)?;
+        let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.groups(), job.digest)?;
         let options = job.program_options();
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = M::delayed_rule(&job.config.train, &plan.spec, late)?;

@@ -128,6 +128,7 @@ fn topic(step: u64) -> String {
 #[cfg(test)]
 mod tests {
     use fsdp_comm::assembly::InMemoryAssembly;
+    use fsdp_core::Group;
     use fsdp_core::comm::ReduceOp;
     use fsdp_core::wrap::UnitId;
 
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn only_time_blocked_in_collectives_counts_as_waiting() {
         let pause = || std::thread::sleep(Duration::from_millis(3));
-        let gather = OpKind::ReduceScatter { unit: UnitId(0), reduce: ReduceOp::Sum };
+        let gather = OpKind::ReduceScatter { unit: UnitId(0), reduce: ReduceOp::Sum, group: Group::SHARD };
         let mut inner = ();
         let mut timer = WaitTimer::new(&mut inner);
         pause();

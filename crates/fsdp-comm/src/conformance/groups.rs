@@ -1,7 +1,7 @@
 //! Checks of groups, and of many collectives in flight.
 
 use fsdp_core::comm::{Comm, Completed, Pending, Purpose, ReduceOp};
-use fsdp_core::{DType, Error, Memory, Mesh, Queue};
+use fsdp_core::{Axis, DType, Error, Memory, Mesh, Queue};
 
 use super::values::{assert_contents, empty, filled, reduced, values};
 use super::{in_schedule, run_ok};
@@ -59,11 +59,12 @@ fn work_in_group<M: Memory>(
 /// # Panics
 /// Panics if the check fails.
 pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, shards: usize) {
-    let mesh = Mesh::new(replicas, shards).expect("the suite makes meshes with positive axes");
+    let mesh = Mesh::new([(Axis::Replicate, replicas), (Axis::Shard, shards)])
+        .expect("the suite makes meshes with positive axes");
     run_ok(launcher, mesh.world(), &|mut seat| {
         let memory = &*seat.memory;
         let rank = seat.gathers.world_rank();
-        let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
+        let (replica, shard) = (mesh.coordinate(rank, Axis::Replicate), mesh.coordinate(rank, Axis::Shard));
         let mut row = seat.gathers.split(memory, replica)?;
         let mut column = seat.gathers.split(memory, shard)?;
         let row_members: Vec<usize> = (0..shards).map(|other| replica * shards + other).collect();

@@ -2,7 +2,8 @@
 
 use super::{Names, Violation};
 use crate::layout::Segment;
-use crate::schedule::{BufferId, Op, OpKind, Place, Role, Source};
+use crate::mesh::Group;
+use crate::schedule::{BufferId, Op, OpKind, Place, Role};
 
 /// Checks that shards have the lengths of the layout.
 pub(super) fn check_shards(names: Names<'_>) -> Result<(), Violation> {
@@ -22,16 +23,17 @@ pub(super) fn check_shards(names: Names<'_>) -> Result<(), Violation> {
 
 /// Checks that the operands of an operation match each other; their number is already checked.
 pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
-    let (shards, group) = (names.schedule.mesh.shards(), names.schedule.sub_group.unwrap_or(1));
+    let size = |group| names.schedule.mesh.group_size(group);
     let (device, host) = (Place::Device, Place::Host);
     // A written buffer is `times` times as long as one of the `parts` parts of the buffer read; `places` are of both.
     let (times, parts, places) = match op.kind {
         OpKind::Upload(_) => (1, 1, [host, device]),
         OpKind::Download(_) => (1, 1, [device, host]),
-        OpKind::AllGather { source: Source::SubShard, .. } => (group, 1, [device; 2]),
-        OpKind::AllGather { .. } | OpKind::GatherDirections(_) => (shards, 1, [device; 2]),
-        OpKind::KeepSubShard(_) => (1, group, [device; 2]),
-        OpKind::ReduceScatter { .. } => (1, shards, [device; 2]),
+        OpKind::AllGather { group, .. } => (size(group), 1, [device; 2]),
+        OpKind::GatherDirections(_) => (size(Group::SHARD), 1, [device; 2]),
+        OpKind::KeepSubShard { group, .. } | OpKind::ReduceScatter { group, .. } => {
+            (1, size(group), [device; 2])
+        }
         OpKind::Add { .. } => (1, 1, [device; 2]),
         OpKind::Update(_) | OpKind::Direct(_) | OpKind::Statistics { .. } => {
             return check_update(names, at, op);

@@ -5,6 +5,7 @@ mod waits;
 use proptest::prelude::*;
 
 use super::*;
+use crate::mesh::{Axis, Group};
 use crate::rank::{Queue, Rank};
 use crate::schedule::{
     Accumulation, AccumulationOrder, BufferDecl, Offload, Op, Place, Policy, Reshard, Role,
@@ -80,7 +81,7 @@ fn sample() -> (Built, Schedule) {
         rounds: 2,
         phases: 1,
         whole: true,
-        mesh: crate::Mesh::new(2, 2).unwrap(),
+        mesh: crate::Mesh::new([(Axis::Replicate, 2), (Axis::Shard, 2)]).unwrap(),
         ..Setup::plain(Sketch { halves: true, ..Sketch::plain(3) })
     };
     let built = setup.build();
@@ -122,7 +123,7 @@ fn samples() -> Vec<Built> {
     let policy = Policy::default();
     let with = |policy, mesh: (usize, usize)| Setup {
         policy,
-        mesh: crate::Mesh::new(mesh.0, mesh.1).unwrap(),
+        mesh: crate::Mesh::new([(Axis::Replicate, mesh.0), (Axis::Shard, mesh.1)]).unwrap(),
         ..plain.clone()
     };
     let (cpu, unsharded) = (Offload::Cpu, Accumulation::Unsharded);
@@ -189,6 +190,30 @@ fn missing_or_duplicate_addition_is_rejected() {
         let mut twice = schedule.clone();
         twice.ops[index].reads.clone_from(&op.writes);
         assert!(built.check(&twice).is_err());
+    }
+}
+
+#[test]
+fn collective_over_another_group_is_rejected() {
+    let groups =
+        [Group::WORLD, Group::SHARD, Group::REPLICATE, Group::SHARD.neighbors(2), Group::SHARD.neighbors(1)];
+    for built in samples() {
+        let schedule = built.step();
+        for (index, other) in (0..schedule.ops.len()).flat_map(|index| groups.map(|group| (index, group))) {
+            let mut changed = schedule.clone();
+            match &mut changed.ops[index].kind {
+                OpKind::AllGather { group, .. }
+                | OpKind::KeepSubShard { group, .. }
+                | OpKind::ReduceScatter { group, .. }
+                | OpKind::AllReduce { group, .. }
+                    if *group != other =>
+                {
+                    *group = other;
+                }
+                _ => continue,
+            }
+            assert!(built.check(&changed).is_err(), "{:?}", changed.ops[index].kind);
+        }
     }
 }
 

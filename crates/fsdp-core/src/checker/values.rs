@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Names, Violation};
 use crate::layout::{Layout, SegmentId};
+use crate::mesh::{Axis, Group};
 use crate::model::{BlockId, ModelSpec, ParamId};
 use crate::rank::Queue;
 #[cfg(test)]
 use crate::schedule::Schedule;
-use crate::schedule::{BufferId, Op, OpKind, Role, Source};
+use crate::schedule::{BufferId, Op, OpKind, Role};
 use crate::wrap::UnitId;
 
 /// A segment of a unit.
@@ -22,10 +23,13 @@ type Owner = (UnitId, SegmentId);
 /// The part of a segment's parameters that a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    Shard,
-    SubShard,
+    /// What one rank of a group holds.
+    Of(Group),
     Whole,
 }
+
+/// What one rank of the shard axis holds.
+const SHARD: Part = Part::Of(Group::SHARD);
 
 /// The progress of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +38,10 @@ enum Stage {
     Open(usize),
     /// Complete on this rank, not yet reduced.
     Whole,
-    /// Reduced over the shard axis.
-    Sharded,
-    /// Reduced over both axes.
-    Replicated,
+    /// Reduced and sharded over this group.
+    Sharded(Group),
+    /// Then reduced over this one, too.
+    Replicated(Group),
 }
 
 /// The contents of a buffer.
@@ -128,7 +132,7 @@ impl<'a> Values<'a> {
         let decl = &self.names.schedule.buffers[index];
         match (decl.role, decl.unit.zip(decl.segment)) {
             (Role::Master | Role::Low, Some(owner)) => {
-                Value::Params { owner, part: Part::Shard, updated: updated && self.trained.contains(&owner) }
+                Value::Params { owner, part: SHARD, updated: updated && self.trained.contains(&owner) }
             }
             (Role::State(tensor), Some(owner)) => Value::State { owner, tensor },
             (Role::Factors, _) => Value::Factors { of_this_step: updated },
@@ -160,12 +164,13 @@ impl<'a> Values<'a> {
                 self.round = round.0;
                 self.check_operands(at, op, [0, 0])
             }
-            OpKind::Upload(unit) => self.move_params(at, op, unit, [Part::Shard, Part::Shard]),
-            OpKind::AllGather { unit, source: Source::SubShard, .. } => {
-                self.move_params(at, op, unit, [Part::SubShard, Part::Whole])
+            OpKind::Upload(unit) => self.move_params(at, op, unit, [SHARD; 2]),
+            OpKind::AllGather { unit, group, .. } => {
+                self.move_params(at, op, unit, [Part::Of(group), Part::Whole])
             }
-            OpKind::AllGather { unit, .. } => self.move_params(at, op, unit, [Part::Shard, Part::Whole]),
-            OpKind::KeepSubShard(unit) => self.move_params(at, op, unit, [Part::Whole, Part::SubShard]),
+            OpKind::KeepSubShard { unit, group } => {
+                self.move_params(at, op, unit, [Part::Whole, Part::Of(group)])
+            }
             OpKind::Reshard(unit) => {
                 self.check_operands(at, op, [0, self.names.layout.unit(unit).segments.len()])?;
                 let mut buffers = op.writes.iter().zip(owners(unit));
@@ -188,11 +193,12 @@ impl<'a> Values<'a> {
                 })
             }
             OpKind::CloseGradient(unit) => self.advance(at, op, unit, [None, Some(Stage::Whole)]),
-            OpKind::ReduceScatter { unit, .. } => {
-                self.advance(at, op, unit, [Stage::Whole, Stage::Sharded].map(Some))
+            OpKind::ReduceScatter { unit, group, .. } => {
+                self.advance(at, op, unit, [Stage::Whole, Stage::Sharded(group)].map(Some))
             }
-            OpKind::AllReduceReplicas { unit, .. } => {
-                self.advance(at, op, unit, [Stage::Sharded, Stage::Replicated].map(Some))
+            OpKind::AllReduce { unit, group, .. } => {
+                let stages = [Stage::Sharded(Group::SHARD), Stage::Replicated(group)];
+                self.advance(at, op, unit, stages.map(Some))
             }
             OpKind::Download(unit) => self.advance(at, op, unit, [Some(self.last_stage()); 2]),
             OpKind::Add { unit, queue } => self.add(at, op, unit, queue),
@@ -266,7 +272,10 @@ impl<'a> Values<'a> {
     }
 
     fn last_stage(&self) -> Stage {
-        if self.names.schedule.mesh.replicas() > 1 { Stage::Replicated } else { Stage::Sharded }
+        match self.names.schedule.mesh.size(Axis::Replicate) {
+            1 => Stage::Sharded(Group::SHARD),
+            _ => Stage::Replicated(Group::REPLICATE),
+        }
     }
 
     /// The range of micro-batches in a gradient.
@@ -287,7 +296,7 @@ impl<'a> Values<'a> {
         stages: [Option<Stage>; 2],
     ) -> Result<(), Violation> {
         let segments = self.trained_segments(unit);
-        let in_place = matches!(op.kind, OpKind::CloseGradient(_) | OpKind::AllReduceReplicas { .. });
+        let in_place = matches!(op.kind, OpKind::CloseGradient(_) | OpKind::AllReduce { .. });
         self.check_operands(at, op, [if in_place { 0 } else { segments }, segments])?;
         let sources = if in_place { &op.writes } else { &op.reads };
         for ((&read, &write), owner) in sources.iter().zip(&op.writes).zip(owners(unit)) {
@@ -303,7 +312,7 @@ impl<'a> Values<'a> {
     /// Adds the sum of later micro-batches to the sum of the micro-batches just before them.
     fn add(&mut self, at: usize, op: &Op, unit: UnitId, queue: Queue) -> Result<(), Violation> {
         self.check_operands(at, op, [self.trained_segments(unit); 2])?;
-        let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded };
+        let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded(Group::SHARD) };
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
             let ([_, end], [start, middle]) = (self.rounds_in(read), self.rounds_in(write));
             let [from, into, sum] = [[middle, end], [start, middle], [start, end]]

@@ -4,9 +4,9 @@
 //! 1. `OpenGradient` takes the buffers of a unit out of the table and passes them to
 //!    [`Gradients`](crate::program::Gradients), through which `Backward` (and `LastBlock`) writes into them.
 //!    `CloseGradient` puts them back.
-//! 2. `ReduceScatter` sums them over the ranks of the shard axis. It may still be in flight when the call returns; the
+//! 2. `ReduceScatter` sums them over the ranks of its group. It may still be in flight when the call returns; the
 //!    sum is in the table once a later operation waits for it or joins it ([`Engine::settle`]).
-//! 3. `Add` adds it to the sum of earlier micro-batches, `AllReduceReplicas` sums over replicas, and `Download` moves
+//! 3. `Add` adds it to the sum of earlier micro-batches, `AllReduce` sums over replicas, and `Download` moves
 //!    it to the host; a schedule contains only those it needs. The result is the total of the step, a sum over
 //!    micro-batches.
 //! 4. `SquareNorm` adds its squared norm to the scalars of the step. `ReduceScalars` sums these over all ranks, and
@@ -20,10 +20,11 @@ use crate::comm::{Completed, Purpose};
 use crate::error::Error;
 use crate::layout::SegmentId;
 use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
+use crate::mesh::Group;
 use crate::model::BlockId;
 use crate::program::{Params, Program};
 use crate::rank::Queue;
-use crate::schedule::{Op, OpId, OpKind, Role, Schedule, Source};
+use crate::schedule::{Op, OpId, OpKind, Role, Schedule};
 use crate::wrap::UnitId;
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
@@ -35,8 +36,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             OpKind::BeginStep => self.begin_step(memory, schedule, op),
             OpKind::BeginMicroBatch(round) => self.program.begin(memory, round),
             OpKind::Upload(_) => self.copy(memory, Queue::Upload, op),
-            OpKind::AllGather { unit, source, purpose } => {
-                self.all_gather(memory, id, op, unit, source, purpose)
+            OpKind::AllGather { unit, group, purpose, .. } => {
+                self.all_gather(memory, id, op, unit, group, purpose)
             }
             OpKind::Forward { block, mode } => {
                 let params = self.params(op, block)?;
@@ -51,22 +52,21 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 let params = self.params(op, block)?;
                 self.program.backward(memory, block, &params, &mut self.gradients)
             }
-            OpKind::KeepSubShard(_) => self.keep_sub_shard(memory, op),
+            OpKind::KeepSubShard { group, .. } => self.keep_sub_shard(memory, op, group),
             OpKind::Reshard(unit) => self.reshard(memory, op, unit),
             OpKind::OpenGradient(unit) => self.open_gradient(memory, op, unit),
             OpKind::CloseGradient(unit) => self.close_gradient(memory, op, unit),
-            OpKind::ReduceScatter { unit, reduce } => {
+            OpKind::ReduceScatter { unit, reduce, group } => {
                 let (inputs, outputs) = (self.table.take_all(&op.reads)?, self.table.take_all(&op.writes)?);
-                let comm = &mut self.comms.reduce;
+                let comm = self.comms.get(Queue::Reduce, group);
                 let pending =
                     comm.reduce_scatter(memory, reduce, Purpose::Gradient, Some(unit), inputs, outputs)?;
                 self.in_flight.insert(id, pending);
                 Ok(())
             }
             OpKind::Add { queue, .. } => self.add(memory, queue, op),
-            OpKind::AllReduceReplicas { unit, reduce } => {
-                let comm =
-                    self.comms.replicate.as_mut().expect("a mesh with replicas has their communicator");
+            OpKind::AllReduce { unit, reduce, group } => {
+                let comm = self.comms.get(Queue::Reduce, group);
                 let buffers = self.table.take_all(&op.writes)?;
                 let pending = comm.all_reduce(memory, reduce, Purpose::Gradient, Some(unit), buffers)?;
                 self.in_flight.insert(id, pending);
@@ -78,7 +78,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }
             OpKind::SquareNorm(unit) => self.square_norm(memory, op, unit),
             OpKind::ReduceScalars => {
-                self.scalars.reduce(memory, &mut self.table, &mut self.comms.world, &mut self.program)
+                let comm = self.comms.world();
+                self.scalars.reduce(memory, &mut self.table, comm, &mut self.program)
             }
             OpKind::Statistics { unit, .. } => self.statistics(memory, op, unit),
             OpKind::ReduceStatistics(_) => self.reduce_statistics(memory, op),
@@ -142,13 +143,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         id: OpId,
         op: &Op,
         unit: UnitId,
-        source: Source,
+        group: Group,
         purpose: Purpose,
     ) -> Result<(), Error> {
-        let comm = match (source, &mut self.comms.sub_gather) {
-            (Source::SubShard, Some(comm)) => comm,
-            _ => &mut self.comms.gather,
-        };
+        let comm = self.comms.get(Queue::Gather, group);
         let inputs = op.reads.iter().map(|&id| self.table.get(id).cloned()).collect::<Result<_, _>>()?;
         let outputs = self.table.take_all(&op.writes)?;
         let pending = comm.all_gather(memory, purpose, Some(unit), inputs, outputs)?;
@@ -168,8 +166,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(params)
     }
 
-    fn keep_sub_shard(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
-        let part = self.comms.sub_gather.as_ref().map_or(0, |comm| comm.rank());
+    fn keep_sub_shard(&mut self, memory: &M, op: &Op, group: Group) -> Result<(), Error> {
+        let part = self.plan.mesh.index_in_group(self.rank, group);
         for (&from, &to) in op.reads.iter().zip(&op.writes) {
             let (unsharded, sub_shard) = self.table.pair(from, to)?;
             memory.copy_part(Queue::Compute, unsharded, part, sub_shard)?;

@@ -7,6 +7,7 @@ use super::{Comms, Engine};
 use crate::comm::Purpose;
 use crate::error::Error;
 use crate::memory::{Memory, Slice, SliceMut};
+use crate::mesh::{Axis, Group};
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::schedule::BufferId;
@@ -26,7 +27,7 @@ pub enum Origin {
 impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// Whether this rank belongs to the first replica, which reads for all.
     pub fn reads(&self) -> bool {
-        self.plan.mesh.replica_of(self.rank) == 0
+        self.plan.mesh.coordinate(self.rank, Axis::Replicate) == 0
     }
 
     /// Sets the master parameters: `fill` receives every piece of this rank's shards and a buffer for its elements. It
@@ -105,7 +106,7 @@ impl<M: Memory> Comms<M> {
         unit: UnitId,
         ids: &[BufferId],
     ) -> Result<(), Error> {
-        let Some(replicate) = &mut self.replicate else { return Ok(()) };
+        let Some(replicate) = self.groups.get_mut(&(Queue::Reduce, Group::REPLICATE)) else { return Ok(()) };
         memory.wait(Queue::Reduce, &memory.record(Queue::Compute));
         let pending = replicate.broadcast(memory, Purpose::Setup, Some(unit), 0, table.take_all(ids)?)?;
         table.put_all(ids, pending.wait_on(memory, Queue::Compute)?.outputs);

@@ -20,39 +20,32 @@ pub use shards::UnitShards;
 
 pub use crate::scalars::StepReport;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::comm::{Comm, Pending, Traffic};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::memory::Memory;
+use crate::mesh::{Group, Mesh};
 use crate::plan::Plan;
 use crate::program::{Gradients, Program};
-use crate::rank::{Mesh, Rank};
+use crate::rank::{Queue, Rank};
 use crate::schedule::{OpId, Schedule};
 use crate::update::{RankTables, UpdateRule};
 
 use table::Table;
 
-/// The communicators of one rank.
+/// The communicators of one rank: one for each group that collectives of a queue run over.
 pub struct Comms<M: Memory> {
-    /// All-gathers over the shard axis.
-    gather: Comm<M>,
-    /// All-gathers of sub-shards, if any are kept.
-    sub_gather: Option<Comm<M>>,
-    /// Reductions over the shard axis.
-    reduce: Comm<M>,
-    /// All-reduces, and broadcasts of values that only the first replica reads, over the replicate axis.
-    replicate: Option<Comm<M>>,
-    /// Scalars over all ranks.
-    world: Comm<M>,
+    rank: Rank,
+    groups: BTreeMap<(Queue, Group), Comm<M>>,
 }
 
 impl<M: Memory> Comms<M> {
-    /// Splits two communicators of the whole world into those of a mesh. Gathers and reductions have one each, so that
-    /// they do not wait for each other. `sub_group` is the number of ranks that share sub-shards, if any are kept.
-    /// First, all ranks compare `digest`, which covers everything that must be the same on all of them.
+    /// Splits two communicators of the whole world into the groups of a mesh ([`Plan::groups`]). Gathers and reductions
+    /// have one each, so that they do not wait for each other. First, all ranks compare `digest`, which covers
+    /// everything that must be the same on all of them.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started with other
@@ -62,34 +55,34 @@ impl<M: Memory> Comms<M> {
         mut gathers: Comm<M>,
         mut reductions: Comm<M>,
         mesh: Mesh,
-        sub_group: Option<usize>,
+        groups: &BTreeSet<(Queue, Group)>,
         digest: Digest,
     ) -> Result<Self, Error> {
         gathers.agree(memory, digest)?;
         let rank = gathers.world_rank();
-        let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
-        let sub_gather = match sub_group {
-            Some(n) => Some(gathers.split(memory, rank.0 / n)?),
-            None => None,
-        };
-        let gather = gathers.split(memory, replica)?;
-        let reduce = reductions.split(memory, replica)?;
-        let replicate = match mesh.replicas() {
-            1 => None,
-            _ => Some(reductions.split(memory, shard)?),
-        };
-        Ok(Self { gather, sub_gather, reduce, replicate, world: reductions })
+        let mut split = BTreeMap::new();
+        for &(queue, group) in groups.iter().filter(|(_, group)| *group != Group::WORLD) {
+            let world = if queue == Queue::Gather { &mut gathers } else { &mut reductions };
+            split.insert((queue, group), world.split(memory, mesh.group_of(rank, group))?);
+        }
+        split.insert((Queue::Reduce, Group::WORLD), reductions);
+        Ok(Self { rank, groups: split })
+    }
+
+    /// The communicator for a collective of the schedule.
+    fn get(&mut self, queue: Queue, group: Group) -> &mut Comm<M> {
+        self.groups.get_mut(&(queue, group)).expect("the groups of the plan were connected")
+    }
+
+    /// The communicator of all ranks, for scalars.
+    fn world(&mut self) -> &mut Comm<M> {
+        self.get(Queue::Reduce, Group::WORLD)
     }
 
     /// Collectives and bytes that this rank has communicated so far.
     pub fn traffic(&self) -> Traffic {
         let mut traffic = Traffic::default();
-        for comm in
-            [Some(&self.gather), self.sub_gather.as_ref(), Some(&self.reduce), self.replicate.as_ref()]
-                .into_iter()
-                .flatten()
-                .chain([&self.world])
-        {
+        for comm in self.groups.values() {
             traffic += comm.traffic();
         }
         traffic
@@ -128,7 +121,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         program: P,
         rule: Box<dyn UpdateRule<M>>,
     ) -> Result<Self, Error> {
-        let rank = comms.world.world_rank();
+        let rank = comms.rank;
         let tables = RankTables::new(&plan, &*rule, rank);
         let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
         let scalars = scalars::Scalars::new(&*memory, &plan, &mut table)?;
@@ -203,7 +196,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// The errors of the memory; [`Error::Comm`] when a collective was cut off before the report was read.
     pub fn report(&mut self) -> Result<Option<StepReport>, Error> {
         let report = self.scalars.report(&*self.memory, &self.table)?;
-        self.comms.world.check()?;
+        self.comms.world().check()?;
         Ok(report)
     }
 
@@ -245,8 +238,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn any(&mut self, flag: bool) -> Result<bool, Error> {
-        let flags = self.scalars.reduce_flag(&*self.memory, &mut self.table, &mut self.comms.world, flag)?;
-        self.comms.world.check()?;
+        let flags = self.scalars.reduce_flag(&*self.memory, &mut self.table, self.comms.world(), flag)?;
+        self.comms.world().check()?;
         Ok(flags.any)
     }
 
@@ -256,8 +249,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// # Errors
     /// [`Error::Comm`].
     pub fn state_is_finite(&mut self) -> Result<bool, Error> {
-        let flags = self.scalars.reduce_flag(&*self.memory, &mut self.table, &mut self.comms.world, false)?;
-        self.comms.world.check()?;
+        let flags = self.scalars.reduce_flag(&*self.memory, &mut self.table, self.comms.world(), false)?;
+        self.comms.world().check()?;
         Ok(flags.state_finite)
     }
 
@@ -272,7 +265,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.memory.begin_schedule();
         let result = self.run(schedule, order, observer).and_then(|()| self.memory.end_schedule());
         if let Err(error) = &result {
-            self.comms.world.abort(&error.to_string(), error.kind());
+            self.comms.world().abort(&error.to_string(), error.kind());
         }
         result
     }

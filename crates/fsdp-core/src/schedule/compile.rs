@@ -24,8 +24,8 @@ use super::{BufferId, OpKind, Role, Round, Schedule, SectionKind, Source};
 use crate::comm::ReduceOp;
 use crate::layout::{Layout, Segment};
 use crate::memory::Category;
+use crate::mesh::{Axis, Group, Mesh};
 use crate::model::{BlockId, ModelSpec};
-use crate::rank::Mesh;
 use crate::update::RuleDecl;
 use crate::wrap::UnitId;
 
@@ -130,7 +130,11 @@ impl<'a> Build<'a> {
         rounds: usize,
     ) -> Self {
         assert!(rounds > 0, "there is at least one micro-batch");
-        assert_eq!(compiler.layout.shards, compiler.mesh.shards(), "the layout is made for the mesh");
+        assert_eq!(
+            compiler.layout.shards,
+            compiler.mesh.size(Axis::Shard),
+            "the layout is made for the mesh"
+        );
         let mut written: BTreeMap<UnitId, (usize, usize)> = BTreeMap::new();
         for (at, step) in steps.iter().enumerate() {
             for &unit in &step.gradients {
@@ -177,13 +181,9 @@ impl<'a> Build<'a> {
             sections: self.emit.sections,
             rounds: self.rounds,
             mesh,
-            sub_group: match policy.reshard_after_forward {
-                Reshard::ToGroup(n) => Some(n),
-                _ => None,
-            },
             averaged_ranks: match policy.reduce_op {
                 ReduceOp::Sum => 1,
-                ReduceOp::Average => mesh.world(),
+                ReduceOp::Average => mesh.dp_degree(),
             },
         }
     }
@@ -278,8 +278,17 @@ impl<'a> Build<'a> {
         }
         let lens = segments.iter().map(Segment::unsharded_len).collect();
         let (slot, writes) = self.slots.take(&mut self.declared, lens);
-        self.emit.push(OpKind::AllGather { unit, source, purpose }, reads, writes.clone());
+        let group = if source == Source::SubShard { self.sub_group() } else { Group::SHARD };
+        self.emit.push(OpKind::AllGather { unit, source, group, purpose }, reads, writes.clone());
         self.gathered.insert(unit, (slot, writes));
+    }
+
+    /// The ranks that keep a unit together after forward.
+    fn sub_group(&self) -> Group {
+        match self.compiler.policy.reshard_after_forward {
+            Reshard::ToGroup(n) => Group::SHARD.neighbors(n),
+            Reshard::Auto | Reshard::Always | Reshard::Never => Group::SHARD,
+        }
     }
 
     fn reshard(&mut self, range: usize) {
@@ -287,7 +296,8 @@ impl<'a> Build<'a> {
         let (slot, buffers) = self.gathered.remove(&unit).expect("a unit is gathered before it is given up");
         if keep_sub_shard {
             let kept = self.declared.sub_shards[unit.0].clone();
-            self.emit.push(OpKind::KeepSubShard(unit), buffers.clone(), kept);
+            let group = self.sub_group();
+            self.emit.push(OpKind::KeepSubShard { unit, group }, buffers.clone(), kept);
         }
         self.emit.push(OpKind::Reshard(unit), Vec::new(), buffers);
         self.slots.give_back(slot);

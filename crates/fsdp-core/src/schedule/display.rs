@@ -5,13 +5,15 @@ use std::fmt::Write;
 use super::{BufferId, Op, OpId, OpKind, Role, Round, Schedule, Section, SectionKind, Source};
 use crate::comm::Purpose;
 use crate::layout::Layout;
+use crate::mesh::Group;
 use crate::model::ModelSpec;
 use crate::program::ForwardMode;
 use crate::wrap::UnitId;
 
 impl Schedule {
     /// Renders the schedule as lines of `index queue operation (waits)`. Consecutive micro-batches that differ only in
-    /// their number, or in which sums of gradients they add, are printed once.
+    /// their number, or in which sums of gradients they add, are printed once. Collectives of units run over the shard
+    /// axis if nothing else is said.
     pub fn render(&self, spec: &ModelSpec, layout: &Layout) -> String {
         let mut text = String::new();
         let mut at = 0;
@@ -127,11 +129,12 @@ pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String 
     let (from, to) = (first(&op.reads), first(&op.writes));
     match op.kind {
         OpKind::BeginMicroBatch(round) => format!("{name} {}", round.0),
-        OpKind::AllGather { unit, source, purpose } => {
+        OpKind::AllGather { unit, source, group, purpose } => {
             let from = if source == Source::Shard { String::new() } else { format!(" from {from}") };
             let pass = if purpose == Purpose::Backward { "backward" } else { "forward" };
-            format!("{} -> {to}{from}, for {pass}", of(unit))
+            format!("{} -> {to}{from}{}, for {pass}", of(unit), over(group))
         }
+        OpKind::AllReduce { unit, group, .. } => format!("{}{}", of(unit), over(group)),
         OpKind::Upload(unit) | OpKind::ReduceScatter { unit, .. } | OpKind::GatherDirections(unit) => {
             format!("{} -> {to}", of(unit))
         }
@@ -142,6 +145,11 @@ pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String 
         OpKind::ReduceStatistics(phase) => format!("{name} {}", phase.0),
         _ => op.kind.unit().map_or_else(|| name.into(), of),
     }
+}
+
+/// A remark on the ranks of a collective, if they are not the usual ones.
+fn over(group: Group) -> String {
+    if group == Group::SHARD { String::new() } else { format!(" over {group}") }
 }
 
 #[cfg(test)]

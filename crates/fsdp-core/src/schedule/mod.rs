@@ -26,7 +26,8 @@ pub use op::{Access, Op, OpKind, Phase, Round, Source};
 pub use order::micro_batch_index;
 pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 
-use crate::rank::Mesh;
+use crate::mesh::{Group, Mesh};
+use crate::rank::Queue;
 
 /// Index of an operation in [`Schedule::ops`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,8 +70,6 @@ pub struct Schedule {
     pub rounds: usize,
     /// The ranks that take part in collectives.
     pub mesh: Mesh,
-    /// Size of the groups that share the sub-shards of a unit; `None` if no sub-shards are kept.
-    pub sub_group: Option<usize>,
     /// The number of ranks that a reduced gradient is averaged over: multiplied by it, the gradient is the sum of all
     /// micro-batch gradients. 1 if gradients are summed.
     pub averaged_ranks: usize,
@@ -85,6 +84,11 @@ impl Schedule {
     /// The declaration of a buffer.
     pub fn buffer(&self, id: BufferId) -> &BufferDecl {
         &self.buffers[id.index()]
+    }
+
+    /// The groups that its collectives run over, with their queues.
+    pub fn groups(&self) -> impl Iterator<Item = (Queue, Group)> + '_ {
+        self.ops.iter().filter_map(|op| op.kind.group().map(|group| (op.kind.queue(), group)))
     }
 
     /// Whether the schedule computes gradients.

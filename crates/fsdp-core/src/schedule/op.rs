@@ -2,6 +2,7 @@
 
 use super::{BufferId, OpId};
 use crate::comm::{Purpose, ReduceOp};
+use crate::mesh::Group;
 use crate::model::BlockId;
 use crate::program::ForwardMode;
 use crate::rank::Queue;
@@ -18,11 +19,11 @@ pub struct Phase(pub usize);
 /// The buffers from which an all-gather reads a unit's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// The shard; the group is the whole shard axis.
+    /// The shard.
     Shard,
-    /// The larger part kept after forward; the group is the sub-group of `reshard_after_forward = n`.
+    /// The larger part kept after forward (`reshard_after_forward = n`).
     SubShard,
-    /// An uploaded copy of the shard; the group is the whole shard axis.
+    /// An uploaded copy of the shard.
     Staged,
 }
 
@@ -43,6 +44,8 @@ pub enum OpKind {
         unit: UnitId,
         /// The buffers that are gathered.
         source: Source,
+        /// The ranks that hold the parts.
+        group: Group,
         /// Forward or backward.
         purpose: Purpose,
     },
@@ -66,7 +69,12 @@ pub enum OpKind {
     /// gradient segment that contains the parameter's gradient.
     Backward(BlockId),
     /// Copies this rank's part of the gathered unit, for a smaller all-gather in backward; per segment.
-    KeepSubShard(UnitId),
+    KeepSubShard {
+        /// The unit.
+        unit: UnitId,
+        /// The ranks that keep the unit together.
+        group: Group,
+    },
     /// Gives up the gathered unit, which counts as a write; per segment.
     Reshard(UnitId),
     /// Hands the unit's gradient buffers to the program, with their padding zeroed. The first gradient of a parameter
@@ -75,13 +83,14 @@ pub enum OpKind {
     /// Marks the unit's gradient of this micro-batch as complete: takes the buffers back, with zeros where no block
     /// wrote. Writes per segment.
     CloseGradient(UnitId),
-    /// Reduces a complete gradient over the shard axis: writes this rank's part and gives up what it reads; per
-    /// segment.
+    /// Reduces a complete gradient: writes this rank's part and gives up what it reads; per segment.
     ReduceScatter {
         /// The unit.
         unit: UnitId,
         /// How ranks are combined.
         reduce: ReduceOp,
+        /// The ranks that each receive a part.
+        group: Group,
     },
     /// Adds a sum of gradients, which is given up, to the sum of earlier micro-batches; per segment.
     Add {
@@ -90,12 +99,14 @@ pub enum OpKind {
         /// The queue: [`Queue::Compute`] for unsharded gradients, [`Queue::Reduce`] for sharded ones.
         queue: Queue,
     },
-    /// Reduces the sharded gradient over the replicate axis, in place; per segment.
-    AllReduceReplicas {
+    /// Reduces the sharded gradient in place; per segment.
+    AllReduce {
         /// The unit.
         unit: UnitId,
-        /// How replicas are combined.
+        /// How ranks are combined.
         reduce: ReduceOp,
+        /// The ranks whose gradients are combined.
+        group: Group,
     },
     /// Moves the total gradient of the step to host memory, and gives up its device buffers; per segment.
     Download(UnitId),
@@ -135,7 +146,7 @@ impl OpKind {
             OpKind::Download(_) => Queue::Download,
             OpKind::Add { queue, .. } => *queue,
             OpKind::ReduceScatter { .. }
-            | OpKind::AllReduceReplicas { .. }
+            | OpKind::AllReduce { .. }
             | OpKind::SquareNorm(_)
             | OpKind::ReduceScalars
             | OpKind::ReduceStatistics(_) => Queue::Reduce,
@@ -150,8 +161,20 @@ impl OpKind {
             OpKind::AllGather { .. }
                 | OpKind::GatherDirections(_)
                 | OpKind::ReduceScatter { .. }
-                | OpKind::AllReduceReplicas { .. }
+                | OpKind::AllReduce { .. }
         )
+    }
+
+    /// The ranks that a collective runs over; `None` for other operations.
+    pub const fn group(&self) -> Option<Group> {
+        match *self {
+            OpKind::AllGather { group, .. }
+            | OpKind::ReduceScatter { group, .. }
+            | OpKind::AllReduce { group, .. } => Some(group),
+            OpKind::GatherDirections(_) | OpKind::ReduceStatistics(_) => Some(Group::SHARD),
+            OpKind::ReduceScalars => Some(Group::WORLD),
+            _ => None,
+        }
     }
 
     /// Whether the operation gives up the contents of the buffers it reads.
@@ -171,13 +194,13 @@ impl OpKind {
         match *self {
             OpKind::Upload(unit)
             | OpKind::AllGather { unit, .. }
-            | OpKind::KeepSubShard(unit)
+            | OpKind::KeepSubShard { unit, .. }
             | OpKind::Reshard(unit)
             | OpKind::OpenGradient(unit)
             | OpKind::CloseGradient(unit)
             | OpKind::ReduceScatter { unit, .. }
             | OpKind::Add { unit, .. }
-            | OpKind::AllReduceReplicas { unit, .. }
+            | OpKind::AllReduce { unit, .. }
             | OpKind::Download(unit)
             | OpKind::SquareNorm(unit)
             | OpKind::Statistics { unit, .. }
@@ -210,13 +233,13 @@ impl OpKind {
             OpKind::LastBlock { backward: true, .. } => "forward-backward",
             OpKind::LastBlock { backward: false, .. } => "forward",
             OpKind::Backward(_) => "backward",
-            OpKind::KeepSubShard(_) => "keep sub-shard",
+            OpKind::KeepSubShard { .. } => "keep sub-shard",
             OpKind::Reshard(_) => "reshard",
             OpKind::OpenGradient(_) => "open gradient",
             OpKind::CloseGradient(_) => "close gradient",
             OpKind::ReduceScatter { .. } => "reduce-scatter",
             OpKind::Add { .. } => "add",
-            OpKind::AllReduceReplicas { .. } => "all-reduce replicas",
+            OpKind::AllReduce { .. } => "all-reduce",
             OpKind::Download(_) => "download",
             OpKind::SquareNorm(_) => "square norm",
             OpKind::ReduceScalars => "all-reduce scalars",

@@ -5,7 +5,8 @@
 //! sum that a rank or a collective computes is a subtree.
 
 use super::Accumulation;
-use crate::rank::{Mesh, Rank};
+use crate::mesh::{Axis, Mesh};
+use crate::rank::Rank;
 
 /// Returns which of the `world * rounds` micro-batches of a step `rank` runs in its round `round`.
 ///
@@ -23,9 +24,9 @@ pub fn micro_batch_index(
 ) -> usize {
     assert!(rank.0 < mesh.world(), "{rank} is not in a mesh of {mesh}");
     assert!(round < rounds, "round {round} of {rounds}");
-    let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
+    let (replica, shard) = (mesh.coordinate(rank, Axis::Replicate), mesh.coordinate(rank, Axis::Shard));
     match accumulation {
-        Accumulation::Reduce => (replica * rounds + round) * mesh.shards() + shard,
-        Accumulation::Unsharded => (replica * mesh.shards() + shard) * rounds + round,
+        Accumulation::Reduce => (replica * rounds + round) * mesh.size(Axis::Shard) + shard,
+        Accumulation::Unsharded => (replica * mesh.size(Axis::Shard) + shard) * rounds + round,
     }
 }

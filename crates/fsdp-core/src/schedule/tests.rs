@@ -6,7 +6,7 @@ mod sums;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::model::{BlockId, ParamId};
 use crate::program::ForwardMode;
 use crate::testing::{Built, Setup, Sketch, grid, setups};
@@ -121,7 +121,7 @@ proptest! {
             let trains = usize::from(layout.is_trainable());
             let gathers = |kind: &OpKind| matches!(kind, OpKind::AllGather { unit: u, .. } if *u == unit);
             let reduces = |kind: &OpKind| matches!(kind, OpKind::ReduceScatter { unit: u, .. } if *u == unit);
-            let sums = |kind: &OpKind| matches!(kind, OpKind::AllReduceReplicas { unit: u, .. } if *u == unit);
+            let sums = |kind: &OpKind| matches!(kind, OpKind::AllReduce { unit: u, .. } if *u == unit);
             let per_step = match built.policy.accumulation {
                 Accumulation::Reduce => setup.rounds,
                 Accumulation::Unsharded => 1,
@@ -138,7 +138,7 @@ proptest! {
             }
             prop_assert_eq!(count(&step, downloads), offloads * trains);
             prop_assert_eq!(count(&evaluation, downloads), 0);
-            prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.replicas() > 1));
+            prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.size(Axis::Replicate) > 1));
             let queue = match built.policy.accumulation {
                 Accumulation::Reduce => crate::Queue::Reduce,
                 Accumulation::Unsharded => crate::Queue::Compute,
@@ -206,7 +206,7 @@ proptest! {
                 match *kind {
                     OpKind::Reshard(unit) => {
                         prop_assert!(built.units_of(before.unwrap()).contains(&unit));
-                        let keeps = kinds[index - 1] == OpKind::KeepSubShard(unit);
+                        let keeps = matches!(kinds[index - 1], OpKind::KeepSubShard { unit: u, .. } if u == unit);
                         let rest = &kinds[index..];
                         let small = rest.iter().any(|later| matches!(*later,
                             OpKind::AllGather { unit: u, source: Source::SubShard, .. } if u == unit));
@@ -263,8 +263,8 @@ proptest! {
             let op = &step.ops[index];
             let reads_result = match op.kind {
                 OpKind::Add { queue, .. } => queue == crate::Queue::Reduce,
-                OpKind::AllReduceReplicas { .. } => true,
-                OpKind::SquareNorm(_) => built.mesh.replicas() == 1,
+                OpKind::AllReduce { .. } => true,
+                OpKind::SquareNorm(_) => built.mesh.size(Axis::Replicate) == 1,
                 _ => false,
             };
             if !reads_result {
@@ -389,7 +389,8 @@ fn schedule_is_deterministic() {
 #[test]
 fn zero_rounds_or_layout_of_other_mesh_panics() {
     type Change = fn(&mut Built);
-    let changes: [Change; 2] = [|built| built.rounds = 0, |built| built.mesh = Mesh::new(1, 3).unwrap()];
+    let changes: [Change; 2] =
+        [|built| built.rounds = 0, |built| built.mesh = Mesh::new([(Axis::Shard, 3)]).unwrap()];
     for change in changes {
         let mut built = Setup::plain(Sketch::plain(1)).build();
         change(&mut built);

@@ -2,6 +2,7 @@
 
 use super::{Piece, Products, StateTensor, UpdateRule};
 use crate::memory::Memory;
+use crate::mesh::Axis;
 use crate::plan::Plan;
 use crate::rank::Rank;
 use crate::wrap::UnitId;
@@ -29,7 +30,8 @@ pub struct UnitTables {
 impl RankTables {
     /// Computes the tables of a rank.
     pub fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, rank: Rank) -> Self {
-        let (shard, replica) = (plan.mesh.shard_of(rank), plan.mesh.replica_of(rank));
+        let (shard, replica) =
+            (plan.mesh.coordinate(rank, Axis::Shard), plan.mesh.coordinate(rank, Axis::Replicate));
         let buffers = &plan.step.lasting.units;
         let units = plan.layout.units.iter().zip(buffers).map(|(unit, buffers)| {
             let dtype = |segment: usize| plan.step.buffer(buffers.master[segment]).dtype;

@@ -1,5 +1,6 @@
 //! Failures: the rank that is blamed, the error message, and that no rank hangs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::wrap::UnitId;
-use fsdp_core::{DType, Digest, Error, Memory, Mesh, Queue, Rank};
+use fsdp_core::{Axis, DType, Digest, Error, Memory, Mesh, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 
 use crate::fake::Fake;
@@ -278,8 +279,8 @@ fn buffers_of_abandoned_collective_are_leaked() {
 fn connect_names_ranks_with_different_settings() {
     let fake = Fake::new();
     let connect = |seat: Seat<StreamMemory>, started_with: &str| {
-        let (mesh, digest) = (Mesh::new(1, RANKS)?, Digest::of(&started_with));
-        Comms::connect(&*seat.memory, seat.gathers, seat.reductions, mesh, None, digest).map(drop)
+        let (mesh, digest) = (Mesh::new([(Axis::Shard, RANKS)])?, Digest::of(&started_with));
+        Comms::connect(&*seat.memory, seat.gathers, seat.reductions, mesh, &BTreeSet::new(), digest).map(drop)
     };
     let failure = failure(&fake, NEVER, |seat| {
         let is_other = seat.rank == Rank(1);

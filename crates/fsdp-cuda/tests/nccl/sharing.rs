@@ -1,5 +1,6 @@
 //! Counts the NCCL communicators that are created, and checks that groups of the same ranks share one.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
-use fsdp_core::{DType, Digest, Error, Memory, Mesh, Queue, Rank};
+use fsdp_core::{Axis, DType, Digest, Error, Group, Memory, Mesh, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
 
 use crate::fake::Fake;
@@ -38,10 +39,16 @@ fn made(fake: &Fake, ranks: usize) -> Vec<usize> {
 
 /// Returns the number of communicators that each rank of a mesh creates for training.
 fn made_for(replicas: usize, shards: usize, sub_group: Option<usize>) -> Vec<usize> {
-    let (fake, mesh) = (Fake::new(), Mesh::new(replicas, shards).unwrap());
+    let (fake, mesh) =
+        (Fake::new(), Mesh::new([(Axis::Replicate, replicas), (Axis::Shard, shards)]).unwrap());
+    let own = sub_group.map(|n| (Queue::Gather, Group::SHARD.neighbors(n)));
+    let copies = (replicas > 1).then_some((Queue::Reduce, Group::REPLICATE));
+    let groups =
+        [(Queue::Gather, Group::SHARD), (Queue::Reduce, Group::SHARD), (Queue::Reduce, Group::WORLD)];
+    let groups: BTreeSet<_> = groups.into_iter().chain(own).chain(copies).collect();
     launch(&fake, mesh.world(), |seat| {
         let Seat { memory, gathers, reductions, .. } = seat;
-        Comms::connect(&*memory, gathers, reductions, mesh, sub_group, Digest::of(&"alike")).map(drop)
+        Comms::connect(&*memory, gathers, reductions, mesh, &groups, Digest::of(&"alike")).map(drop)
     })
     .unwrap();
     made(&fake, mesh.world())

@@ -1,6 +1,6 @@
 //! Durations of collectives: a startup time, hops, and bytes over the slowest link of a ring.
 
-use fsdp_core::Mesh;
+use fsdp_core::{Axis, Mesh};
 use fsdp_sim::virtual_time::Work;
 
 use super::{NETWORK, NODE_LINK, Prices, link_reached};
@@ -86,7 +86,7 @@ impl Prices<'_> {
 
     /// The cost of an all-reduce of the shards of replicas, `bytes` each.
     pub(super) fn replicated(&self, bytes: f64, mesh: Mesh) -> Work {
-        let (replicas, shards) = (mesh.replicas(), mesh.shards());
+        let (replicas, shards) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
         if replicas < 2 {
             return Work::default();
         }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use fsdp_core::Mesh;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
+use fsdp_core::{Axis, Mesh};
 use fsdp_nn::model::unsharded::BlockCall;
 use serde::Serialize;
 
@@ -157,7 +157,7 @@ impl<'a> Prices<'a> {
 
 /// The collectives of a mesh, with the sizes of their groups.
 fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
-    let (shards, replicas, world) = (mesh.shards(), mesh.replicas(), mesh.world());
+    let (shards, replicas, world) = (mesh.size(Axis::Shard), mesh.size(Axis::Replicate), mesh.world());
     let all = [
         (Collective::AllGather, shards),
         (Collective::ReduceScatter, shards),

@@ -1,4 +1,4 @@
-use fsdp_core::Mesh;
+use fsdp_core::{Axis, Mesh};
 use proptest::prelude::*;
 
 use super::*;
@@ -43,10 +43,16 @@ fn large_gather_is_bound_by_slowest_link() {
 #[test]
 fn replicated_shards_split_network_bandwidth() {
     let bytes = 8e9;
-    let seconds = on("h100-sxm", |prices| prices.replicated(bytes, Mesh::new(4, 8).unwrap())).seconds;
+    let seconds = on("h100-sxm", |prices| {
+        prices.replicated(bytes, Mesh::new([(Axis::Replicate, 4), (Axis::Shard, 8)]).unwrap())
+    })
+    .seconds;
     let expected = 2.0 * bytes * 3.0 / 4.0 / (400e9 / 8.0 * 0.80);
     assert!((seconds / expected - 1.0).abs() < 0.01, "{seconds} {expected}");
-    assert_eq!(on("h100-sxm", |prices| prices.replicated(bytes, Mesh::new(1, 8).unwrap())), Work::default());
+    assert_eq!(
+        on("h100-sxm", |prices| prices.replicated(bytes, Mesh::new([(Axis::Shard, 8)]).unwrap())),
+        Work::default()
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
-use fsdp_core::{DType, Mesh};
+use fsdp_core::{Axis, DType, Mesh};
 
 use super::words::{Words, matches, number_in};
 use crate::cluster::{Cluster, Kind};
@@ -87,14 +87,16 @@ pub(super) fn mesh(words: &Words, world: usize, cluster: &Cluster) -> Option<Mes
             _ => number_in(r"jax_fsdp(\d+)", sharding).map_or(world, |shards| shards.min(world)),
         },
     };
-    Mesh::of_world(world, world.checked_div(shards).unwrap_or(0)).ok().filter(|mesh| mesh.shards() == shards)
+    Mesh::of_world(world, world.checked_div(shards).unwrap_or(0))
+        .ok()
+        .filter(|mesh| mesh.size(Axis::Shard) == shards)
 }
 
 /// Whether parameters are gathered unit by unit: not with sharded optimizer state alone (ZeRO-1), and not with
 /// replicas.
 fn gathers(words: &Words, mesh: Mesh) -> bool {
     let sharding = &words.sharding;
-    mesh.shards() > 1 && !sharding.contains("zero1") && !sharding.contains("ddp")
+    mesh.size(Axis::Shard) > 1 && !sharding.contains("zero1") && !sharding.contains("ddp")
 }
 
 /// The policy that the schedule is compiled with.

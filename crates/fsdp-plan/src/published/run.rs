@@ -7,7 +7,7 @@ use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, RuleState};
 use fsdp_core::wrap::{self, WrapPolicy};
-use fsdp_core::{Error, Mesh, Rank};
+use fsdp_core::{Axis, Error, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::RunShape;
@@ -131,7 +131,7 @@ impl Run {
         let spec = architecture.description().spec.clone();
         let units = wrap::units(&spec, &WrapPolicy::Classes(vec!["LlamaDecoderLayer".to_owned()]))?;
         let policy = self.policy;
-        let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
+        let layout = Layout::new(&spec, &units, self.mesh.size(Axis::Shard), policy.param_dtype);
         let rule = AdamW::default();
         let decl = rule.declare(policy.param_dtype.master());
         let plan = Plan::new_unchecked(spec, layout, self.mesh, policy, &decl, self.rounds())?;

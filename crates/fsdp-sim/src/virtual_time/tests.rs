@@ -1,7 +1,7 @@
-use fsdp_core::Mesh;
 use fsdp_core::comm::Purpose;
 use fsdp_core::schedule::{BufferId, Lasting, Op, OpKind, Round, Section, SectionKind, Source};
 use fsdp_core::wrap::UnitId;
+use fsdp_core::{Group, Mesh};
 use proptest::prelude::*;
 
 use super::*;
@@ -10,9 +10,12 @@ use super::*;
 fn schedule(ops: &[(Queue, &[usize])]) -> Schedule {
     let kind = |queue: Queue| match queue {
         Queue::Compute => OpKind::BeginMicroBatch(Round(0)),
-        Queue::Gather => {
-            OpKind::AllGather { unit: UnitId(0), source: Source::Shard, purpose: Purpose::Forward }
-        }
+        Queue::Gather => OpKind::AllGather {
+            unit: UnitId(0),
+            source: Source::Shard,
+            group: Group::SHARD,
+            purpose: Purpose::Forward,
+        },
         Queue::Reduce => OpKind::ReduceScalars,
         Queue::Upload => OpKind::Upload(UnitId(0)),
         Queue::Download => OpKind::Download(UnitId(0)),
@@ -38,8 +41,7 @@ fn schedule(ops: &[(Queue, &[usize])]) -> Schedule {
         ops: ops.iter().map(op).collect(),
         sections: vec![Section { kind: SectionKind::Prologue, start: 0, end: ops.len() }],
         rounds: 1,
-        mesh: Mesh::new(1, 1).unwrap(),
-        sub_group: None,
+        mesh: Mesh::new([]).unwrap(),
         averaged_ranks: 1,
     }
 }

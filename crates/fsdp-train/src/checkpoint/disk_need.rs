@@ -1,6 +1,7 @@
 //! The disk space that a run needs, computed from its plan before it starts.
 
 use fsdp_ckpt::native::{SavePlan, SaveSpace};
+use fsdp_core::Axis;
 use fsdp_core::plan::Plan;
 use fsdp_core::update::UpdateRule;
 use fsdp_nn::HostMemory;
@@ -30,7 +31,7 @@ impl DiskNeed {
     pub fn of(config: &Resolved, plan: &Plan) -> Result<Self, TrainError> {
         let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &plan.spec)?;
         let table = StateTable::new(plan, &*rule);
-        let space = SaveSpace::new(&SavePlan::new(plan.mesh.shards(), table.tensors)?)?;
+        let space = SaveSpace::new(&SavePlan::new(plan.mesh.size(Axis::Shard), table.tensors)?)?;
         let checkpoint = &config.checkpoint;
         // The last step is saved even if it is not due.
         let written = config.train.steps.checked_div(checkpoint.every).map_or(1, |saves| saves.max(1));

@@ -16,7 +16,7 @@ use fsdp_ckpt::native::{Attempt, RankReport, RankSave, RunDir, RunLock, SavePlan
 use fsdp_comm::assembly::Assembly;
 use fsdp_core::engine::Engine;
 use fsdp_core::program::Program;
-use fsdp_core::{Memory, Mesh, Rank};
+use fsdp_core::{Axis, Memory, Mesh, Rank};
 use tempfile::TempDir;
 
 use super::run_state::RunState;
@@ -80,7 +80,7 @@ impl SaveOptions {
         attempt: Attempt,
         lock: Option<Arc<RunLock>>,
     ) -> Result<Self, TrainError> {
-        let plan = SavePlan::new(job.plan.mesh.shards(), table.tensors.clone())?;
+        let plan = SavePlan::new(job.plan.mesh.size(Axis::Shard), table.tensors.clone())?;
         let space = SaveSpace::new(&plan)?;
         let config = &job.config.checkpoint;
         Ok(Self {
@@ -320,10 +320,10 @@ impl Save {
 impl Saver {
     /// Creates the saver of a rank; `None` on ranks of later replicas, which hold copies and save nothing.
     pub(crate) fn of_rank(options: &Arc<SaveOptions>, mesh: Mesh, rank: Rank) -> Option<Self> {
-        let is_first_replica = mesh.replica_of(rank) == 0;
+        let is_first_replica = mesh.coordinate(rank, Axis::Replicate) == 0;
         is_first_replica.then(|| Self {
             options: Arc::clone(options),
-            shard: mesh.shard_of(rank),
+            shard: mesh.coordinate(rank, Axis::Shard),
             count: 0,
             snapshot: Snapshot::default(),
             writing: None,

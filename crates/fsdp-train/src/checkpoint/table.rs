@@ -14,7 +14,7 @@ use fsdp_ckpt::safetensors::TensorSpec;
 use fsdp_core::model::{ParamId, ParamSpec};
 use fsdp_core::plan::Plan;
 use fsdp_core::update::{StateAxis, StatePiece, StateTensor, UpdateRule};
-use fsdp_core::{DType, Memory};
+use fsdp_core::{Axis, DType, Memory};
 
 /// The name of a parameter's step count, a 0-d `f32` as in PyTorch.
 pub(super) const STEPS: &str = "step";
@@ -59,7 +59,7 @@ impl StateTable {
             let dtype = plan.policy.param_dtype.master().into();
             builder.tensor(TensorSpec { name, dtype, shape }, path, Role::Model);
         }
-        for shard in 0..plan.mesh.shards() {
+        for shard in 0..plan.mesh.size(Axis::Shard) {
             builder.shard(rule, shard);
         }
         builder.table
@@ -118,7 +118,7 @@ impl Builder<'_> {
         let next = self.table.tensors.len();
         let index = *self.index.entry(spec.name.clone()).or_insert(next);
         if index == next {
-            let rows = vec![0..0; self.plan.mesh.shards()];
+            let rows = vec![0..0; self.plan.mesh.size(Axis::Shard)];
             self.table.tensors.push(SavedTensor { spec, path, role, rows });
         }
         index

@@ -48,8 +48,11 @@ table! {
 table! {
     /// The device mesh.
     pub struct MeshConfig {
-        /// Number of replicas (HSDP); the shard axis has `ranks / replicate` ranks.
+        /// Number of replicas (HSDP).
         replicate: usize = or(SIZE, 1),
+        /// Number of ranks that parameters are sharded over. Left out, it is `ranks / replicate`; given, the two must
+        /// multiply to `ranks`.
+        shard: Option<usize> = or_none(SIZE),
     }
 }
 

@@ -164,6 +164,8 @@ impl Resolved {
             warnings.push(warning);
         }
         validate(&config, &origin, &mut warnings)?;
+        // It agrees with the number of ranks, which may change when the run is resumed or planned for another cluster.
+        config.fsdp.mesh.shard = None;
         Ok(Loaded { config, warnings })
     }
 

@@ -63,7 +63,7 @@ reduce_dtype = "f32"
 reduce_op = "sum"
 activation_checkpointing = "none"
 offload = "none"
-mesh = { replicate = 1 }
+mesh = { replicate = 1, shard = "none" }
 frozen = []
 [checkpoint]
 every = 0
@@ -247,6 +247,21 @@ fn overrides_accept_toml_or_bare_strings_and_create_tables() {
 }
 
 #[test]
+fn axes_of_the_mesh_must_multiply_to_the_ranks() {
+    let mesh = |replicate: usize, shard: usize| {
+        parse(FULL, &["run.ranks=8", &format!("fsdp.mesh={{replicate={replicate}, shard={shard}}}")])
+    };
+    let config = mesh(2, 4).unwrap().config;
+    assert_eq!(config.fsdp.mesh.replicate, 2);
+    assert_eq!(parse(&config.to_toml(), &["run.ranks=4"]).unwrap().config.fsdp.mesh.replicate, 2);
+    let error = mesh(2, 8).unwrap_err().to_string();
+    assert!(
+        error.contains("fsdp.mesh.shard") && error.contains("4 (run.ranks = 8 / fsdp.mesh.replicate = 2)"),
+        "{error}"
+    );
+}
+
+#[test]
 fn every_schedule_round_trips_through_resolved_text() {
     for schedule in [
         "{name='constant', warmup_steps=3}",
@@ -352,7 +367,9 @@ fn sharding_strategy_sets_mesh_unless_run_file_does() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("fsdp_config.json");
     let file = folder.path().join("run.toml");
-    let base = FULL.replace("wrap = [\"LlamaDecoderLayer\"]\n", "").replace("mesh = { replicate = 1 }\n", "");
+    let base = FULL
+        .replace("wrap = [\"LlamaDecoderLayer\"]\n", "")
+        .replace("mesh = { replicate = 1, shard = \"none\" }\n", "");
     std::fs::write(&file, base.replace("reshard_after_forward = \"auto\"\n", "")).unwrap();
     let mesh = |strategy: &str, nodes: Option<usize>, overrides: &[String]| {
         std::fs::write(&json, format!("{{\"sharding_strategy\": \"{strategy}\"}}")).unwrap();

@@ -119,7 +119,19 @@ fn columns(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 }
 
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
-    divides(origin, ("fsdp.mesh.replicate", config.fsdp.mesh.replicate), ("run.ranks", config.run.ranks))
+    let (mesh, ranks) = (&config.fsdp.mesh, config.run.ranks);
+    divides(origin, ("fsdp.mesh.replicate", mesh.replicate), ("run.ranks", ranks))?;
+    match mesh.shard {
+        Some(shard) if shard != ranks / mesh.replicate => {
+            let allowed = format!(
+                "{} (run.ranks = {ranks} / fsdp.mesh.replicate = {})",
+                ranks / mesh.replicate,
+                mesh.replicate
+            );
+            Err(out_of_range(origin, "fsdp.mesh.shard", &shard.to_string(), allowed))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// With an adapter all other parameters are frozen already, and the export is assembled in a local folder.

@@ -28,7 +28,7 @@ pub(super) fn of_output(error: &io::Error) -> &'static str {
 
 fn remedy(error: &Error) -> &'static str {
     match error {
-        Error::Mesh { .. } => " (fsdp.mesh.replicate)",
+        Error::Mesh { .. } => " (fsdp.mesh)",
         Error::WrapClass { .. } => "; name some of these in fsdp.wrap",
         Error::TiedAcrossUnits { .. } => {
             ": change fsdp.wrap or fsdp.min_num_params so that neither has a unit of its own"

@@ -7,7 +7,7 @@ use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
 use fsdp_core::engine::{Origin, ProgramOrder};
 use fsdp_core::memory::{Buffer, HostSliceMut, Memory, Slice};
-use fsdp_core::{FailureKind, Queue};
+use fsdp_core::{Axis, FailureKind, Queue};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
 
@@ -83,7 +83,8 @@ fn failure(
 /// Puts a value into chosen rows of parameters in the last replica. Returns whether this rank holds one of them.
 fn put(trainer: &mut Trainer<'_>, value: f64, is_chosen: impl Fn(&str, usize) -> bool) -> bool {
     let job = trainer.job;
-    let is_last = job.plan.mesh.replica_of(trainer.rank()) + 1 == job.plan.mesh.replicas();
+    let is_last =
+        job.plan.mesh.coordinate(trainer.rank(), Axis::Replicate) + 1 == job.plan.mesh.size(Axis::Replicate);
     let mut holds = false;
     let filled = trainer.engine.load_params(Origin::Computed, |piece, values| {
         job.init.fill(&job.plan.spec, piece, values)?;

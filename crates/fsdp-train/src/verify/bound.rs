@@ -3,9 +3,9 @@
 //! A run and the oracle add the same leaves in different orders; averaging also rounds reciprocals and products. The
 //! bounds apply to the gradients of the first step that was not skipped, element by element, and to their norm.
 
-use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::plan::Plan;
+use fsdp_core::{Axis, DType};
 
 use super::{Promise, RankRun, Reference};
 use crate::job::Job;
@@ -65,12 +65,12 @@ impl Bound {
             DType::Bf16 => 2f64.powi(-133),
             _ => f64::from(f32::from_bits(1)),
         };
-        let leaves = (plan.step.rounds * plan.mesh.world()) as f64;
+        let leaves = (plan.step.rounds * plan.mesh.dp_degree()) as f64;
         let additions = (leaves - 1.0) * unit_roundoff;
         if plan.policy.reduce_op == ReduceOp::Sum {
             return Self { relative: 2.0 * additions, absolute: 0.0 };
         }
-        let axes = [plan.mesh.replicas(), plan.mesh.shards()];
+        let axes = [plan.mesh.size(Axis::Replicate), plan.mesh.size(Axis::Shard)];
         let inexact = axes.into_iter().filter(|axis| !axis.is_power_of_two()).count() as f64;
         let averaged = if inexact == 0.0 {
             additions

@@ -3,6 +3,7 @@
 //! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a reduce-scatter, and
 //! 2 (n - 1) / n of the bytes in an all-reduce. In a broadcast it sends (n - 1) / n of the bytes, on average.
 
+use fsdp_core::Axis;
 use fsdp_core::comm::Traffic;
 use fsdp_core::layout::Segment;
 use fsdp_core::plan::Plan;
@@ -12,7 +13,8 @@ use fsdp_core::update::RuleDecl;
 /// The communication of one rank in one training step with an update rule.
 pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     let mut traffic = Traffic::default();
-    let (replicas, shards, world) = (plan.mesh.replicas(), plan.mesh.shards(), plan.mesh.world());
+    let (replicas, shards, world) =
+        (plan.mesh.size(Axis::Replicate), plan.mesh.size(Axis::Shard), plan.mesh.world());
     let rounds = plan.step.rounds;
     let blocks = &plan.spec.blocks;
     let trains = |unit: usize| plan.layout.units[unit].is_trainable();
@@ -74,7 +76,7 @@ pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
 /// unit are broadcast to all replicas.
 pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
     let mut traffic = Traffic::default();
-    let (replicas, shards) = (plan.mesh.replicas(), plan.mesh.shards());
+    let (replicas, shards) = (plan.mesh.size(Axis::Replicate), plan.mesh.size(Axis::Shard));
     if replicas > 1 {
         for unit in &plan.layout.units {
             let kept = |segment: &Segment| plan.policy.kept_dtype(segment.trainable);

@@ -1,5 +1,6 @@
 //! Compares the results of the ranks of a world with the oracle.
 
+use fsdp_core::Axis;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{Origin, StepReport};
 use fsdp_core::memory::{Category, Usage};
@@ -41,8 +42,8 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     };
     let mut report = WorldReport {
         world: plan.mesh.world(),
-        replicas: plan.mesh.replicas(),
-        shards: plan.mesh.shards(),
+        replicas: plan.mesh.size(Axis::Replicate),
+        shards: plan.mesh.size(Axis::Shard),
         promise: promise.name(),
         losses: ranks[0].reports.iter().map(|report| report.loss).collect(),
         loss_difference: largest(|report| report.loss),

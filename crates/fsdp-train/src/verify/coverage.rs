@@ -6,7 +6,7 @@
 //! promised relative to the oracle (contract D0).
 
 use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_core::{Mesh, Rank};
+use fsdp_core::{Axis, Mesh, Rank};
 
 use super::snapshot::{Pieces, Snapshot};
 use crate::shard_runs::Kind;
@@ -43,8 +43,8 @@ pub(super) fn expected(reference: &Snapshot, is_expected: impl Fn(Kind) -> bool)
 /// Describes values that a replica does not hold as it should, one sentence each. `ranks` is indexed by rank.
 pub(super) fn gaps(spec: &ModelSpec, mesh: Mesh, expected: &[Expected], ranks: &[&Pieces]) -> Vec<String> {
     let mut found = Vec::new();
-    for replica in 0..mesh.replicas() {
-        let held = (0..ranks.len()).filter(|&rank| mesh.replica_of(Rank(rank)) == replica);
+    for replica in 0..mesh.size(Axis::Replicate) {
+        let held = (0..ranks.len()).filter(|&rank| mesh.coordinate(Rank(rank), Axis::Replicate) == replica);
         let held: Vec<&Pieces> = held.map(|rank| ranks[rank]).collect();
         for &Expected { kind, param, len } in expected {
             let runs = held.iter().flat_map(|pieces| &pieces.values);
@@ -79,7 +79,7 @@ fn distinct(runs: &[[usize; 2]]) -> usize {
 
 /// Describes ranks whose values differ from those of the first rank with the same shard, one sentence each.
 pub(super) fn unequal_replicas(mesh: Mesh, ranks: &[&Pieces]) -> Vec<String> {
-    let shard = |rank: usize| mesh.shard_of(Rank(rank));
+    let shard = |rank: usize| mesh.coordinate(Rank(rank), Axis::Shard);
     let mut found = Vec::new();
     for rank in 0..ranks.len() {
         let first = (0..rank).find(|&other| shard(other) == shard(rank));
@@ -136,7 +136,7 @@ mod tests {
             gradients: vec![Some(vec![0.0; 4])],
             states: vec![vec![vec![0.0; 4]]],
         };
-        let mesh = Mesh::new(1, ranks.len()).unwrap();
+        let mesh = Mesh::new([(Axis::Shard, ranks.len())]).unwrap();
         let expected = expected(&reference, |found| found == kind);
         gaps(&spec(), mesh, &expected, &ranks.iter().collect::<Vec<_>>())
     }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn replicas_with_different_bits_are_found() {
         let [one, zero, minus] = [1.0, 0.0, -0.0].map(|value| pieces(&[(Kind::Param, 0, &[value])]));
-        let mesh = Mesh::new(2, 2).unwrap();
+        let mesh = Mesh::new([(Axis::Replicate, 2), (Axis::Shard, 2)]).unwrap();
         assert_eq!(unequal_replicas(mesh, &[&zero, &one, &zero, &one]), [""; 0]);
         let found = unequal_replicas(mesh, &[&zero, &one, &minus, &one]);
         assert_eq!(found, ["rank 2 holds different bits than rank 0, a replica of its shard"]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Owner, Part, Value, Values, Violation, owners, params};
+use super::{Owner, Part, SHARD, Value, Values, Violation, owners, params};
 use crate::schedule::{BufferId, Op, Phase, Role};
 use crate::wrap::UnitId;
 
@@ -98,7 +98,7 @@ impl Values<'_> {
         self.update(at, op, unit, 0, 1 + owners.len(), false)?;
         let rows = &op.writes[op.writes.len() - owners.len()..];
         rows.iter().zip(owners).try_for_each(|(&id, owner)| {
-            self.replace(at, id, Value::Nothing, Value::Direction { owner, part: Part::Shard })
+            self.replace(at, id, Value::Nothing, Value::Direction { owner, part: SHARD })
         })
     }
 
@@ -106,7 +106,7 @@ impl Values<'_> {
         let owners = self.direction_owners(unit);
         self.check_operands(at, op, [owners.len(); 2])?;
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners) {
-            self.replace(at, read, Value::Direction { owner, part: Part::Shard }, Value::Nothing)?;
+            self.replace(at, read, Value::Direction { owner, part: SHARD }, Value::Nothing)?;
             self.replace(at, write, Value::Nothing, Value::Direction { owner, part: Part::Whole })?;
         }
         Ok(())
@@ -146,8 +146,8 @@ impl Values<'_> {
             self.expect_contents(at, gradient, self.total(owner))?;
             let (shard, state) = shard.split_at(stride - tensors);
             for &id in shard {
-                let after = Value::Params { owner, part: Part::Shard, updated };
-                self.replace(at, id, params(owner, Part::Shard), after)?;
+                let after = Value::Params { owner, part: SHARD, updated };
+                self.replace(at, id, params(owner, SHARD), after)?;
             }
             for (tensor, &id) in state.iter().enumerate() {
                 self.expect_contents(at, id, Value::State { owner, tensor })?;

@@ -6,6 +6,7 @@ use super::super::policy::{Accumulation, AccumulationOrder, Offload};
 use super::super::{BufferId, OpKind};
 use super::Build;
 use crate::layout::Segment;
+use crate::mesh::{Axis, Group};
 use crate::rank::Queue;
 use crate::tree::Counter;
 use crate::wrap::UnitId;
@@ -122,7 +123,7 @@ impl Build<'_> {
         let result = self.result(unit);
         let reduce = self.compiler.policy.reduce_op;
         let (reads, writes) = (gradient.buffers.clone(), result.buffers.clone());
-        self.emit.push(OpKind::ReduceScatter { unit, reduce }, reads, writes);
+        self.emit.push(OpKind::ReduceScatter { unit, reduce, group: Group::SHARD }, reads, writes);
         self.finish_reduction(round);
         self.pending_reduction = Some(Reduction { unit, gradient, result });
     }
@@ -158,9 +159,10 @@ impl Build<'_> {
             }
             total = self.sums[unit.0].total();
         }
-        if self.compiler.mesh.replicas() > 1 {
+        if self.compiler.mesh.size(Axis::Replicate) > 1 {
             let reduce = self.compiler.policy.reduce_op;
-            self.emit.push(OpKind::AllReduceReplicas { unit, reduce }, Vec::new(), total.buffers.clone());
+            let kind = OpKind::AllReduce { unit, reduce, group: Group::REPLICATE };
+            self.emit.push(kind, Vec::new(), total.buffers.clone());
             self.emit_square_norm();
             self.pending_norm = Some((unit, total));
             return;

@@ -1,4 +1,4 @@
-use crate::rank::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::schedule::{
     Accumulation, AccumulationOrder, Checkpointing, Policy, Reshard, Round, Section, SectionKind,
 };
@@ -11,7 +11,10 @@ fn render(setup: &Setup) -> String {
 
 #[test]
 fn tiny_schedule_renders_as_expected() {
-    let setup = Setup { mesh: Mesh::new(2, 2).unwrap(), ..Setup::plain(Sketch::plain(1)) };
+    let setup = Setup {
+        mesh: Mesh::new([(Axis::Replicate, 2), (Axis::Shard, 2)]).unwrap(),
+        ..Setup::plain(Sketch::plain(1))
+    };
     let expected = "\
 prologue
     0  compute  begin step
@@ -34,8 +37,8 @@ micro-batch 0
    16  compute  reshard (root)
    17  compute  close gradient (root)
    18  reduce   reduce-scatter (root) -> sharded gradient  (after 17)
-   19  reduce   all-reduce replicas layers.0
-   20  reduce   all-reduce replicas (root)
+   19  reduce   all-reduce layers.0 over replicate
+   20  reduce   all-reduce (root) over replicate
    21  reduce   square norm layers.0
    22  reduce   square norm (root)
 epilogue
@@ -64,7 +67,8 @@ fn rendered_operations_show_policy_details() {
         ..Policy::default()
     };
     let sketch = Sketch { frozen: Frozen::Below(1), ..Sketch::plain(2) };
-    let setup = Setup { policy, phases: 1, mesh: Mesh::new(1, 4).unwrap(), ..Setup::plain(sketch) };
+    let setup =
+        Setup { policy, phases: 1, mesh: Mesh::new([(Axis::Shard, 4)]).unwrap(), ..Setup::plain(sketch) };
     assert_lines(
         &setup,
         &[
@@ -72,7 +76,7 @@ fn rendered_operations_show_policy_details() {
             "compute  forward layers.1 (checkpointed)",
             "compute  recompute layers.1",
             "compute  keep sub-shard layers.1",
-            "gather   all-gather layers.1 -> slot 1 from sub-shard, for backward",
+            "gather   all-gather layers.1 -> slot 1 from sub-shard over 2 ranks of shard, for backward",
             "compute  statistics 0 of layers.1",
             "reduce   all-reduce statistics 0",
         ],

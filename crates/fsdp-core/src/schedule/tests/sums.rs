@@ -6,7 +6,7 @@ use crate::schedule::{
     Accumulation, AccumulationOrder, BufferId, OpKind, Policy, Schedule, micro_batch_index,
 };
 use crate::testing::{Setup, Sketch};
-use crate::{Mesh, Rank};
+use crate::{Axis, Mesh, Rank};
 
 /// The contents of a buffer on a rank. Programs are the same on all ranks, so one expression describes all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ fn totals(schedule: &Schedule) -> Vec<Local> {
                     held.insert(to, Local::OverShards(Box::new(whole)));
                 }
             }
-            OpKind::AllReduceReplicas { .. } => {
+            OpKind::AllReduce { .. } => {
                 for &id in &op.writes {
                     let sharded = take(&mut held, id);
                     held.insert(id, Local::OverReplicas(Box::new(sharded)));
@@ -91,16 +91,18 @@ fn totals(schedule: &Schedule) -> Vec<Local> {
 /// Expands a local sum to a sum of micro-batches. Communicators add by the tree over ranks.
 fn spread(local: &Local, mesh: Mesh, accumulation: Accumulation, rounds: usize, rank: Rank) -> Tree {
     let on = |local: &Local, rank| spread(local, mesh, accumulation, rounds, rank);
-    let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
+    let (replica, shard) = (mesh.coordinate(rank, Axis::Replicate), mesh.coordinate(rank, Axis::Shard));
     match local {
         Local::Round(round) => Tree::MicroBatch(micro_batch_index(mesh, accumulation, rounds, rank, *round)),
         Local::Add(left, right) => add(on(left, rank), on(right, rank)),
         Local::OverShards(whole) => {
-            let ranks = (0..mesh.shards()).map(|shard| Rank(replica * mesh.shards() + shard));
+            let ranks =
+                (0..mesh.size(Axis::Shard)).map(|shard| Rank(replica * mesh.size(Axis::Shard) + shard));
             tree(&ranks.map(|rank| on(whole, rank)).collect::<Vec<_>>())
         }
         Local::OverReplicas(sharded) => {
-            let ranks = (0..mesh.replicas()).map(|replica| Rank(replica * mesh.shards() + shard));
+            let ranks =
+                (0..mesh.size(Axis::Replicate)).map(|replica| Rank(replica * mesh.size(Axis::Shard) + shard));
             tree(&ranks.map(|rank| on(sharded, rank)).collect::<Vec<_>>())
         }
     }
@@ -114,13 +116,15 @@ fn expected(mesh: Mesh, policy: &Policy, rounds: usize) -> Tree {
     };
     let accumulation = policy.accumulation;
     let leaf = |replica: usize, shard: usize, round| {
-        let rank = Rank(replica * mesh.shards() + shard);
+        let rank = Rank(replica * mesh.size(Axis::Shard) + shard);
         Tree::MicroBatch(micro_batch_index(mesh, accumulation, rounds, rank, round))
     };
     let of_replica = |replica| match accumulation {
         Accumulation::Reduce => {
             let over_shards = |round| {
-                tree(&(0..mesh.shards()).map(|shard| leaf(replica, shard, round)).collect::<Vec<_>>())
+                tree(
+                    &(0..mesh.size(Axis::Shard)).map(|shard| leaf(replica, shard, round)).collect::<Vec<_>>(),
+                )
             };
             over_rounds(&(0..rounds).map(over_shards).collect::<Vec<_>>())
         }
@@ -128,10 +132,10 @@ fn expected(mesh: Mesh, policy: &Policy, rounds: usize) -> Tree {
             let of_shard = |shard| {
                 over_rounds(&(0..rounds).map(|round| leaf(replica, shard, round)).collect::<Vec<_>>())
             };
-            tree(&(0..mesh.shards()).map(of_shard).collect::<Vec<_>>())
+            tree(&(0..mesh.size(Axis::Shard)).map(of_shard).collect::<Vec<_>>())
         }
     };
-    tree(&(0..mesh.replicas()).map(of_replica).collect::<Vec<_>>())
+    tree(&(0..mesh.size(Axis::Replicate)).map(of_replica).collect::<Vec<_>>())
 }
 
 #[test]
@@ -142,8 +146,10 @@ fn additions_follow_tree_on_every_mesh_up_to_64_micro_batches() {
     for micro_batches in 1..=64 {
         for replicas in divisors(micro_batches) {
             for shards in divisors(micro_batches / replicas) {
-                let (mesh, rounds) =
-                    (Mesh::new(replicas, shards).unwrap(), micro_batches / (replicas * shards));
+                let (mesh, rounds) = (
+                    Mesh::new([(Axis::Replicate, replicas), (Axis::Shard, shards)]).unwrap(),
+                    micro_batches / (replicas * shards),
+                );
                 meshes += 1;
                 for accumulation in [Accumulation::Reduce, Accumulation::Unsharded] {
                     for accumulation_order in [AccumulationOrder::Tree, AccumulationOrder::Running] {

@@ -1,0 +1,168 @@
+//! The device mesh: ranks arranged along named axes, and the groups of ranks that collectives run over.
+//!
+//! Ranks are numbered in row-major order: the last axis of [`Axis::ALL`] is the innermost. Plain FSDP is a mesh with a
+//! shard axis alone; HSDP has a replicate axis as well.
+
+use std::fmt;
+
+use crate::error::Error;
+use crate::rank::Rank;
+
+/// A named axis of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Axis {
+    /// Ranks that hold the same shards and train on different data (HSDP).
+    Replicate,
+    /// Ranks that parameters are sharded over. They train on different data, too.
+    Shard,
+}
+
+impl Axis {
+    /// All axes, outermost first.
+    pub const ALL: [Axis; 2] = [Axis::Replicate, Axis::Shard];
+
+    /// The name used in run files and printed meshes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Axis::Replicate => "replicate",
+            Axis::Shard => "shard",
+        }
+    }
+}
+
+/// The ranks that a collective runs over: those that differ in their coordinates on some axes only.
+///
+/// Ranks of a group are numbered in the order of the mesh, as if its axes were flattened into one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Group {
+    /// For each axis, whether ranks of the group differ on it.
+    over: [bool; Axis::ALL.len()],
+    /// If given, the flattened axes are cut into groups of so many neighbors.
+    neighbors: Option<usize>,
+}
+
+impl Group {
+    /// All ranks.
+    pub const WORLD: Group = Group { over: [true; Axis::ALL.len()], neighbors: None };
+    /// The ranks that hold all shards together.
+    pub const SHARD: Group = Group::over(Axis::Shard);
+    /// The ranks that hold the same shards.
+    pub const REPLICATE: Group = Group::over(Axis::Replicate);
+
+    const fn over(axis: Axis) -> Self {
+        let mut over = [false; Axis::ALL.len()];
+        over[axis as usize] = true;
+        Self { over, neighbors: None }
+    }
+
+    /// Groups of `n` neighbors within each of these groups, whose size is a multiple of `n`.
+    pub const fn neighbors(self, n: usize) -> Self {
+        Self { neighbors: Some(n), ..self }
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(n) = self.neighbors {
+            write!(f, "{n} ranks of ")?;
+        }
+        let names: Vec<_> =
+            Axis::ALL.into_iter().filter(|&axis| self.over[axis as usize]).map(Axis::name).collect();
+        f.write_str(&names.join(" x "))
+    }
+}
+
+/// The arrangement of ranks along named axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mesh {
+    sizes: [usize; Axis::ALL.len()],
+}
+
+impl Mesh {
+    /// Creates a mesh from the sizes of its axes; those that are not named have size 1.
+    ///
+    /// # Errors
+    /// [`Error::Mesh`] when a size is zero.
+    pub fn new(axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self, Error> {
+        let mut mesh = Self { sizes: [1; Axis::ALL.len()] };
+        for (axis, size) in axes {
+            mesh.sizes[axis as usize] = size;
+        }
+        match mesh.world() {
+            0 => Err(Error::Mesh { mesh, world: 0 }),
+            _ => Ok(mesh),
+        }
+    }
+
+    /// Arranges `world` ranks: the shard axis has those that `replicate` leaves.
+    ///
+    /// # Errors
+    /// [`Error::Mesh`] when a size would be zero, or `replicate` does not divide `world`.
+    pub fn of_world(world: usize, replicate: usize) -> Result<Self, Error> {
+        let shard = world.checked_div(replicate).unwrap_or(0);
+        let mesh = Self::new([(Axis::Replicate, replicate), (Axis::Shard, shard)])?;
+        if mesh.world() != world {
+            return Err(Error::Mesh { mesh, world });
+        }
+        Ok(mesh)
+    }
+
+    /// Number of ranks on an axis.
+    pub const fn size(self, axis: Axis) -> usize {
+        self.sizes[axis as usize]
+    }
+
+    /// Number of ranks.
+    pub fn world(self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// The degree of data parallelism: the number of ranks that train on different micro-batches.
+    pub const fn dp_degree(self) -> usize {
+        self.size(Axis::Replicate) * self.size(Axis::Shard)
+    }
+
+    /// The coordinate of `rank` on an axis.
+    pub fn coordinate(self, rank: Rank, axis: Axis) -> usize {
+        let inner: usize = self.sizes[axis as usize + 1..].iter().product();
+        rank.0 / inner % self.size(axis)
+    }
+
+    /// Number of ranks in each group.
+    pub fn group_size(self, group: Group) -> usize {
+        group.neighbors.unwrap_or_else(|| self.flattened_size(group.over))
+    }
+
+    /// The number of the group that `rank` is in.
+    pub fn group_of(self, rank: Rank, group: Group) -> usize {
+        let others = group.over.map(|is_over| !is_over);
+        let size = self.group_size(group);
+        self.flattened(rank, others) * (self.flattened_size(group.over) / size)
+            + self.flattened(rank, group.over) / size
+    }
+
+    /// The number of `rank` in its group.
+    pub fn index_in_group(self, rank: Rank, group: Group) -> usize {
+        self.flattened(rank, group.over) % self.group_size(group)
+    }
+
+    fn flattened_size(self, over: [bool; Axis::ALL.len()]) -> usize {
+        self.sizes.iter().zip(over).map(|(&size, is_over)| if is_over { size } else { 1 }).product()
+    }
+
+    /// The coordinate of `rank` on several axes as if they were one.
+    fn flattened(self, rank: Rank, over: [bool; Axis::ALL.len()]) -> usize {
+        let axes = Axis::ALL.into_iter().filter(|&axis| over[axis as usize]);
+        axes.fold(0, |at, axis| at * self.size(axis) + self.coordinate(rank, axis))
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sizes = self.sizes.map(|size| size.to_string());
+        write!(f, "{} ({})", sizes.join(" x "), Axis::ALL.map(Axis::name).join(" x "))
+    }
+}
+
+#[cfg(test)]
+mod tests;
