@@ -262,8 +262,9 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         {
             findings = vec![finding];
         }
-        let (params, groups, bound) = (judged.params, judged.groups, judged.bound);
-        Ok(Report { bound, groups, params, updates, ..Report::of(step, 1, report::joined(findings)) })
+        let report = Report { updates, ..Report::of((step, 1), report::joined(findings), judged.rows) };
+        let shows_nothing = is_derived && report.is_sound() && report.bound >= 1.0;
+        if shows_nothing { Err(AuditError::Still.into()) } else { Ok(report) }
     }
 
     /// Judges the whole update of several steps.
@@ -282,8 +283,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         };
         let judged = whole.judge(around)?;
         let findings = judged.findings.into_iter().chain(around.trained_although_frozen()?).collect();
-        let (params, groups, bound) = (judged.params, judged.groups, judged.bound);
-        Ok(Report { bound, groups, params, ..Report::of(step, self.steps.len(), findings) })
+        Ok(Report::of((step, self.steps.len()), findings, judged.rows))
     }
 
     /// The steps done before the judged ones, and those of each trained parameter before and after them.

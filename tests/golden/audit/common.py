@@ -56,6 +56,12 @@ MIXTURE = dict(
     router_aux_loss_coef=0.05,
     intermediate_size=8,
 )
+# One layer sees all and one has a window, each with rotary positions of its own.
+GEMMA3 = dict(
+    layer_types=["sliding_attention", "full_attention"], sliding_window=4, query_pre_attn_scalar=8,
+    rope_parameters={"full_attention": ROPE, "sliding_attention": ROPE | {"rope_theta": 10000.0}},
+    tie_word_embeddings=True,
+)  # fmt: skip
 GPT2 = dict(
     vocab_size=VOCAB, n_positions=64, n_embd=16, n_layer=2, n_head=2, n_inner=12, initializer_range=0.2,
     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, use_cache=False,
@@ -64,7 +70,7 @@ GPT2 = dict(
 
 def config(family, **changes):
     """The configuration of a tiny model; `changes` override its values."""
-    from transformers import GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config
+    from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config
 
     kinds = {
         "llama": (LlamaConfig, SIZES),
@@ -77,14 +83,16 @@ def config(family, **changes):
         "mistral": (MistralConfig, SIZES | {"sliding_window": 4}),
         "mixtral": (MixtralConfig, SIZES | MIXTURE),
         "gpt2": (GPT2Config, GPT2),
+        "gemma3": (Gemma3TextConfig, SIZES | GEMMA3),
     }
     kind, values = kinds[family]
-    return kind(**(values | changes), architectures=[kind.__name__.replace("Config", HEADS.get(family, "ForCausalLM"))])
+    name = kind.__name__.replace("Text", "").replace("Config", HEADS.get(family, "ForCausalLM"))
+    return kind(**(values | changes), architectures=[name])
 
 
 HEADS = {"gpt2": "LMHeadModel"}
 WRAP = {"llama": "LlamaDecoderLayer", "llama3": "LlamaDecoderLayer", "qwen2-tied": "Qwen2DecoderLayer"}
-WRAP |= {"linear": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer"}
+WRAP |= {"linear": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer", "gemma3": "Gemma3DecoderLayer"}
 WRAP |= {"mixtral": "MixtralDecoderLayer", "gpt2": "GPT2Block"}
 
 

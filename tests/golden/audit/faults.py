@@ -22,7 +22,7 @@ class Fault:
     clip: float | None = None
     batch: object = None  # what the step really sees of its micro-batch
     config: dict = field(default_factory=dict)  # values of the model that was really trained
-    mean: str = "step"  # over which targets a loss is a mean: those of the "step", of a "micro" batch, or of a "rank"
+    mean: str = "step"  # over which targets a loss is a mean: those of the "step", of a "micro" batch, a "rank" or each "row"
     detach: object = None  # called with the model before the step
     weight: object = None  # called with (rank, number) of a micro-batch: how often it counts
     micro: object = None  # called with (model, number) after the backward of a micro-batch
@@ -200,6 +200,17 @@ def clip_per_unit(named, clip):
 def clip_by_largest(named, clip):
     """The largest element for the norm."""
     torch.nn.utils.clip_grad_norm_(present(named), clip, norm_type=float("inf"))
+
+
+def clip_by_sum(named, clip):
+    """The sum of all elements for the norm."""
+    torch.nn.utils.clip_grad_norm_(present(named), clip, norm_type=1.0)
+
+
+def clip_values(named, clip):
+    """Each element by itself."""
+    for parameter in present(named):
+        local(parameter.grad).clamp_(-clip, clip)
 
 
 # Update rules

@@ -58,6 +58,8 @@ def backward(model, batch, rank, fault):
     """Gradients of a step. FSDP2 averages over ranks, so a sum over ranks is divided by targets / ranks."""
     if fault.batch:
         batch = [fault.batch(micro) for micro in batch]
+    if fault.mean == "row":
+        return backward_by_rows(model, batch[rank * common.MICRO : (rank + 1) * common.MICRO])
     mine = batch[rank * common.MICRO : (rank + 1) * common.MICRO]
     counts = {"step": sum(map(targets, batch)) / common.RANKS, "rank": sum(map(targets, mine))}
     coefficient = getattr(model.config, "router_aux_loss_coef", 0.0) * fault.auxiliary
@@ -69,6 +71,14 @@ def backward(model, batch, rank, fault):
         (weight * loss / counts.get(fault.mean, count * common.MICRO)).backward()
         if fault.micro:
             fault.micro(model, at)
+
+
+def backward_by_rows(model, mine):
+    """Of each row the mean, and of all rows of all ranks the mean of these."""
+    for micro in mine:
+        rows = [{key: value[row : row + 1] for key, value in micro.items()} for row in range(common.ROWS)]
+        means = [loss / count for loss, count, _ in (loss_of(model, row) for row in rows)]
+        (sum(means) / (common.ROWS * common.MICRO)).backward()
 
 
 def step(model, optimizer, batch, at, rank, fault):

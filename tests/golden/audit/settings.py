@@ -76,6 +76,7 @@ GRADIENTS = {
 }
 LOSSES = {
     "mean-of-ranks": Fault("loss_mean_of_means", mean="rank"),
+    "mean-of-rows": Fault("loss_mean_of_means", mean="row"),
     "padding-counted": Fault("tokens_counted", batch=faults.padding_counted),
     "documents-attend": Fault("documents_attend", data="packed", batch=faults.documents_attend),
     "naive-packing": Fault("documents_attend", data="packed", batch=faults.naive_packing),
@@ -101,6 +102,8 @@ UPDATES = {
     "clipping-per-rank": Fault("clipping", clipping=faults.clip_per_rank, **CLIPPED),
     "clipping-per-parameter": Fault("clipping", clipping=faults.clip_per_group, **CLIPPED),
     "clipping-by-largest": Fault("clipping", clipping=faults.clip_by_largest, **CLIPPED),
+    "clipping-by-sum": Fault("clipping", clipping=faults.clip_by_sum, **CLIPPED),
+    "clipping-of-values": Fault("clipping", clipping=faults.clip_values, clip=0.01),
     "clipping-to-half": Fault("clipping", factor=0.5, run="run-clip.toml", clip=CLIP / 2),
     "clipping-per-unit": Fault("clipping", clipping=faults.clip_per_unit, **CLIPPED),
     "clipping-per-micro-batch": Fault("clipping", micro=faults.clip_what_is_there, clip_after=False, **CLIPPED),
@@ -129,6 +132,10 @@ MIXTURE = {
     "router-weight-detached": Fault("gradient_missing", ROUTERS, 0.0, gradients=faults.none(ROUTERS)),
     "router-detached": Fault("gradient_missing", ROUTERS, 0.0, detach=faults.detach_routers),
     "mean-of-ranks": Fault("loss_mean_of_means", mean="rank"),
+    "scaled-rows-of-rank-1": Fault("gradient_scaled", ".", 2.0, gradients=faults.rows_of_rank(1, 2.0)),
+    "clipping-per-rank": Fault("clipping", clipping=faults.clip_per_rank, **CLIPPED),
+    "scaled-experts-2-clip": Fault("gradient_scaled", EXPERTS, 2.0, gradients=scaled(EXPERTS, 2.0), **CLIPPED),
+    "router-detached-clip": Fault("gradient_missing", ROUTERS, 0.0, detach=faults.detach_routers, **CLIPPED),
 }
 TIED = {
     "sound": Fault(),
@@ -151,6 +158,16 @@ WINDOW = {
     "sound": Fault(data="plain"),
     "window-other": Fault("model_differs", data="plain", config={"sliding_window": 6}),
     "window-ignored": Fault("model_differs", data="plain", config={"sliding_window": None}),
+}
+ROPES = common.GEMMA3["rope_parameters"]
+KINDS = {
+    "sound": Fault(data="plain"),
+    "rope-theta-of-windows": Fault(
+        "model_differs", data="plain", config={"rope_parameters": ROPES | {"sliding_attention": common.ROPE}}
+    ),
+    "rope-linear-of-others": Fault(
+        "model_differs", data="plain", config={"rope_parameters": ROPES | {"full_attention": common.LINEAR}}
+    ),
 }
 LORA = {
     "sound": Fault(),
@@ -175,5 +192,6 @@ SETTINGS = [
     Setting("fsdp2-mixtral", "mixtral", MIXTURE),
     Setting("fsdp2-gpt2", "gpt2", POSITIONS),
     Setting("fsdp2-mistral", "mistral", WINDOW),
+    Setting("fsdp2-gemma3", "gemma3", KINDS),
     Setting("fsdp2-lora", "llama", LORA, adapter=common.LORA),
 ]

@@ -30,6 +30,18 @@ pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
             percent(report.bound)
         );
     }
+    let hidden: Vec<_> = report.hidden().collect();
+    if report.is_sound()
+        && let [first, ..] = hidden[..]
+    {
+        let _ = writeln!(
+            text,
+            "of {} of {} rows, such as {}, precision shows nothing: what is expected of them is smaller than its bound",
+            hidden.len(),
+            report.params.len(),
+            first.name
+        );
+    }
     for finding in &report.findings {
         let cause = serde_json::to_value(finding.cause).expect("a cause is a name");
         let cause = cause.as_str().unwrap_or_default().replace('_', " ");

@@ -78,6 +78,20 @@ impl MicroBatch {
         Self { ids: ids.clone(), targets, seq: *seq, positions: positions.clone(), runs_on: false, is_text }
     }
 
+    /// Each row as a micro-batch of its own.
+    pub(super) fn rows(&self) -> impl Iterator<Item = MicroBatch> {
+        (0..self.ids.len()).step_by(self.seq).map(|first| {
+            let row = first..first + self.seq;
+            MicroBatch {
+                ids: self.ids[row.clone()].to_vec(),
+                targets: self.targets[row.clone()].to_vec(),
+                positions: self.positions.as_ref().map(|positions| positions[row.clone()].to_vec()),
+                is_text: self.is_text[row].to_vec(),
+                ..*self
+            }
+        })
+    }
+
     /// Whether rows have several documents.
     pub(super) fn is_packed(&self) -> bool {
         self.positions.is_some() && !self.runs_on

@@ -83,6 +83,12 @@ pub enum AuditError {
         /// The parameter.
         name: String,
     },
+    /// Without a moment, weights that round more than they move show nothing.
+    #[error(
+        "weights move by less than their rounding in this step, and sgd without momentum shows its gradient only by what it \
+         changes: audit a step with momentum, with weights in float32, or with a larger learning rate"
+    )]
+    Still,
     /// The step needs more memory than there is.
     #[error(
         "{ranks} rank(s) need {} of memory at once, but {available}: each {} for the largest layer and its gradient, {} for \

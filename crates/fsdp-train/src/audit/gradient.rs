@@ -16,7 +16,7 @@ use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
 
-use super::measure::Measured;
+use super::measure::{Measured, Split};
 use super::report::{Finding, GradientRow, kind_of};
 use super::scale::Compared;
 use super::sums::{Around, Sums, clip, total};
@@ -26,14 +26,14 @@ use super::variant::Setting;
 use super::{AuditError, MicroBatch};
 use crate::error::TrainError;
 
+/// A fault has to explain so much of the difference to be named.
+pub(super) const EXPLAINED_MIN: f64 = 0.95;
+
 /// Factor between the rounding errors of our kernels and those of another program: they round in other places.
 pub(super) const OTHER_KERNELS: f64 = 16.0;
 
 /// Roundings of an element of the first moment in one update.
 const MOMENT_ROUNDINGS: f64 = 4.0;
-
-/// The worlds for which shards are compared.
-const WORLDS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 
 /// Judges gradients.
 pub(super) struct Judge<'a, A> {
@@ -57,9 +57,8 @@ pub(super) struct Judged {
     pub(super) findings: Vec<Finding>,
     /// The squared distance between the used and the expected gradient.
     pub(super) distance2: f64,
-    pub(super) params: Vec<GradientRow>,
-    pub(super) groups: Vec<GradientRow>,
-    pub(super) bound: f64,
+    /// Of kinds of parameters, and of each.
+    pub(super) rows: [Vec<GradientRow>; 2],
 }
 
 impl<A: Architecture + Clone> Judge<'_, A> {
@@ -72,7 +71,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let sound = self.sound.clone();
         let own = self.measure(&sound, self.param_dtype, &[])?;
         self.around.near_clip = own.clip();
-        let exact = self.measure(&sound, wider(self.param_dtype), &WORLDS)?;
+        let exact = self.measure(&sound, wider(self.param_dtype), &Split::all(self.spec))?;
         let noise = own.sample.distances(&exact.sample, self.spec);
         let own_norm = total(&own.sums).ee.sqrt();
         drop(own);
@@ -89,19 +88,11 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         };
         let compared = self.compared(&sums, &bounds);
         let distance2 = compared.distance2(compared.clip());
-        let params: Vec<GradientRow> =
-            rows(parts(&compared).map(|(name, sums, bound)| (name.to_owned(), sums, bound)), compared.clip());
-        let bound = params.iter().filter(|row| row.expected > 0.0).map(|row| row.bound).fold(0.0, f64::max);
-        Ok(Judged {
-            findings,
-            distance2,
-            groups: rows(
-                parts(&compared).map(|(name, sums, bound)| (kind_of(name), sums, bound)),
-                compared.clip(),
-            ),
-            params,
-            bound,
-        })
+        let named = |name_of: fn(&str) -> String| {
+            let parts = parts(&compared).map(|(name, sums, bound)| (name_of(name), sums, bound));
+            rows(parts, compared.clip())
+        };
+        Ok(Judged { findings, distance2, rows: [named(kind_of), named(str::to_owned)] })
     }
 
     fn compared<'s>(&self, sums: &'s [Sums], bounds: &'s [f64]) -> Compared<'s>
@@ -111,19 +102,26 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         Compared { spec: self.spec, sums, bounds, grad_clip: self.around.grad_clip }
     }
 
-    /// Computes the gradient of a trial, and compares it with the one that was used; also the rows of each rank of some worlds.
+    /// Computes the gradient of a trial, and compares it with the one that was used; also what each rank of some splits holds.
     pub(super) fn measure(
         &mut self,
         trial: &Trial<A>,
         dtype: DType,
-        worlds: &[usize],
+        splits: &[Split],
     ) -> Result<Measured, TrainError> {
         let computation = trial.computation(dtype, self.param_dtype);
         // Its storage is given back with it: other trials need other sizes.
         let memory = HostMemory::new(HostOptions { threads: self.threads, ..HostOptions::default() })?;
-        let mut measured = Measured::new(self.spec, worlds, self.around.near_clip);
-        let mut visit = |around: &mut Around<'_>, id: ParamId, rows: Range<usize>, values: &[f32]| {
-            measured.add(around, id, rows, values)
+        let mut measured = Measured::new(self.spec, splits, self.around.near_clip);
+        let mut visit = |around: &mut Around<'_>, id: ParamId, rows: Range<usize>, values: &[f32]| match trial
+            .limit
+            .map(|limit| limit as f32)
+        {
+            Some(limit) => {
+                let clipped: Vec<f32> = values.iter().map(|value| value.clamp(-limit, limit)).collect();
+                measured.add(around, id, rows, &clipped)
+            }
+            None => measured.add(around, id, rows, values),
         };
         let (stop, around, is_after) = (self.stop, &mut self.around, trial.is_after);
         Sweep { memory: &memory, stop, around, is_after }.gradient(&computation, &mut visit)?;

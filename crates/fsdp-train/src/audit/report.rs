@@ -102,7 +102,7 @@ pub struct Report {
     pub steps: usize,
     /// What is wrong, the most important first.
     pub findings: Vec<Finding>,
-    /// The largest relative difference of a gradient that precision alone may make.
+    /// The largest relative difference of a gradient that precision alone may make, of those that it does not hide.
     pub bound: f64,
     /// Gradients by kind of parameter.
     pub groups: Vec<GradientRow>,
@@ -113,10 +113,22 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn of(step: u64, steps: usize, findings: Vec<Finding>) -> Self {
+    /// The judgement of steps, with the rows of kinds and of parameters.
+    pub(super) fn of(
+        (step, steps): (u64, usize),
+        findings: Vec<Finding>,
+        [groups, params]: [Vec<GradientRow>; 2],
+    ) -> Self {
         let verdict = if findings.is_empty() { "sound" } else { "findings" };
-        let (groups, params, updates) = (Vec::new(), Vec::new(), Vec::new());
-        Self { verdict, step, steps, findings, bound: 0.0, groups, params, updates }
+        let all = || params.iter().filter(|row| row.expected > 0.0).map(|row| row.bound);
+        let smallest = all().min_by(f64::total_cmp).unwrap_or(0.0);
+        let bound = all().filter(|bound| *bound < 1.0).fold(smallest, f64::max);
+        Self { verdict, step, steps, findings, bound, groups, params, updates: Vec::new() }
+    }
+
+    /// The rows of parameters whose whole gradient could be the work of precision alone.
+    pub fn hidden(&self) -> impl Iterator<Item = &GradientRow> {
+        self.params.iter().filter(|row| row.expected > 0.0 && row.bound >= 1.0)
     }
 
     /// Whether nothing was found.
@@ -144,4 +156,26 @@ pub(super) fn kind_of(name: &str) -> String {
         if part.bytes().all(|byte| byte.is_ascii_digit()) { "*".to_owned() } else { part.to_owned() }
     };
     name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(expected: f64, bound: f64) -> GradientRow {
+        let name = "p".to_owned();
+        GradientRow { name, expected, used: 1.0, factor: None, cosine: None, residual: 0.0, bound }
+    }
+
+    #[test]
+    fn bound_is_that_of_what_precision_shows() {
+        let of = |rows: &[GradientRow]| {
+            let report = Report::of((0, 1), Vec::new(), [Vec::new(), rows.to_vec()]);
+            (report.bound, report.hidden().count())
+        };
+        assert_eq!(of(&[row(1.0, 1e-5), row(2.0, 1e-4), row(0.0, 0.5), row(1e-9, 1e20)]), (1e-4, 1));
+        // Nothing is shown.
+        assert_eq!(of(&[row(1.0, 3.0), row(1.0, 2.0)]), (2.0, 2));
+        assert_eq!(of(&[]), (0.0, 0));
+    }
 }

@@ -4,10 +4,13 @@ mod clipping;
 mod number;
 mod ranks;
 
+use std::collections::BTreeSet;
+
 use fsdp_core::model::ModelSpec;
 
 use self::number::near;
 pub use self::number::number;
+use super::measure::stacked;
 use super::report::{Cause, Finding};
 use super::sums::{Sums, clip, total};
 
@@ -176,7 +179,12 @@ impl Compared<'_> {
                 clusters.iter().map(|other| (other.factor() / factor).powi(2) * other.sums.ee).sum();
             factor > 0.0 && near(factor, clip(self.grad_clip, norm2.sqrt()), base.error)
         };
-        let size = |cluster: &&Cluster| cluster.params.len();
+        // Experts of a layer are one tensor to most programs.
+        let tensor = |index: &usize| {
+            let name = &self.spec.params[*index].fqn;
+            stacked(name).map_or_else(|| name.clone(), |(stack, _)| stack)
+        };
+        let size = |cluster: &&Cluster| cluster.params.iter().map(tensor).collect::<BTreeSet<_>>().len();
         let consistent = clusters.iter().filter(is_consistent).max_by_key(size);
         consistent.or_else(|| clusters.iter().max_by_key(size)).expect("there are clusters")
     }

@@ -39,6 +39,12 @@ pub(super) struct Sums {
     pub(super) mn: f64,
     pub(super) nn: f64,
     pub(super) em: f64,
+    /// The largest absolute value of `u`.
+    pub(super) largest: f64,
+    /// The largest absolute value of `e`.
+    pub(super) peak: f64,
+    /// The sum of the absolute values of `e`.
+    pub(super) abs: f64,
 }
 
 impl Sums {
@@ -95,6 +101,9 @@ impl Add for Sums {
             mn: self.mn + other.mn,
             nn: self.nn + other.nn,
             em: self.em + other.em,
+            largest: self.largest.max(other.largest),
+            peak: self.peak.max(other.peak),
+            abs: self.abs + other.abs,
         }
     }
 }
@@ -230,6 +239,9 @@ impl<'a> Around<'a> {
                 sums.mn += m * n;
                 sums.nn += n * n;
                 sums.em += e * m;
+                sums.largest = sums.largest.max(u.abs());
+                sums.peak = sums.peak.max(e.abs());
+                sums.abs += e.abs();
             }
             visit(row, sums);
         }

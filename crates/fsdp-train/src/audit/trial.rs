@@ -26,6 +26,8 @@ pub(super) struct Trial<A> {
     pub(super) tied: TiedShare,
     /// Whether the weights are those after the step.
     pub(super) is_after: bool,
+    /// The largest absolute value that an element of the gradient may have.
+    pub(super) limit: Option<f64>,
     /// Whether the gradient may have any length, because the fault does not determine it.
     pub(super) has_free_factor: bool,
     /// Whether the user has to know that length.
@@ -92,20 +94,29 @@ pub(super) fn sound<A>(architecture: A, terms: LossTerms, batches: &[MicroBatch]
         seed: 0,
         tied: TiedShare::Both,
         is_after: false,
+        limit: None,
         has_free_factor: false,
         says_length: false,
     }
 }
 
-/// All faults that this step could have, besides those of how micro-batches are added up; the likely ones first.
+/// All faults that this step could have, besides those of how micro-batches are added up; the likely ones first. `largest` is
+/// the largest element of the gradient that was used.
 pub(super) fn all<'a, A: Clone>(
     sound: &'a Trial<A>,
     batches: &[MicroBatch],
     settings: &'a [Setting<A>],
     is_tied: bool,
+    largest: f64,
 ) -> Vec<Family<'a, A>> {
-    let mut trials = labels(sound, batches);
+    let mut trials: Vec<Trial<A>> = by_rows(sound, batches).into_iter().collect();
+    trials.extend(labels(sound, batches));
     trials.extend(documents(sound, batches));
+    let text =
+        format!("each element of the gradient was clipped to {}, as by clip_grad_value_", number(largest));
+    trials.push(sound.planted(Cause::Clipping, &text, |trial| {
+        (trial.limit, trial.has_free_factor) = (Some(largest), true);
+    }));
     if is_tied {
         let text = "the tied weight got only the gradient of the head, not that of the embedding";
         trials.push(sound.planted(Cause::TiedGradientMissing, text, |trial| trial.tied = TiedShare::Head));
@@ -211,6 +222,24 @@ fn terms<A: Clone>(sound: &Trial<A>) -> [Family<'_, A>; 2] {
 fn by_tokens(batches: &[MicroBatch]) -> Vec<(MicroBatch, f64)> {
     let all: usize = batches.iter().map(MicroBatch::counted).sum();
     batches.iter().map(|batch| (batch.clone(), 1.0 / all.max(1) as f64)).collect()
+}
+
+/// The mean of the means of all rows; `None` if rows do not count different numbers of tokens.
+fn by_rows<A: Clone>(sound: &Trial<A>, batches: &[MicroBatch]) -> Option<Trial<A>> {
+    let rows = batches.iter().flat_map(MicroBatch::rows).filter(|row| row.counted() > 0);
+    let rows: Vec<(usize, MicroBatch)> = rows.map(|row| (row.counted(), row)).collect();
+    let counts = || rows.iter().map(|(tokens, _)| *tokens);
+    let [least, most] = [counts().min()?, counts().max()?];
+    let text = format!(
+        "the loss is the mean of the means of rows, which count from {least} to {most} tokens, not the mean of all tokens"
+    );
+    let all = rows.len() as f64;
+    (least < most).then(|| {
+        sound.planted(Cause::LossMeanOfMeans, &text, |trial| {
+            let weighted = rows.into_iter().map(|(tokens, row)| (row, 1.0 / (all * tokens as f64)));
+            trial.batches = weighted.collect();
+        })
+    })
 }
 
 /// Other positions count, or other targets.

@@ -72,6 +72,11 @@ pub(super) fn judge(
         OptimizerConfig::Adamw(config) => {
             config.betas[0] = around.moments.decay;
             if let Some((finding, beta2)) = second_moments(around, config, expected)? {
+                // The first moment may have taken up other shares than those of the run file: then nothing follows from it.
+                let is_open = |found: &Finding| found.cause == Cause::Unexplained;
+                if finding.explains == 0.0 && expected.found.iter().any(is_open) {
+                    return Ok((Vec::new(), Vec::new()));
+                }
                 findings.push(finding);
                 config.betas[1] = beta2;
             }

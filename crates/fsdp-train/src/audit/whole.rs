@@ -26,6 +26,9 @@ use crate::config::OptimizerConfig;
 use crate::error::TrainError;
 use crate::job::Job;
 
+/// Samples of rounding errors before something is found.
+const SAMPLES: usize = 4;
+
 /// Several steps, as they should be.
 pub(super) struct Whole<'a, A> {
     pub(super) job: &'a Job<A>,
@@ -47,9 +50,8 @@ pub(super) struct Whole<'a, A> {
 /// What was found of the steps.
 pub(super) struct Judged {
     pub(super) findings: Vec<Finding>,
-    pub(super) params: Vec<GradientRow>,
-    pub(super) groups: Vec<GradientRow>,
-    pub(super) bound: f64,
+    /// Of kinds of weights and moments, and of each.
+    pub(super) rows: [Vec<GradientRow>; 2],
 }
 
 /// How a weight or a moment has changed, beside how it should have (`e`).
@@ -69,10 +71,32 @@ impl Change {
 impl<A: Architecture + Clone> Whole<'_, A> {
     /// Does the steps, in the dtype of the run and in a wider one, and compares the states.
     ///
+    /// Steps may amplify an error again and again, and most in one direction, of which one sample of rounding errors may have
+    /// little. So before anything is found, there are more samples.
+    ///
     /// # Errors
     /// Errors of the model and of reading; [`TrainError::Stopped`].
     pub(super) fn judge(&self, around: &mut Around<'_>) -> Result<Judged, TrainError> {
-        let [own, exact] = self.run(around)?;
+        let mut changes = self.changes(around, 0)?;
+        for sample in 1..SAMPLES {
+            if !changes.iter().any(Change::is_outside) {
+                break;
+            }
+            let others = self.changes(around, sample)?;
+            changes
+                .iter_mut()
+                .zip(others)
+                .for_each(|(change, other)| change.bound = change.bound.max(other.bound));
+        }
+        let named = |name_of: fn(&str) -> String| {
+            rows(changes.iter().map(|change| (name_of(&change.name), change.sums, change.bound)), 1.0)
+        };
+        Ok(Judged { findings: self.findings(&changes), rows: [named(kind_of), named(str::to_owned)] })
+    }
+
+    /// How weights and moments have changed, beside a sample of rounding errors.
+    fn changes(&self, around: &mut Around<'_>, sample: usize) -> Result<Vec<Change>, TrainError> {
+        let [own, exact] = self.run(around, sample)?;
         let mut changes = Vec::new();
         for id in self.settings.keys().copied() {
             for state in self.states() {
@@ -89,13 +113,7 @@ impl<A: Architecture + Clone> Whole<'_, A> {
             let name = self.job.plan.spec.param(change.param).fqn.clone();
             return Err(AuditError::NotFinite { name }.into());
         }
-        let bound = changes.iter().filter(|change| change.sums.ee > 0.0);
-        let bound = bound.map(|change| change.bound / change.sums.ee.sqrt()).fold(0.0, f64::max);
-        let named = |name_of: fn(&str) -> String| {
-            rows(changes.iter().map(|change| (name_of(&change.name), change.sums, change.bound)), 1.0)
-        };
-        let (params, groups) = (named(str::to_owned), named(kind_of));
-        Ok(Judged { findings: self.findings(&changes), params, groups, bound })
+        Ok(changes)
     }
 
     /// The weight, and the moments of the rule.

@@ -33,7 +33,7 @@ pub(super) fn settings(stated: &Stated) -> Vec<Setting<Model>> {
 }
 
 /// Another value of a number.
-fn number_of(
+pub(super) fn number_of(
     stated: &Stated,
     key: &'static str,
     sizes: impl IntoIterator<Item = f64>,

@@ -3,6 +3,7 @@
 use fsdp_train::audit::{Between, Setting, number};
 use serde_json::{Value, json};
 
+use super::functions::number_of;
 use super::{Keys, Stated, with};
 use crate::run_setup::Model;
 
@@ -14,16 +15,60 @@ const FACTORS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 
 pub(super) fn settings(stated: &Stated) -> Vec<Setting<Model>> {
     let mut found = Vec::new();
-    found.extend(unscaled(stated));
-    found.extend(base(stated));
-    found.extend(factor(stated));
+    for place in places(stated) {
+        found.extend(unscaled(stated, &place));
+        found.extend(base(stated, &place));
+        found.extend(factor(stated, &place));
+    }
+    let local = "rope_local_base_freq";
+    found.extend(number_of(stated, local, THETAS, Between::Logarithmic));
     found
 }
 
-/// The object with the kind of positions, and its key.
-fn object(stated: &Stated) -> Option<(&'static str, &Keys)> {
-    let of = |key: &'static str| Some((key, stated.keys.get(key)?.as_object()?));
-    of("rope_scaling").or_else(|| of("rope_parameters"))
+/// Where the rotary positions of some layers are described: that of all, or of those of one kind.
+#[derive(Clone)]
+struct Place {
+    /// Of an object with parts for kinds of layers, the part.
+    kind: Option<String>,
+}
+
+/// The object that may have parts for kinds of layers.
+const PARAMETERS: &str = "rope_parameters";
+
+fn places(stated: &Stated) -> Vec<Place> {
+    let parameters = stated.keys.get(PARAMETERS).and_then(Value::as_object);
+    let kinds = parameters.into_iter().flatten().filter(|(_, part)| part.is_object());
+    let kinds: Vec<Place> = kinds.map(|(kind, _)| Place { kind: Some(kind.clone()) }).collect();
+    if kinds.is_empty() { vec![Place { kind: None }] } else { kinds }
+}
+
+impl Place {
+    /// The object with the kind of positions, and its key.
+    fn object<'s>(&self, stated: &'s Stated) -> Option<(&'static str, &'s Keys)> {
+        let of = |key: &'static str| Some((key, stated.keys.get(key)?.as_object()?));
+        match &self.kind {
+            Some(kind) => {
+                let (key, kinds) = of(PARAMETERS)?;
+                Some((key, kinds.get(kind)?.as_object()?))
+            }
+            None => of("rope_scaling").or_else(|| of(PARAMETERS)),
+        }
+    }
+
+    /// The keys with another object.
+    fn with(&self, stated: &Stated, key: &'static str, rope: Value) -> Keys {
+        let kinds = stated.keys.get(key).and_then(Value::as_object);
+        match (&self.kind, kinds) {
+            (Some(kind), Some(kinds)) => stated.with(key, Value::Object(with(kinds, kind, rope))),
+            _ => stated.with(key, rope),
+        }
+    }
+
+    /// What is said of its layers.
+    fn positions(&self) -> String {
+        let of = self.kind.as_ref().map_or(String::new(), |kind| format!(" of layers with {kind}"));
+        format!("rotary positions{of}")
+    }
 }
 
 /// The kind of scaling; `None` without one.
@@ -33,56 +78,62 @@ fn kind(rope: &Keys) -> Option<&str> {
 }
 
 /// Scaling is forgotten.
-fn unscaled(stated: &Stated) -> Option<Setting<Model>> {
-    let (key, rope) = object(stated)?;
+fn unscaled(stated: &Stated, place: &Place) -> Option<Setting<Model>> {
+    let (key, rope) = place.object(stated)?;
     kind(rope)?;
     let plain = match key {
-        "rope_scaling" => Value::Null,
-        _ => json!({ "rope_type": "default", "rope_theta": rope.get("rope_theta") }),
+        PARAMETERS => json!({ "rope_type": "default", "rope_theta": rope.get("rope_theta") }),
+        _ => Value::Null,
     };
-    let text = "rotary positions are not scaled, though config.json says so".to_owned();
-    stated.one(text, stated.with(key, plain))
+    let text = format!("{} are not scaled, though config.json says so", place.positions());
+    stated.one(text, place.with(stated, key, plain))
 }
 
 /// Another base.
-fn base(stated: &Stated) -> Option<Setting<Model>> {
-    let nested = stated.keys.get("rope_parameters").and_then(Value::as_object);
-    let theta = nested.and_then(|rope| rope.get("rope_theta")).or_else(|| stated.keys.get("rope_theta"));
-    let theta = theta.and_then(Value::as_f64)?;
+fn base(stated: &Stated, place: &Place) -> Option<Setting<Model>> {
+    let nested = |stated: &Stated, place: &Place| -> Option<(&'static str, Keys)> {
+        let (key, rope) = place.object(stated)?;
+        rope.contains_key("rope_theta").then(|| (key, rope.clone()))
+    };
+    let theta = match nested(stated, place) {
+        Some((_, rope)) => rope.get("rope_theta").and_then(Value::as_f64),
+        None => stated.number("rope_theta"),
+    }?;
+    let place = place.clone();
     Some(stated.sized(Some(theta), THETAS, Between::Logarithmic, move |stated, other| {
-        let nested = stated.keys.get("rope_parameters").and_then(Value::as_object);
-        let keys = match nested.filter(|rope| rope.contains_key("rope_theta")) {
-            Some(rope) => {
-                stated.with("rope_parameters", Value::Object(with(rope, "rope_theta", json!(other))))
+        let keys = match nested(stated, &place) {
+            Some((key, rope)) => {
+                place.with(stated, key, Value::Object(with(&rope, "rope_theta", json!(other))))
             }
             None => stated.with("rope_theta", json!(other)),
         };
         let [other, theta] = [other, theta].map(number);
-        (format!("rotary positions have the base {other}, config.json says {theta}"), keys)
+        (format!("{} have the base {other}, config.json says {theta}", place.positions()), keys)
     }))
 }
 
 /// Another factor of scaling; without scaling, linear scaling.
-fn factor(stated: &Stated) -> Option<Setting<Model>> {
-    let rope = object(stated);
+fn factor(stated: &Stated, place: &Place) -> Option<Setting<Model>> {
+    let rope = place.object(stated);
     let is_rotary = rope.is_some() || stated.keys.contains_key("rope_theta");
     let scaled = rope.and_then(|(_, rope)| Some((kind(rope)?, rope.get("factor")?.as_f64()?)));
     let (kind, given) = scaled.unwrap_or(("linear", 1.0));
     let (kind, is_scaled) = (kind.to_owned(), scaled.is_some());
     // Of kinds that need more than a factor, one that has none is not known.
     let is_known = is_scaled || rope.is_none_or(|(_, rope)| self::kind(rope).is_none());
+    let place = place.clone();
     (is_rotary && is_known).then(|| {
         stated.sized(Some(given), FACTORS, Between::Logarithmic, move |stated, other| {
             let (key, rope) =
-                object(stated).map_or(("rope_scaling", Keys::new()), |(key, rope)| (key, rope.clone()));
+                place.object(stated).map_or(("rope_scaling", Keys::new()), |(key, rope)| (key, rope.clone()));
             let key_of_kind = if rope.contains_key("type") { "type" } else { "rope_type" };
             let rope = with(&with(&rope, key_of_kind, json!(kind)), "factor", json!(other));
             let says = match is_scaled {
                 true => format!("config.json says {}", number(given)),
                 false => "config.json has no scaling".to_owned(),
             };
-            let text = format!("rotary positions are scaled ({kind}) by {}, {says}", number(other));
-            (text, stated.with(key, Value::Object(rope)))
+            let text = format!("{} are scaled ({kind}) by {}, {says}", place.positions(), number(other));
+            (text, place.with(stated, key, Value::Object(rope)))
         })
     })
 }

@@ -3,8 +3,8 @@
 use fsdp_core::model::ParamId;
 use fsdp_nn::model::Architecture;
 
-use super::trials::{EXPLAINED_MIN, Tried, Wrong};
-use super::{Judge, WORLDS};
+use super::trials::{Tried, Wrong};
+use super::{EXPLAINED_MIN, Judge};
 use crate::audit::measure::Measured;
 use crate::audit::report::{Cause, Finding};
 use crate::audit::scale::{Compared, number, shown};
@@ -14,24 +14,35 @@ use crate::error::TrainError;
 /// A share of the difference that dropout does not leave to other faults.
 const HALF: f64 = 0.5;
 
+/// How many times less another explanation has to leave to be the better one.
+const BETTER: f64 = 4.0;
+
 impl<A: Architecture + Clone> Judge<'_, A> {
     /// Looks for what explains the difference.
     pub(super) fn explain(&mut self, exact: &Measured, bounds: &[f64]) -> Result<Vec<Finding>, TrainError> {
         let compared = self.compared(&exact.sums, bounds);
-        if let Some(findings) = compared.explained() {
-            return Ok(findings);
-        }
-        if let Some((finding, moments)) = self.by_moments(&compared) {
+        let scaled = compared.explained();
+        // Where precision is low, a factor may come near what the moments explain.
+        let by_moments = self.by_moments(&compared).filter(|(finding, _)| {
+            let left = |scaled: &Vec<Finding>| 1.0 - scaled[0].explains;
+            scaled.as_ref().is_none_or(|scaled| BETTER * (1.0 - finding.explains) < left(scaled))
+        });
+        if let Some((finding, moments)) = by_moments {
             self.around.is_open = moments.is_none();
             self.around.moments = moments.unwrap_or(self.around.moments);
             return Ok(vec![finding]);
         }
-        let mut by_world = WORLDS.iter().zip(&exact.shards);
-        if let Some(finding) = by_world.find_map(|(ranks, shards)| compared.of_ranks(shards, *ranks)) {
+        if let Some(scaled) = scaled {
+            return Ok(scaled);
+        }
+        if let Some(finding) =
+            exact.shards.iter().find_map(|(split, shards)| compared.of_ranks(shards, *split))
+        {
             return Ok(vec![finding]);
         }
         let missing = self.missing(&compared);
-        let wrong = Wrong { bounds, distance2: compared.distance2(compared.clip()) };
+        let distance2 = compared.distance2(compared.clip());
+        let wrong = Wrong { bounds, distance2, largest: total(&exact.sums).largest };
         let mut best = self.by_micro_batches(&wrong)?;
         if !best.as_ref().is_some_and(Tried::is_sure) {
             best = self.best_trial(&wrong, best)?;
@@ -60,9 +71,13 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let blocks = &self.spec.blocks;
         let uses = |index: usize| blocks.iter().rposition(|block| block.params.contains(&ParamId(index)));
         let last = missing.iter().filter_map(|index| uses(*index)).max()?;
-        let outside = compared.outside(compared.clip());
-        let after = outside.iter().filter(|index| uses(**index).is_some_and(|block| block > last)).count();
-        (after == 0).then(|| {
+        let is_after = |index: &usize| uses(*index).is_some_and(|block| block > last);
+        // With clipping, those behind them have another factor, because the norm is another.
+        let behind: Vec<Sums> =
+            (0..compared.sums.len()).filter(is_after).map(|index| compared.sums[index]).collect();
+        let factor = total(&behind).factor().filter(|_| compared.grad_clip.is_some());
+        let outside = compared.outside(factor.unwrap_or(compared.clip()));
+        (!outside.iter().any(is_after)).then(|| {
             let names = compared.names(&missing);
             let text = format!(
                 "{} got no gradient, and what flows through them to earlier layers is missing, too",

@@ -45,7 +45,9 @@ impl<A> Judge<'_, A> {
             0.0 => moments.gain + change[1],
             _ => 1.0 - written(1.0 - (moments.gain + change[1])),
         };
-        let finding = self.other_shares(decay, gain);
+        let left: f64 = fits.iter().map(|fit| (fit.distance(change) / moments.gain).powi(2)).sum();
+        let explains = 1.0 - left / compared.distance2(compared.clip());
+        let finding = Finding { explains, ..self.other_shares(decay, gain) };
         let is_exact = matches!(self.param_dtype, DType::F32 | DType::F64);
         Some((finding, is_exact.then_some(Moments { decay, gain, ..moments })))
     }
@@ -56,10 +58,8 @@ impl<A> Judge<'_, A> {
         let sums: Vec<Sums> = outside.iter().map(|&index| compared.sums[index]).collect();
         let all = total(&sums);
         let share = all.dp / all.pp;
-        let is_explained = |(sums, index): (&Sums, &usize)| {
-            let distance2 = sums.dd - 2.0 * share * sums.dp + share * share * sums.pp;
-            distance2.max(0.0).sqrt() <= compared.bounds[*index]
-        };
+        let left = |sums: &Sums| (sums.dd - 2.0 * share * sums.dp + share * share * sums.pp).max(0.0);
+        let is_explained = |(sums, index): (&Sums, &usize)| left(sums).sqrt() <= compared.bounds[*index];
         if all.pp == 0.0 || !sums.iter().zip(&outside).all(is_explained) {
             return None;
         }
@@ -85,7 +85,8 @@ impl<A> Judge<'_, A> {
                 (None, text)
             }
         };
-        Some(Finding { cause: Cause::WeightDecay, params, factor, explains: 1.0, text })
+        let explains = 1.0 - left(&all) / all.dd;
+        Some(Finding { cause: Cause::WeightDecay, params, factor, explains, text })
     }
 
     fn other_shares(&self, decay: f64, gain: f64) -> Finding {

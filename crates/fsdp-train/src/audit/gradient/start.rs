@@ -2,8 +2,7 @@
 
 use fsdp_nn::model::Architecture;
 
-use super::trials::EXPLAINED_MIN;
-use super::{Judge, wider};
+use super::{EXPLAINED_MIN, Judge, wider};
 use crate::audit::report::{Cause, Finding};
 use crate::audit::scale::shown;
 use crate::audit::state::blocks;

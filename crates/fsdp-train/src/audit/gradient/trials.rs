@@ -12,9 +12,6 @@ use crate::audit::trial::{self, Family, Trial};
 use crate::audit::variant::Between;
 use crate::error::TrainError;
 
-/// A fault has to explain so much of the difference to be named.
-pub(super) const EXPLAINED_MIN: f64 = 0.95;
-
 /// The same for a fault that leaves the length of the gradient open, and so fits more easily.
 const FREE_EXPLAINED_MIN: f64 = 0.999;
 
@@ -37,6 +34,8 @@ pub(super) struct Wrong<'b> {
     pub(super) bounds: &'b [f64],
     /// The squared distance between the used gradient and the expected one.
     pub(super) distance2: f64,
+    /// The largest absolute value of an element of the used gradient.
+    pub(super) largest: f64,
 }
 
 /// A fault that was tried.
@@ -71,7 +70,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
     ) -> Result<Option<Tried>, TrainError> {
         let is_tied = !tied(self.spec).is_empty();
         let (sound, settings) = (self.sound.clone(), self.settings);
-        let families = trial::all(&sound, self.batches, settings, is_tied);
+        let families = trial::all(&sound, self.batches, settings, is_tied, wrong.largest);
         let mut best = best;
         for (index, family) in families.iter().enumerate() {
             (self.progress)(&format!("trying fault {} of {}", index + 1, families.len()));
@@ -109,10 +108,14 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             let Some(trial) = (family.trial)(size) else { continue };
             let Some(tried) = self.tried(&trial, wrong)? else { continue };
             known.push([place(size), tried.distance2]);
-            let is_sure = tried.is_sure();
-            best = Some(tried.or(best));
-            if is_sure {
-                break;
+            // A size that was followed fits more easily, too.
+            let is_likely = index < family.sizes.len();
+            if is_likely || tried.is_all || tried.finding.explains >= FREE_EXPLAINED_MIN {
+                let is_sure = tried.is_sure();
+                best = Some(tried.or(best));
+                if is_sure {
+                    break;
+                }
             }
         }
         Ok(best)

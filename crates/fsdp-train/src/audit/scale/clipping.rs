@@ -1,9 +1,9 @@
 //! Clipping: by another norm, to another one, apart, or not at all.
 
-use super::number::{is_round, is_whole, near, number};
+use super::number::{DIGITS_ERROR, is_round, is_whole, near, number};
 use super::{Cluster, Compared, shown};
 use crate::audit::report::{Cause, Finding};
-use crate::audit::sums::clip;
+use crate::audit::sums::{clip, total};
 
 impl Compared<'_> {
     /// All parameters have one factor, and not that of clipping.
@@ -34,6 +34,10 @@ impl Compared<'_> {
             };
         };
         let is_clipped = expected < 1.0;
+        if let Some((norm, what)) = self.other_norm(all, max) {
+            let norm = number(norm);
+            return clipped(format!("gradients were clipped by {what} ({norm}), not by their norm"));
+        }
         if is_clipped && near(factor, 1.0, all.error) {
             let norm = number(norm);
             return clipped(format!(
@@ -65,6 +69,17 @@ impl Compared<'_> {
             number(max / factor),
             number(norm)
         ))
+    }
+
+    /// A norm of another kind by which all were clipped, and what it is.
+    fn other_norm(&self, all: &Cluster, max: f64) -> Option<(f64, &'static str)> {
+        let total = total(self.sums);
+        let is_by = |(norm, _): &(f64, &str)| {
+            let coefficient = clip(Some(max), *norm);
+            coefficient < 1.0 && (all.factor() / coefficient - 1.0).abs() <= DIGITS_ERROR
+        };
+        let norms = [(total.abs, "the sum of all elements"), (total.peak, "the largest element")];
+        norms.into_iter().find(is_by)
     }
 
     /// Groups of parameters, or each parameter, clipped by their own norm: to the limit of the run file, or to another.

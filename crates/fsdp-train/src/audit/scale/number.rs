@@ -10,7 +10,7 @@ const WHOLE_ERROR_MAX: f64 = 0.1;
 const WHOLE_MAX: f64 = 4096.0;
 
 /// Relative error up to which a number counts as one of two digits.
-const DIGITS_ERROR: f64 = 1e-4;
+pub(super) const DIGITS_ERROR: f64 = 1e-4;
 
 /// Norms to which gradients are clipped most.
 const USUAL_NORMS: [f64; 7] = [0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0];
@@ -45,7 +45,7 @@ pub(super) fn is_round(value: f64, error: f64) -> bool {
 /// Whether a factor, or one divided by it, is a whole number.
 pub(super) fn is_whole(factor: f64, error: f64) -> bool {
     let whole = |value: f64| {
-        let (rounded, error) = (value.round(), (error * value).max(FACTOR_ERROR));
+        let (rounded, error) = (value.round(), (error * value).max(DIGITS_ERROR));
         (1.0..=WHOLE_MAX).contains(&rounded) && error < WHOLE_ERROR_MAX && (value - rounded).abs() <= error
     };
     factor > 0.0 && (whole(factor) || whole(1.0 / factor))

@@ -2,12 +2,15 @@
 
 use super::Compared;
 use super::number::{FACTOR_ERROR, near, number};
+use crate::audit::gradient::EXPLAINED_MIN;
+use crate::audit::measure::Split;
 use crate::audit::report::{Cause, Finding};
 use crate::audit::sums::{Sums, clip};
 
 impl Compared<'_> {
     /// Explains the used gradient by a factor for the rows of each rank, given their sums by rank.
-    pub(in crate::audit) fn of_ranks(&self, by_param: &[Vec<Sums>], ranks: usize) -> Option<Finding> {
+    pub(in crate::audit) fn of_ranks(&self, by_param: &[Vec<Sums>], split: Split) -> Option<Finding> {
+        let ranks = split.ranks;
         let is_explained =
             |(shards, bound): (&Vec<Sums>, &f64)| shards.iter().all(|sums| sums.leftover() <= *bound);
         if !by_param.iter().zip(self.bounds).all(is_explained) {
@@ -31,6 +34,10 @@ impl Compared<'_> {
             .map(|(sums, f)| sums.distance2(*f))
             .sum();
         let explains = 1.0 - left / self.distance2(self.clip());
+        // Where precision is low, many rows have any factor.
+        if explains < EXPLAINED_MIN {
+            return None;
+        }
         let is_own =
             |(sums, factor): (&Sums, &f64)| near(*factor, clip(self.grad_clip, sums.ee.sqrt()), FACTOR_ERROR);
         if self.grad_clip.is_some() && all.iter().zip(&factors).all(is_own) {

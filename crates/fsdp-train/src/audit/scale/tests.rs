@@ -38,7 +38,8 @@ fn found(expected: &Gradient, used: &Gradient, grad_clip: Option<f64>) -> Option
         let mut sums = Sums { clip: coefficient, ..Sums::default() };
         for (e, u) in expected.iter().zip(used) {
             let d = u - coefficient * e;
-            sums = sums + Sums { uu: u * u, ee: e * e, dd: d * d, de: d * e, ..Sums::default() };
+            let of_all = Sums { peak: e.abs(), abs: e.abs(), ..Sums::default() };
+            sums = sums + Sums { uu: u * u, ee: e * e, dd: d * d, de: d * e, ..of_all };
         }
         sums
     };
@@ -122,11 +123,29 @@ proptest! {
         // Where nothing is clipped, a factor of one whole number may be just that.
         let is_clipped = stated.is_some_and(|stated| norm > stated);
         prop_assume!(is_clipped || (inverse - inverse.round()).abs() > 1e-2);
+        // Nor may it be that of another norm.
+        let sizes = || expected.iter().flatten().map(|value| value.abs());
+        let others = [sizes().sum::<f64>(), sizes().fold(0.0, f64::max)];
+        prop_assume!(others.iter().all(|other| (stated.unwrap_or(1.0) / other * inverse - 1.0).abs() > 1e-3));
         let used = times(&expected, &[clip(Some(limit), norm); 4]);
         let findings = found(&expected, &used, stated).expect("a factor explains it");
         prop_assert_eq!(findings[0].cause, Cause::Clipping, "{}", findings[0].text);
         let text = format!("clipped to the norm {limit},");
         prop_assert!(findings[0].text.contains(&text), "{}", findings[0].text);
+    }
+
+    #[test]
+    fn norms_of_other_kinds_are_named(expected in gradient(4), by_sum: bool) {
+        let sizes = || expected.iter().flatten().map(|value| value.abs());
+        let (other, what) = match by_sum {
+            true => (sizes().sum::<f64>(), "the sum of all elements"),
+            false => (sizes().fold(0.0, f64::max), "the largest element"),
+        };
+        let used = times(&expected, &[clip(Some(0.07), other); 4]);
+        let findings = found(&expected, &used, Some(0.07)).expect("a factor explains it");
+        prop_assert_eq!(findings.len(), 1);
+        prop_assert_eq!(findings[0].cause, Cause::Clipping, "{}", findings[0].text);
+        prop_assert!(findings[0].text.contains(what), "{}", findings[0].text);
     }
 
     #[test]

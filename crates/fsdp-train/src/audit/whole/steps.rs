@@ -26,8 +26,8 @@ type Gradient = Vec<Vec<f32>>;
 
 impl<A: Architecture + Clone> Whole<'_, A> {
     /// Does all steps, and returns the states after them: in the dtype of the run, rounded to the dtypes of the checkpoint after
-    /// each step, and in a wider one.
-    pub(super) fn run(&self, around: &mut Around<'_>) -> Result<[Held; 2], TrainError> {
+    /// each step, with a sample of the errors of other kernels, and in a wider one.
+    pub(super) fn run(&self, around: &mut Around<'_>, sample: usize) -> Result<[Held; 2], TrainError> {
         let mut own = Held::new();
         for id in self.settings.keys().copied() {
             for state in self.states() {
@@ -40,7 +40,7 @@ impl<A: Architecture + Clone> Whole<'_, A> {
             (self.progress)(&format!("doing step {} of {}", index + 1, self.steps.len()));
             let mut of_own = self.gradient(around, &mut own, index, dtype)?;
             let of_exact = self.gradient(around, &mut exact, index, wider(dtype))?;
-            perturb(&mut of_own, &of_exact);
+            perturb(&mut of_own, &of_exact, sample);
             let numbers = self.numbers(around, &of_exact, &mut own_steps);
             self.advance(&mut own, &of_own, (index, &numbers), Some((&exact, &of_exact)));
             self.advance(&mut exact, &of_exact, (index, &numbers), None);
@@ -209,7 +209,7 @@ fn whole(
 
 /// Changes each element by what other kernels may leave of a gradient that is zero but for rounding, relative to the whole
 /// gradient. Elements that are zero beside others, as in the rows of tokens that do not occur, are so everywhere.
-fn perturb(gradient: &mut Gradient, exact: &Gradient) {
+fn perturb(gradient: &mut Gradient, exact: &Gradient, sample: usize) {
     let square = |values: &Vec<f32>| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
     let (square, elements) =
         exact.iter().fold((0.0, 0), |all, values| (all.0 + square(values), all.1 + values.len()));
@@ -218,7 +218,8 @@ fn perturb(gradient: &mut Gradient, exact: &Gradient) {
         let is_zero = values.iter().chain(exact).all(|value| *value == 0.0);
         for (index, (value, exact)) in values.iter_mut().zip(exact).enumerate() {
             if is_zero || *value != 0.0 || *exact != 0.0 {
-                *value += if index % 2 == 0 { size } else { -size };
+                // Another pattern of signs for each sample.
+                *value += if (index >> sample) % 2 == 0 { size } else { -size };
             }
         }
     }
