@@ -24,12 +24,13 @@ pub fn bits_are_equal<M: Backend>(
     first: &dyn Fn() -> M,
     others: &[(usize, &dyn Fn() -> M)],
 ) {
+    let cases = all(sizes);
     for &dtype in dtypes {
-        for case in all(sizes) {
-            let expected = bits(&case, &Kit::new(first(), dtype));
+        for case in &cases {
+            let expected = bits(case, &Kit::new(first(), dtype));
             for (index, (shift, other)) in others.iter().enumerate() {
                 let kit = Kit { shift: *shift, ..Kit::new(other(), dtype) };
-                let got = bits(&case, &kit);
+                let got = bits(case, &kit);
                 assert!(expected == got, "{} {dtype}: memory {index}, shift {shift}", case.name);
             }
         }
