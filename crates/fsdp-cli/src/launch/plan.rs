@@ -35,11 +35,12 @@ impl Plan {
             Command::Bench(BenchCommand::Train(_))
             | Command::Verify(_)
             | Command::Audit(_)
+            | Command::Eval(_)
             | Command::Schedule(_)
             | Command::Doctor(_)
             | Command::Calibrate(_) => None,
             _ => {
-                let what = "only `train`, `bench train`, `verify`, `audit`, `schedule`, `calibrate` and `doctor` run as several processes; start other commands directly";
+                let what = "only `train`, `bench train`, `verify`, `audit`, `eval`, `schedule`, `calibrate` and `doctor` run as several processes; start other commands directly";
                 return Err(CliError::Option { option: "--", what: what.to_owned() });
             }
         };

@@ -174,7 +174,7 @@ fn permanent_failures_are_not_restarted() {
         ("train run.toml --set run.ranks=x", "run.ranks"),
         (
             "check run.toml",
-            "only `train`, `bench train`, `verify`, `audit`, `schedule`, `calibrate` and `doctor` run as several processes",
+            "only `train`, `bench train`, `verify`, `audit`, `eval`, `schedule`, `calibrate` and `doctor` run as several processes",
         ),
     ] {
         let ran = sandbox.fsdp(&format!("launch --nproc 2 -- {args}"));
