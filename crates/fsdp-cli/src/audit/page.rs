@@ -41,15 +41,19 @@ pub(super) fn render(report: &Report) -> String {
     page.section(&format!("{used} divided by the expected one"));
     page.html(&bars::svg(
         "factor of each parameter",
-        &rows(&|row| {
-            let factor = row.factor.unwrap_or(0.0);
-            bar(factor.abs(), format!("{factor:.4}"))
+        &rows(&|row| match row.factor {
+            Some(factor) => bar(factor.abs(), format!("{factor:.4}")),
+            None => bar(0.0, format!("no {expected} expected")),
         }),
     ));
     page.section(&format!("What the factor leaves unexplained, relative to the expected {expected}"));
     page.html(&bars::svg(
         "residual of each parameter",
-        &rows(&|row| bar(row.residual, format!("{:.1e} (precision {:.0e})", row.residual, row.bound))),
+        &rows(&|row| match row.factor {
+            Some(_) => bar(row.residual, format!("{:.1e} (precision {:.0e})", row.residual, row.bound)),
+            // There is nothing to relate it to.
+            None => bar(0.0, format!("norm of the used one {:.1e}", row.used)),
+        }),
     ));
     if report.updates.is_empty() {
         return page.finish("Audit of a training step");
@@ -66,4 +70,39 @@ pub(super) fn render(report: &Report) -> String {
         }),
     );
     page.finish("Audit of a training step")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, factor: Option<f64>) -> GradientRow {
+        let expected = if factor.is_some() { 2.0 } else { 0.0 };
+        let (used, residual) = (0.5, 0.25);
+        GradientRow { name: name.to_owned(), expected, used, factor, cosine: factor, residual, bound: 1e-5 }
+    }
+
+    #[test]
+    fn parameter_without_expected_gradient_has_no_factor() {
+        let report = Report {
+            verdict: "sound",
+            step: 6,
+            steps: 1,
+            findings: Vec::new(),
+            bound: 1e-5,
+            groups: Vec::new(),
+            params: vec![row("a", Some(0.0)), row("b", None), row("c", Some(-2.0))],
+            updates: Vec::new(),
+        };
+        let page = render(&report);
+        for part in [
+            ">0.0000</text>",
+            ">no gradient expected</text>",
+            ">-2.0000</text>",
+            ">norm of the used one 5.0e-1</text>",
+        ] {
+            assert_eq!(page.matches(part).count(), 1, "{part}: {page}");
+        }
+        assert!(page.contains("Step 7 used the right gradient"));
+    }
 }
