@@ -5,10 +5,10 @@ mod page;
 mod text;
 mod variants;
 
-use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_comm::process::cluster::Cluster;
@@ -46,6 +46,7 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     }
     if let Some(report) = &args.report {
         expect_replaceable("--report", report)?;
+        expect_folder(report)?;
     }
     let setup = setup(args)?;
     let ranks = args.ranks.or(place.map(|place| place.processes)).unwrap_or(1);
@@ -53,6 +54,7 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
     cluster::within(place, &run, args.network, |team| {
         let cluster = team.map(|team| team.cluster);
         let judged = cluster::in_turns(team, || judged(args, setup), |(job, ..)| job.data.share())?;
+        let run = RunConfig { ranks: useful_ranks(run.ranks, &judged, cluster), ..run.clone() };
         let report = judge(args, &judged, &run, (cluster, &signal))?;
         if cluster.is_none_or(Cluster::is_leader) {
             write(args, &report)?;
@@ -89,16 +91,41 @@ fn judge(
     })
 }
 
-/// Prints the verdict, and writes the page if one is wanted.
-fn write(args: &AuditArgs, report: &Report) -> Result<(), CliError> {
-    if let Some(file) = &args.report {
-        fs::write(file, page::render(report)).map_err(CliError::write(file))?;
+/// The ranks of this process that have a micro-batch to compute. Several processes hold the ranks that they were started with.
+fn useful_ranks(ranks: usize, (_, steps, _): &Judged, cluster: Option<&Cluster>) -> usize {
+    let useful = steps.iter().map(Vec::len).max().unwrap_or(1).max(1);
+    if cluster.is_some() || ranks <= useful {
+        return ranks;
     }
+    output::warning(&format!(
+        "--ranks {ranks}: a step has {useful} micro-batches, which are dealt to the ranks, so {useful} of them compute"
+    ));
+    useful
+}
+
+/// Refuses a file whose folder does not exist, before the work that it is meant to show.
+fn expect_folder(file: &Path) -> Result<(), CliError> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match folder.metadata() {
+        Ok(found) if found.is_dir() => Ok(()),
+        found => {
+            let source = found.err().unwrap_or_else(|| io::ErrorKind::NotADirectory.into());
+            Err(CliError::Create { option: "--report", file: file.to_owned(), source })
+        }
+    }
+}
+
+/// Prints the verdict, and writes the page if one is wanted. The verdict is printed even if the page cannot be written.
+fn write(args: &AuditArgs, report: &Report) -> Result<(), CliError> {
     let text = match args.json {
         true => serde_json::to_string_pretty(report).expect("a report is plain data") + "\n",
         false => text::render(report, args.report.as_deref()),
     };
-    output::print(&text)
+    output::print(&text)?;
+    match &args.report {
+        Some(file) => fs::write(file, page::render(report)).map_err(CliError::write(file)),
+        None => Ok(()),
+    }
 }
 
 /// The job, the micro-batches of each step, and what is stated of its model.
@@ -126,7 +153,7 @@ fn judged(args: &AuditArgs, setup: RunSetup) -> Result<Judged, CliError> {
         return Ok((Job::with_data(setup.config, architecture, init, data)?, steps, stated));
     }
     let job = Job::new(setup.config, architecture, init)?;
-    let step = steps_done(&job, args.before(), args.at_step)?;
+    let step = steps_done(&job, [args.before(), args.after()], args.at_step, args.steps)?;
     let of_step = |step| {
         let batches = (0..job.data.micro_batches()).map(|index| job.data.train_batch(step, index));
         batches.map(|batch| MicroBatch::of_batch(&batch)).collect()

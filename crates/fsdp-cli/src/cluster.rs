@@ -20,8 +20,8 @@ use fsdp_comm::process::cluster::{Cluster, Joining, host};
 use fsdp_comm::process::place::{ProcessPlace, is_only_one, recognize};
 use fsdp_comm::process::rendezvous::NodeFolder;
 use fsdp_comm::process::{ProcessEntry, Verdict};
-use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
+use fsdp_core::{FailureKind, Rank};
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
 use fsdp_train::metrics::{ProcessInfo, ProcessTable};
@@ -173,6 +173,10 @@ pub(crate) fn within(
     if let Err(error) = &outcome
         && !is_reported(error)
     {
+        // Mostly the input is wrong for all processes, and the first one reports it.
+        if place.process > 0 && error.kind() == FailureKind::Input {
+            wait_for_verdict(&cluster, VERDICT_TIMEOUT);
+        }
         cluster.fail(error.kind(), error.to_string());
         // What others report about a process is held back for two heartbeats, so that it can report itself.
         wait_for_verdict(&cluster, VERDICT_TIMEOUT + Duration::from_secs_f64(2.0 * run.heartbeat_s));

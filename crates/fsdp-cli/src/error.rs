@@ -216,7 +216,7 @@ pub(crate) enum CliError {
 /// What to do when another process has failed.
 fn resume_hint(verdict: &Verdict) -> &'static str {
     match verdict.failure.kind {
-        FailureKind::Temporary => "; start the run again with --resume",
+        FailureKind::Temporary => "; start the command again (`train` with --resume)",
         FailureKind::Permanent | FailureKind::Input | FailureKind::Interrupted => "",
     }
 }

@@ -8,9 +8,11 @@
 //! (`update`), so a wrong gradient does not make a second finding of it.
 
 mod batch;
+mod counts;
 mod division;
 mod error;
 mod fit;
+mod follows;
 mod gradient;
 mod measure;
 mod moments;
@@ -32,14 +34,18 @@ mod whole;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_core::FailureKind;
 use fsdp_core::model::ParamId;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
 use fsdp_nn::update::GroupSettings;
 
 pub use batch::{MicroBatch, read_batches};
+pub use counts::steps_done;
 pub use division::by_step;
 pub use error::AuditError;
 pub use plan::AuditMemory;
@@ -48,11 +54,12 @@ pub use saved::{SavedOptimizer, expect_whole_moments};
 pub use scale::number;
 pub use variant::{Between, Setting, Variant};
 
-use crate::checkpoint::{Foreign, ImportSummary, StateTable};
+use crate::checkpoint::Foreign;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::memory::Available;
-use crate::rule::{self, TrainBackend};
+use crate::rule;
+use counts::Counts;
 use gradient::Judge;
 use moments::Moments;
 use ranks::Ranks;
@@ -83,25 +90,13 @@ pub struct Audit<'a, A> {
     pub progress: &'a (dyn Fn(&str) + Sync),
 }
 
-/// The steps done in a state of a job, if `at_step` does not contradict it.
-///
-/// # Errors
-/// Errors of checkpoints that cannot be read or do not fit the model.
-pub fn steps_done<A>(job: &Job<A>, path: &Path, at_step: Option<u64>) -> Result<u64, TrainError> {
-    let rule = HostMemory::rule(&job.config.train, &job.plan.spec)?;
-    let foreign = Foreign::open(job, &StateTable::new(&job.plan, &*rule), path)?;
-    Ok(foreign.steps(job, at_step, &AtomicBool::new(false), &mut ImportSummary::default())?.0)
-}
+/// How long ranks of other processes leave it to the first one to report wrong input.
+const FIRST_REPORT: Duration = Duration::from_secs(2);
 
 /// What is known of the steps between both states.
 #[derive(Clone)]
 struct Passed {
-    /// The steps done before.
-    step: u64,
-    /// Number of the last step among the steps of each trained parameter, from 1.
-    own_steps: BTreeMap<ParamId, u64>,
-    /// The steps of each trained parameter before these.
-    own_before: BTreeMap<ParamId, u64>,
+    steps: Counts,
     /// Settings of each trained parameter.
     settings: BTreeMap<ParamId, GroupSettings>,
 }
@@ -114,10 +109,10 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     pub fn memory(&self, world: usize) -> Result<AuditMemory, TrainError> {
         let (architecture, config) = (&self.job.architecture, &self.job.config);
         let terms = config.train.loss_terms(architecture.description());
-        let dtypes = [gradient::wider(config.fsdp.param_dtype), config.fsdp.param_dtype];
+        let dtype = gradient::wider(config.fsdp.param_dtype);
         let of_step = |batches: &Vec<MicroBatch>| {
             let (model, batches) = ((architecture, &self.job.plan.spec), (&batches[..], world));
-            AuditMemory::of(model, terms, dtypes, batches, self.steps.len() > 1)
+            AuditMemory::of(model, terms, dtype, batches, self.steps.len() > 1)
         };
         // Of several steps, one is computed at a time.
         let needs = self.steps.iter().map(of_step).collect::<Result<Vec<_>, _>>()?;
@@ -136,20 +131,17 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     ) -> Result<Report, TrainError> {
         let (job, spec) = (self.job, &self.job.plan.spec);
         let optimizer = &job.config.train.optimizer;
-        let (need, ranks) = (self.memory(world)?, launcher.ranks_on_machine(world));
-        if let Some(available) = Available::now()
-            && need.certain().saturating_mul(ranks as u64) > available.bytes
-        {
-            return Err(AuditError::Memory { need, ranks, available }.into());
+        self.memory(world)?.expect(launcher.ranks_on_machine(world), Available::now())?;
+        let moments = Moments::of(optimizer, 0).ok_or(AuditError::NoMoment)?;
+        for path in [self.before, self.after] {
+            expect_whole_moments(path)?;
+            if moments.first.is_none() {
+                saved::expect_no_moments(path)?;
+            }
         }
-        Moments::of(optimizer, 0).ok_or(AuditError::NoMoment)?;
-        expect_whole_moments(self.before)?;
-        expect_whole_moments(self.after)?;
-        let rule = HostMemory::rule(&job.config.train, spec)?;
-        let table = StateTable::new(&job.plan, &*rule);
-        let [before, after] = [self.before, self.after].map(|path| Foreign::open(job, &table, path));
-        let states = [&before?, &after?];
-        let (step, [own_before, own_steps]) = self.steps_between(states)?;
+        let [before, after] = counts::open(job, [self.before, self.after])?;
+        let states = [&before, &after];
+        let steps = Counts::of(job, states, self.at_step, self.steps.len(), self.stop)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
         if terms.router_loss != 0.0 && self.steps.iter().flatten().any(|batch| batch.runs_on) {
             return Err(AuditError::LeftPadding.into());
@@ -157,15 +149,42 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let groups = rule::settings(optimizer, spec)?;
         let trained = (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
         let settings = trained.map(|id| (id, groups.of(id))).collect();
-        let passed = Passed { step, own_steps, own_before, settings };
-        let mut reports = match launcher.launch(world, &|seat| self.rank(seat, states, passed.clone())) {
-            // With one rank there is nothing to tell apart.
-            Err(LaunchFailure { reason: FailureReason::Error(error), .. }) if world == 1 => {
+        let passed = Passed { steps, settings };
+        self.expect_rates(&passed)?;
+        let assembly = launcher.assemble(world);
+        let run = |seat: Seat<HostMemory>| {
+            let rank = seat.rank;
+            self.rank(seat, states, passed.clone()).inspect_err(|error| {
+                // Mostly the input is wrong, which all ranks find at once: the first process then reports it.
+                if assembly.local().start > 0 && error.kind() == FailureKind::Input {
+                    thread::sleep(FIRST_REPORT);
+                }
+                assembly.fail(rank, error.kind(), error.to_string());
+            })
+        };
+        let mut reports = match launcher.launch(world, &run) {
+            // No matter which rank says so.
+            Err(LaunchFailure { reason: FailureReason::Error(error), .. })
+                if world == 1 || error.kind() == FailureKind::Input =>
+            {
                 return Err(error);
             }
             launched => launched?,
         };
         Ok(reports.swap_remove(0))
+    }
+
+    /// Refuses a step that shows nothing: without moments and without a learning rate.
+    fn expect_rates(&self, passed: &Passed) -> Result<(), TrainError> {
+        let (train, spec) = (&self.job.config.train, &self.job.plan.spec);
+        let lr = self.job.schedule.lr(passed.steps.before);
+        let is_derived =
+            Moments::of(&train.optimizer, passed.steps.before).is_some_and(|moments| moments.first.is_none());
+        let mut still = passed.settings.iter().filter(|(_, settings)| lr * settings.lr_scale == 0.0);
+        match still.next().filter(|_| is_derived && self.steps.len() == 1) {
+            Some((id, _)) => Err(AuditError::NoRate { name: spec.param(*id).fqn.clone() }.into()),
+            None => Ok(()),
+        }
     }
 
     fn rank(
@@ -191,18 +210,15 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         passed: &Passed,
     ) -> Result<Around<'s>, TrainError> {
         let (train, spec) = (&self.job.config.train, &self.job.plan.spec);
-        let moments = Moments::of(&train.optimizer, passed.step).ok_or(AuditError::NoMoment)?;
+        let step = passed.steps.before;
+        let moments = Moments::of(&train.optimizer, step).ok_or(AuditError::NoMoment)?;
         let groups = rule::settings(&train.optimizer, spec)?;
         let of_all = |value: &dyn Fn(GroupSettings) -> f64| -> Vec<f64> {
             (0..spec.params.len()).map(|index| value(groups.of(ParamId(index)))).collect()
         };
         let coupled = of_all(&|settings| if moments.is_coupled { settings.weight_decay } else { 0.0 });
-        let lr = self.job.schedule.lr(passed.step);
+        let lr = self.job.schedule.lr(step);
         let rates = of_all(&|settings| lr * settings.lr_scale);
-        let still = passed.settings.keys().find(|id| rates[id.0] == 0.0);
-        if let Some(id) = still.filter(|_| moments.first.is_none() && self.steps.len() == 1) {
-            return Err(AuditError::NoRate { name: spec.param(*id).fqn.clone() }.into());
-        }
         Around::open(states, ranks, moments, spec, [coupled, rates], train.grad_clip)
     }
 
@@ -216,7 +232,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         &self,
         around: Around<'_>,
         batches: &[MicroBatch],
-        Passed { step, own_steps, settings, .. }: Passed,
+        Passed { steps: Counts { before: step, own_steps, .. }, settings }: Passed,
     ) -> Result<Report, TrainError> {
         let (job, spec) = (self.job, &self.job.plan.spec);
         let optimizer = &job.config.train.optimizer;
@@ -256,11 +272,12 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         findings.extend(judge.around.trained_although_frozen()?);
         // Neither the gradient nor the update fits: they may be those of other weights.
         let has = |causes: &[Cause]| findings.iter().any(|finding| causes.contains(&finding.cause));
-        if has(&[Cause::Unexplained, Cause::DropoutActive])
-            && has(&[Cause::UpdateRule, Cause::LearningRate])
-            && let Some(finding) = judge.by_start(judged.distance2, &expected)?
+        if has(&[Cause::Unexplained, Cause::DropoutActive]) && has(&[Cause::UpdateRule, Cause::LearningRate])
         {
-            findings = vec![finding];
+            match judge.by_start(judged.distance2, &expected)? {
+                Some(finding) => findings = vec![finding],
+                None => follows::expect(&mut judge.around, optimizer, [self.before, self.after])?,
+            }
         }
         let report = Report { updates, ..Report::of((step, 1), report::joined(findings), judged.rows) };
         let shows_nothing = is_derived && report.is_sound() && report.bound >= 1.0;
@@ -269,7 +286,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
 
     /// Judges the whole update of several steps.
     fn judge_several(&self, around: &mut Around<'_>, passed: Passed) -> Result<Report, TrainError> {
-        let Passed { step, own_steps, own_before, settings } = passed;
+        let Passed { steps: Counts { before: step, own_steps, own_before }, settings } = passed;
         let whole = Whole {
             job: self.job,
             threads: self.threads,
@@ -284,28 +301,6 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let judged = whole.judge(around)?;
         let findings = judged.findings.into_iter().chain(around.trained_although_frozen()?).collect();
         Ok(Report::of((step, self.steps.len()), findings, judged.rows))
-    }
-
-    /// The steps done before the judged ones, and those of each trained parameter before and after them.
-    fn steps_between(
-        &self,
-        [before, after]: [&Foreign; 2],
-    ) -> Result<(u64, [BTreeMap<ParamId, u64>; 2]), TrainError> {
-        let mut summary = ImportSummary::default();
-        let (before_steps, early) = before.steps(self.job, self.at_step, self.stop, &mut summary)?;
-        let steps = self.steps.len();
-        let at_step = self.at_step.map(|step| step + steps as u64);
-        let (after_steps, late) = after.steps(self.job, at_step, self.stop, &mut summary)?;
-        if before_steps + steps as u64 != after_steps {
-            let (before, after) = (self.before.to_owned(), self.after.to_owned());
-            return Err(AuditError::Steps { before, before_steps, after, after_steps, steps }.into());
-        }
-        let own = |steps: u64, late: &BTreeMap<String, u64>| {
-            let params = self.job.plan.spec.params.iter().enumerate().filter(|(_, param)| param.trainable);
-            let own = |fqn: &str| steps.saturating_sub(late.get(fqn).copied().unwrap_or(0));
-            params.map(|(index, param)| (ParamId(index), own(&param.fqn))).collect()
-        };
-        Ok((before_steps, [own(before_steps, &early), own(after_steps, &late)]))
     }
 }
 

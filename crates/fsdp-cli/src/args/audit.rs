@@ -69,14 +69,14 @@ pub(crate) struct AuditArgs {
     #[arg(long)]
     pub(crate) shifted: bool,
     /// Steps done before the step, if the checkpoints do not count them
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) at_step: Option<u64>,
     /// Steps between the states; of more than one, only the whole update is judged, and the batch has to have all of their
     /// micro-batches
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive, allow_negative_numbers = true)]
     pub(crate) steps: usize,
     /// Number of ranks that compute together, to which micro-batches are dealt [default: one per process]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) ranks: Option<usize>,
     /// Write an HTML file with a bar for each parameter
     #[arg(long, value_name = "FILE.html")]

@@ -201,6 +201,130 @@ fn optimizer_without_first_moment_is_refused() {
 }
 
 #[test]
+fn input_error_of_all_processes_is_printed_once() {
+    for processes in ["2", "3"] {
+        let mut launched = Command::new(env!("CARGO_BIN_EXE_fsdp"));
+        let run = "audit run.toml --before before --after before --batch padded.safetensors";
+        launched.args(["launch", "--nproc", processes, "--"]).args(run.split(' ')).current_dir(llama());
+        let launched = launched.output().unwrap();
+        let text = String::from_utf8(launched.stderr).unwrap();
+        assert_eq!(launched.status.code(), Some(2), "{text}");
+        assert_eq!(text.matches("error:").count(), 1, "{text}");
+        assert!(
+            text.contains("has done 6 steps and before has done 6") && !text.contains("--resume"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn ranks_without_micro_batches_are_left_out() {
+    let run = [
+        "run.toml",
+        "--before",
+        "before",
+        "--after",
+        "sound/after",
+        "--batch",
+        "padded.safetensors",
+        "--json",
+    ];
+    let with = |ranks| audit(&llama(), &[&run[..], &["--ranks", ranks]].concat());
+    let (four, many) = (with("4"), with("100000"));
+    assert_eq!(judged(&many), judged(&four));
+    assert!(four.stderr.is_empty());
+    let warning = String::from_utf8(many.stderr).unwrap();
+    assert!(warning.contains("a step has 4 micro-batches"), "{warning}");
+}
+
+#[test]
+fn moments_are_refused_where_the_run_file_has_none() {
+    let sgd = "train.optimizer={name=\"sgd\",lr=0.1}";
+    let run = [
+        "run.toml",
+        "--before",
+        "before",
+        "--after",
+        "sound/after",
+        "--batch",
+        "padded.safetensors",
+        "--set",
+        sgd,
+    ];
+    let message = refused(&llama(), &run);
+    assert!(
+        message.contains("exp_avg") && message.contains("name the optimizer that the program used"),
+        "{message}"
+    );
+}
+
+#[test]
+fn states_without_an_optimizer_are_refused() {
+    let weights = "../trainer-llama/before/model.safetensors";
+    let run = ["run.toml", "--before", "before", "--after", weights, "--batch", "padded.safetensors"];
+    let message = refused(&llama(), &run);
+    assert!(message.contains("model.safetensors has no state of an optimizer"), "{message}");
+    assert!(!message.contains("resume"), "{message}");
+}
+
+#[test]
+fn states_of_two_runs_are_refused() {
+    let sandbox = Sandbox::new();
+    for seed in [0, 1] {
+        let set = format!("--set model.seed={seed} --set run.out_dir=run{seed}");
+        sandbox
+            .succeed(&format!("train run.toml --set checkpoint.every=1 --set checkpoint.keep_last=0 {set}"));
+    }
+    let states = "--before run0/checkpoints/step-00000002 --after run1/checkpoints/step-00000003";
+    let refused = sandbox.fsdp(&format!("audit run.toml --data {states}"));
+    assert_eq!(refused.code, Some(2), "{}", refused.stdout);
+    let message = refused.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(message.contains("step-00000003 does not follow run0/checkpoints/step-00000002"), "{message}");
+}
+
+#[test]
+fn state_with_a_value_that_is_not_finite_is_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set checkpoint.every=1 --set checkpoint.keep_last=0");
+    sandbox.succeed("ckpt convert --to dcp out/checkpoints/step-00000003 after");
+    let parts: Vec<PathBuf> =
+        fs::read_dir(sandbox.path("after")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let part = parts.iter().find(|path| path.extension().is_some_and(|ending| ending == "distcp")).unwrap();
+    let mut bytes = fs::read(part).unwrap();
+    // Weights of norms are near one.
+    let one = bytes
+        .chunks_exact(4)
+        .position(|bytes| (0.9..1.1).contains(&f32::from_le_bytes(bytes.try_into().unwrap())));
+    bytes[4 * one.unwrap()..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(part, bytes).unwrap();
+    let refused = sandbox.fsdp("audit run.toml --data --before out/checkpoints/step-00000002 --after after");
+    assert_eq!(refused.code, Some(2), "{}", refused.stdout);
+    assert!(refused.stderr.contains("has values that are not"), "{}", refused.stderr);
+}
+
+#[test]
+fn more_steps_than_any_run_does_are_refused_at_once() {
+    let step = ["--before", "before-sgd", "--after", "sgd-sound/after", "--batch", "padded.safetensors"];
+    for steps in ["4294967296", "18446744073709551615"] {
+        let arguments = [&["run-sgd.toml"], &step[..], &["--at-step", steps]].concat();
+        let message = refused(&golden().join("torch-optimizers"), &arguments);
+        assert!(message.contains("steps are more than any run does"), "{message}");
+    }
+    for flag in ["--steps", "--ranks", "--at-step"] {
+        let arguments = [&["run-sgd.toml"], &step[..], &[flag, "-1"]].concat();
+        let message = refused(&golden().join("torch-optimizers"), &arguments);
+        assert!(message.contains(&format!("invalid value '-1' for '{flag} <N>'")), "{message}");
+    }
+}
+
+#[test]
+fn report_in_a_missing_folder_is_refused_before_the_work() {
+    let run = ["run.toml", "--before", "nothing", "--after", "nothing", "--batch", "nothing"];
+    let message = refused(&llama(), &[&run[..], &["--report", "missing/audit.html"]].concat());
+    assert!(message.contains("--report missing/audit.html: cannot create the file"), "{message}");
+}
+
+#[test]
 fn rate_of_zero_without_momentum_is_refused() {
     let arguments = [
         "run-sgd.toml",
@@ -240,7 +364,7 @@ fn number_of_steps_has_to_fit_states_and_batch() {
     let message = refused("padded-3.safetensors", "2");
     assert!(message.contains("has done 9, expected 2 more"), "{message}");
     let message = refused("padded.safetensors", "3");
-    assert!(message.contains("4 micro-batches of 1 ranks are not those of 3 steps"), "{message}");
+    assert!(message.contains("4 micro-batches of 1 rank(s) are not those of 3 steps"), "{message}");
 }
 
 #[test]

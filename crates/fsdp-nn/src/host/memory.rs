@@ -69,6 +69,11 @@ impl HostMemory {
         Ok(Self { account, source, workers })
     }
 
+    /// Gives storage that no buffer uses back to the allocator, in place of keeping it for buffers of the same size.
+    pub fn trim(&self) {
+        self.source.pool.trim();
+    }
+
     /// Resets the peaks of [`Memory::usage`] to the current usage.
     pub fn reset_peaks(&self) {
         self.account.reset_peaks();

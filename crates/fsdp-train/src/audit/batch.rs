@@ -1,6 +1,7 @@
 //! The micro-batches of the judged step, as they should be used, and with faults.
 
 mod file;
+mod shift;
 
 use std::ops::Range;
 

@@ -11,19 +11,25 @@ use crate::error::TrainError;
 /// order of the steps.
 ///
 /// # Errors
-/// [`AuditError::MicroBatches`] if they cannot be divided; [`TrainError::Checkpoint`] for a file that cannot be read.
+/// [`AuditError::Ranks`] if `ranks` is no number; [`AuditError::MicroBatches`] if they cannot be divided;
+/// [`TrainError::Checkpoint`] for a file that cannot be read.
 pub fn by_step(
     path: &Path,
     batches: Vec<MicroBatch>,
     steps: usize,
 ) -> Result<Vec<Vec<MicroBatch>>, TrainError> {
+    let reader = SafetensorsReader::open(path)?;
+    let said = reader.header().metadata().and_then(|metadata| metadata.get("ranks"));
+    let number = |text: &String| match text.parse::<usize>() {
+        Ok(ranks) if ranks > 0 => Ok(ranks),
+        _ => Err(AuditError::Ranks { path: path.to_owned(), text: text.clone() }),
+    };
+    let (count, ranks) = (batches.len(), said.map_or(Ok(1), number)?);
     if steps == 1 {
         return Ok(vec![batches]);
     }
-    let reader = SafetensorsReader::open(path)?;
-    let ranks = reader.header().metadata().and_then(|metadata| metadata.get("ranks")?.parse().ok());
-    let (count, ranks) = (batches.len(), ranks.filter(|ranks| *ranks > 0).unwrap_or(1));
-    if count == 0 || !count.is_multiple_of(ranks * steps) {
+    let parts = ranks.checked_mul(steps);
+    if count == 0 || !parts.is_some_and(|parts| count.is_multiple_of(parts)) {
         return Err(AuditError::MicroBatches { path: path.to_owned(), count, ranks, steps }.into());
     }
     Ok(divided(batches, steps, ranks))

@@ -39,10 +39,67 @@ pub enum AuditError {
         /// Steps that should be between them.
         steps: usize,
     },
+    /// No run does so many steps.
+    #[error(
+        "{steps} steps are more than any run does ({} at most): check --at-step, --steps and the step counts of the states",
+        super::counts::STEPS_MAX
+    )]
+    TooManySteps {
+        /// The steps.
+        steps: u64,
+    },
+    /// A state lacks that of the optimizer.
+    #[error(
+        "{} has no state of an optimizer, and only its moments contain the gradient that was used: save the optimizer together with \
+         the model, before the step and after it",
+        path.display()
+    )]
+    NoState {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A state has moments, and the optimizer of the run file keeps none.
+    #[error(
+        "{} has moments ({example}), and train.optimizer is sgd without momentum, which keeps none: name the optimizer that the \
+         program used",
+        path.display()
+    )]
+    OtherOptimizer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Name of such a moment.
+        example: String,
+    },
+    /// The second state is not what became of the first one.
+    #[error(
+        "{} does not follow {}: {share:.0} % of the second moments are much smaller than before, and one step of Adam does not \
+         make them so; give two states of one run, between which its optimizer was not created anew",
+        after.display(), before.display()
+    )]
+    NotFollowing {
+        /// The first checkpoint.
+        before: PathBuf,
+        /// The second checkpoint.
+        after: PathBuf,
+        /// Percentage of elements that are too small.
+        share: f64,
+    },
     /// A state has values that are not finite.
     #[error(
-        "the states have values of {name} that are not finite, in the parameter or its moments, or the model computes such a \
-         gradient from them: look at them with `fsdp ckpt inspect`"
+        "{}: {name} has values that are not finite (NaN or infinite), so the step cannot be judged; look at them with \
+         `fsdp ckpt inspect`",
+        path.display()
+    )]
+    StateNotFinite {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The parameter, or the state of one.
+        name: String,
+    },
+    /// The gradient of the step is not finite here.
+    #[error(
+        "the gradient of {name} that the model computes from the state before and the batch is not finite, so there is nothing to \
+         compare the used one with"
     )]
     NotFinite {
         /// The parameter.
@@ -108,7 +165,7 @@ pub enum AuditError {
     },
     /// The micro-batches cannot be those of so many steps.
     #[error(
-        "{}: {count} micro-batches of {ranks} ranks are not those of {steps} steps: each rank has to have the same number in \
+        "{}: {count} micro-batches of {ranks} rank(s) are not those of {steps} steps: each rank has to have the same number in \
          each step, and its steps follow each other",
         path.display()
     )]
@@ -121,5 +178,13 @@ pub enum AuditError {
         ranks: usize,
         /// The steps.
         steps: usize,
+    },
+    /// The file with the batch does not say of how many ranks it is.
+    #[error("{}: its metadata has ranks = {text:?}, expected their number, such as \"2\"", path.display())]
+    Ranks {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        text: String,
     },
 }

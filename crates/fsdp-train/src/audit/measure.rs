@@ -108,3 +108,6 @@ impl Measured {
         self
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,12 +8,14 @@ use fsdp_nn::model::Architecture;
 use fsdp_nn::model::unsharded::{BlockCall, Pass, calls};
 use fsdp_nn::op::LossTerms;
 
+use super::AuditError;
 use super::batch::MicroBatch;
 use super::ranks::dealt;
 use super::sample::{Sample, WHOLE_SAMPLES};
 use super::state::BLOCK_ELEMS;
 use super::sweep::{Stage, stages, tied};
 use crate::error::TrainError;
+use crate::memory::Available;
 
 /// Bytes that a judgement needs at most, about: at the moment that needs most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +39,19 @@ impl AuditMemory {
         self.layer + self.activations + self.samples + self.states
     }
 
+    /// Refuses a step that the memory cannot hold which is left.
+    ///
+    /// # Errors
+    /// [`AuditError::Memory`].
+    pub(super) fn expect(self, ranks: usize, available: Option<Available>) -> Result<(), AuditError> {
+        match available {
+            Some(available) if self.certain().saturating_mul(ranks as u64) > available.bytes => {
+                Err(AuditError::Memory { need: self, ranks, available })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What is allocated for sure.
     pub(super) fn certain(&self) -> u64 {
         self.layer + self.activations + self.states
@@ -46,7 +61,7 @@ impl AuditMemory {
     pub(super) fn of<A: Architecture + Clone>(
         (architecture, spec): (&A, &ModelSpec),
         terms: LossTerms,
-        [dtype, param_dtype]: [DType; 2],
+        dtype: DType,
         (batches, world): (&[MicroBatch], usize),
         are_several: bool,
     ) -> Result<Self, TrainError> {
@@ -59,7 +74,7 @@ impl AuditMemory {
         let element = STATES * size_of::<f64>() + size_of::<f32>();
         let states = if are_several { 2 * element * elements } else { 0 };
         let peak = |(stage, activations): (&Stage<'_>, usize)| {
-            let layer = layer(spec, stage, [dtype, param_dtype]) + tied;
+            let layer = layer(spec, stage, dtype) + tied;
             Self {
                 layer: layer as u64,
                 activations: activations as u64,
@@ -78,17 +93,11 @@ impl AuditMemory {
 }
 
 /// Bytes of the parameters and gradients of a stage.
-fn layer(spec: &ModelSpec, stage: &Stage<'_>, [dtype, param_dtype]: [DType; 2]) -> usize {
-    let lens = |ids: &mut dyn Iterator<Item = ParamId>| -> Vec<usize> {
-        ids.map(|id| spec.param(id).len()).collect()
-    };
-    let params = lens(&mut stage.params(spec).into_iter());
-    let trained: usize = lens(&mut stage.trained.iter().copied()).iter().sum();
-    // Parameters are rounded to the dtype of the run first.
-    let rounded = if dtype == param_dtype { 0 } else { param_dtype.size_bytes() };
-    let read = params.iter().max().unwrap_or(&0) * rounded;
+fn layer(spec: &ModelSpec, stage: &Stage<'_>, dtype: DType) -> usize {
+    let elements = |ids: &mut dyn Iterator<Item = ParamId>| ids.map(|id| spec.param(id).len()).sum::<usize>();
+    let trained = elements(&mut stage.trained.iter().copied());
     let gradients = trained * (dtype.master().size_bytes() + size_of::<f32>());
-    params.iter().sum::<usize>() * dtype.size_bytes() + gradients.max(read)
+    elements(&mut stage.params(spec).into_iter()) * dtype.size_bytes() + gradients
 }
 
 /// Bytes of activations at the peak of each stage.

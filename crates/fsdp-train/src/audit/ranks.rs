@@ -66,3 +66,6 @@ impl Ranks {
         ranks.swap_remove(0)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,6 +48,23 @@ pub fn expect_whole_moments(path: &Path) -> Result<(), TrainError> {
     }
 }
 
+/// Refuses a state with moments, for a rule that keeps none.
+///
+/// # Errors
+/// [`AuditError::OtherOptimizer`]; errors of checkpoints that cannot be read.
+pub(super) fn expect_no_moments(path: &Path) -> Result<(), TrainError> {
+    const MOMENTS: [&str; 3] = ["exp_avg", "exp_avg_sq", "momentum_buffer"];
+    let checkpoint = formats::open(path)?;
+    let is_moment = |path: &[Key]| matches!(path.last(), Some(Key::Name(name)) if MOMENTS.contains(&&**name));
+    let mut tensors = checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
+    match tensors.find(|(_, tensor)| is_moment(&tensor.path)) {
+        Some((example, _)) => {
+            Err(AuditError::OtherOptimizer { path: path.to_owned(), example: example.clone() }.into())
+        }
+        None => Ok(()),
+    }
+}
+
 /// The library that rounded the moments of a state to 8 bits or fewer, and the name of such a moment.
 fn rounded_by(checkpoint: &Checkpoint) -> Option<(&'static str, String)> {
     // bitsandbytes has a table of the 256 values that a moment may have beside each.

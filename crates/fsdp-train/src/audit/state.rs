@@ -9,6 +9,7 @@ use fsdp_ckpt::training::StateRows;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::Piece;
 
+use super::AuditError;
 use crate::checkpoint::Foreign;
 use crate::error::TrainError;
 use crate::init::InitSource;
@@ -66,7 +67,10 @@ impl<'a> State<'a> {
             values.copy_from_slice(&held[rows.start * row_len..rows.end * row_len]);
         } else if let Some(Saved { foreign, rows: reader, init }) = &mut self.saved {
             match foreign.weight(id) {
-                Some((name, _)) => reader.read_rows_f64(name, rows.clone(), &mut values)?,
+                Some((name, _)) => {
+                    reader.read_rows_f64(name, rows.clone(), &mut values)?;
+                    expect_finite(foreign, name, &values)?;
+                }
                 None => {
                     let (param_offset, len) = (rows.start * row_len, values.len());
                     let piece = Piece { param: id, offset: 0, len, param_offset, row_len };
@@ -100,6 +104,7 @@ impl<'a> State<'a> {
             && let Some((name, _)) = foreign.state(id, state).or_else(|| foreign.other_state(id, state))
         {
             reader.read_rows_f64(name, rows, &mut values)?;
+            expect_finite(foreign, name, &values)?;
         }
         Ok(values)
     }
@@ -132,6 +137,13 @@ impl<'a> State<'a> {
     /// The same for a state.
     pub(super) fn moment_rounding(&self, id: ParamId, state: &str) -> f64 {
         rounding(self.moment_dtype(id, state))
+    }
+}
+
+fn expect_finite(foreign: &Foreign, name: &str, values: &[f64]) -> Result<(), AuditError> {
+    match values.iter().all(|value| value.is_finite()) {
+        true => Ok(()),
+        false => Err(AuditError::StateNotFinite { path: foreign.path().to_owned(), name: name.to_owned() }),
     }
 }
 

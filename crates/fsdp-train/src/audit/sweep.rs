@@ -66,8 +66,14 @@ pub(super) struct Sweep<'s, 'a> {
     pub(super) is_after: bool,
 }
 
-/// A micro-batch on its way through the model, with its weight in the sum.
-type Running<A> = (ModelProgram<HostMemory, A>, f64);
+/// A micro-batch on its way through the model.
+struct Running<A: Architecture> {
+    program: ModelProgram<HostMemory, A>,
+    /// Its weight in the sum.
+    weight: f64,
+    /// Tokens of a row, and of all rows.
+    shape: [usize; 2],
+}
 
 /// The sums over micro-batches of the gradients that are not finished.
 type Totals = BTreeMap<ParamId, Vec<f32>>;
@@ -89,6 +95,8 @@ impl Sweep<'_, '_> {
         let stages = stages(spec, &calls);
         let tied = tied(spec);
         let mut totals = Totals::new();
+        // Freed storage is kept for buffers of the same size. That of sizes which do not come again soon is given back.
+        let (mut lens, mut shape) = (Vec::new(), None);
         for (index, stage) in stages.iter().enumerate() {
             for &id in &stage.trained {
                 totals.entry(id).or_insert_with(|| vec![0.0; spec.param(id).len()]);
@@ -99,14 +107,25 @@ impl Sweep<'_, '_> {
                 TiedShare::Head => !tied.contains(id) || is_last,
                 TiedShare::Embedding => !tied.contains(id) || !is_last,
             };
+            let of_stage = stage.params(spec).into_iter().map(|id| spec.param(id).len()).collect();
+            if std::mem::replace(&mut lens, of_stage) != lens {
+                self.memory.trim();
+            }
             // A rank without micro-batches has only its part in the sums.
             let mut params = if running.is_empty() { Params::default() } else { self.params(stage, what)? };
-            for (program, weight) in &mut running {
-                let mut gradients = self.run(stage, program, &mut params, what.dtype)?;
+            for running in &mut running {
+                if shape.replace(running.shape).is_some_and(|last| last != running.shape) {
+                    self.memory.trim();
+                }
+                let mut gradients = self.run(stage, &mut running.program, &mut params, what.dtype)?;
                 for &id in &stage.trained {
                     let buffers = gradients.close(self.memory, UnitId(id.0))?.filter(|_| is_share(&id));
                     if let Some(buffers) = buffers {
-                        self.add_to(&buffers[0], *weight, totals.get_mut(&id).expect("it was opened"))?;
+                        self.add_to(
+                            &buffers[0],
+                            running.weight,
+                            totals.get_mut(&id).expect("it was opened"),
+                        )?;
                     }
                 }
             }
@@ -134,12 +153,13 @@ impl Sweep<'_, '_> {
         let options = ProgramOptions { dtype: what.dtype, seed: what.seed, terms: what.terms };
         let batches = what.batches.iter().filter(|(_, weight)| *weight != 0.0);
         let program = |(batch, weight): &(MicroBatch, f64)| {
+            let shape = [batch.seq, batch.ids.len()];
             let (batch, facts) = batch.to_batch(what.documents, what.hides_padding);
             let mut program = ModelProgram::new(what.architecture.clone(), self.around.spec.clone(), options);
             program.set_row_facts(facts);
             program.set_batches(self.memory, 0, vec![batch])?;
             program.begin(self.memory, Round(0))?;
-            Ok((program, *weight))
+            Ok(Running { program, weight: *weight, shape })
         };
         self.around.ranks.own(batches).map(program).collect()
     }
@@ -178,21 +198,17 @@ impl Sweep<'_, '_> {
         let mut params = Params::default();
         for id in stage.params(spec) {
             let len = spec.param(id).len();
-            let mut rounded = self.memory.allocate(Category::Unsharded, what.param_dtype, len)?;
+            let mut buffer = self.memory.allocate(Category::Unsharded, what.dtype, len)?;
             let mut offset = 0;
             for rows in blocks(spec, id) {
                 let values = state.param(id, rows)?;
-                let target = SliceMut::new(&mut rounded, offset, values.len());
-                self.memory.write(Queue::Compute, HostSlice::F64(&values), target)?;
+                let target = SliceMut::new(&mut buffer, offset, values.len());
+                let mut rounded =
+                    self.memory.allocate(Category::Unsharded, what.param_dtype, values.len())?;
+                self.memory.write(Queue::Compute, HostSlice::F64(&values), SliceMut::whole(&mut rounded))?;
+                self.memory.copy(Queue::Compute, Slice::whole(&rounded), target)?;
                 offset += values.len();
             }
-            let buffer = if what.param_dtype == what.dtype {
-                rounded
-            } else {
-                let mut wide = self.memory.allocate(Category::Unsharded, what.dtype, len)?;
-                self.memory.copy(Queue::Compute, Slice::whole(&rounded), SliceMut::whole(&mut wide))?;
-                wide
-            };
             params.insert(id, View { buffer, offset: 0, len });
         }
         Ok(params)
@@ -255,3 +271,6 @@ pub(super) fn tied(spec: &ModelSpec) -> Vec<ParamId> {
         |id: &ParamId| spec.param(*id).trainable && earlier.iter().any(|block| block.params.contains(id));
     last.params.iter().copied().filter(is_tied).collect()
 }
+
+#[cfg(test)]
+mod tests;

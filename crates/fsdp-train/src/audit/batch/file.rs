@@ -6,6 +6,7 @@ use std::path::Path;
 use fsdp_ckpt::safetensors::{SafetensorsReader, TensorType};
 
 use super::MicroBatch;
+use super::shift::{self, Labelled};
 use crate::audit::AuditError;
 use crate::error::TrainError;
 
@@ -28,25 +29,24 @@ pub fn read_batches(path: &Path, shifted: bool, vocab: usize) -> Result<Vec<Micr
     if count == 0 {
         return Err(file.fault("m0.input_ids", "it is missing: docs/auditing.md shows how to write the file"));
     }
-    let known = ["input_ids", "labels", "position_ids", "attention_mask"];
-    for name in file.reader.names() {
-        let part = name.strip_prefix('m').and_then(|name| name.split_once('.'));
-        if !part.is_some_and(|(index, part)| {
-            (0..count).any(|known| known.to_string() == index) && known.contains(&part)
-        }) {
-            let what = format!(
-                "there are {count} micro-batches, with {} each: nothing else belongs here",
-                known.join(", ")
-            );
-            return Err(file.fault(name, &what));
-        }
-    }
-    let batches =
-        (0..count).map(|index| file.micro_batch(index, shifted, vocab)).collect::<Result<Vec<_>, _>>()?;
+    file.expect_known(count)?;
+    let read = (0..count).map(|index| file.micro_batch(index, shifted, vocab));
+    let (batches, labels): (Vec<MicroBatch>, Vec<Labelled>) =
+        read.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     if batches.iter().all(|batch| batch.counted() == 0) {
-        return Err(file.fault("m0.labels", "no position of any micro-batch counts: all labels are -100"));
+        let what = match shifted {
+            true => "no position of any micro-batch counts: all labels are -100",
+            false => {
+                "no position of any micro-batch counts: all labels are -100, but for the first of each row, which nothing \
+                 predicts"
+            }
+        };
+        return Err(file.fault("m0.labels", what));
     }
-    Ok(batches)
+    match shift::fault(&labels, shifted) {
+        Some(what) => Err(file.fault("m0.labels", what)),
+        None => Ok(batches),
+    }
 }
 
 struct File<'a> {
@@ -60,7 +60,38 @@ impl File<'_> {
             .into()
     }
 
-    fn micro_batch(&self, index: usize, shifted: bool, vocab: usize) -> Result<MicroBatch, TrainError> {
+    /// Refuses tensors that belong to none of the first `count` micro-batches.
+    fn expect_known(&self, count: usize) -> Result<(), TrainError> {
+        let known = ["input_ids", "labels", "position_ids", "attention_mask"];
+        for name in self.reader.names() {
+            let part = name.strip_prefix('m').and_then(|name| name.split_once('.'));
+            let part = part.filter(|(_, part)| known.contains(part));
+            let index = part.and_then(|(index, _)| index.parse::<usize>().ok());
+            // Only `m1` and not `m01` is the second one.
+            match index.filter(|index| name.starts_with(&format!("m{index}."))) {
+                Some(index) if index < count => {}
+                Some(index) => {
+                    let what = format!(
+                        "it is missing, although there is a micro-batch m{index}: they are m0, m1 and so on"
+                    );
+                    return Err(self.fault(&format!("m{count}.input_ids"), &what));
+                }
+                None => {
+                    let what = format!("it does not belong here: micro-batches have {}", known.join(", "));
+                    return Err(self.fault(name, &what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a micro-batch, and how its labels lie.
+    fn micro_batch(
+        &self,
+        index: usize,
+        shifted: bool,
+        vocab: usize,
+    ) -> Result<(MicroBatch, Labelled), TrainError> {
         let name = |part: &str| format!("m{index}.{part}");
         let (ids, shape) = self.integers(&name("input_ids"), None)?;
         let seq = shape[1];
@@ -71,7 +102,11 @@ impl File<'_> {
         };
         let token = |part: &str, value: i64| {
             u32::try_from(value).ok().filter(|&id| (id as usize) < vocab).ok_or_else(|| {
-                self.fault(&name(part), &format!("{value} is not among the {vocab} tokens of the model"))
+                let ignored = if part == "labels" { ", nor -100, which does not count" } else { "" };
+                self.fault(
+                    &name(part),
+                    &format!("{value} is not among the {vocab} tokens of the model{ignored}"),
+                )
             })
         };
         let ids = ids.into_iter().map(|id| token("input_ids", id)).collect::<Result<Vec<_>, _>>()?;
@@ -90,17 +125,9 @@ impl File<'_> {
         let targets = if shifted { labels.clone() } else { (0..ids.len()).map(next).collect() };
         let mask = optional("attention_mask")?;
         let is_text = match &mask {
-            Some(mask) => mask.iter().map(|&value| value != 0).collect(),
+            Some(mask) => self.text(&name("attention_mask"), mask, &targets, seq)?,
             None => text_of(&ids, &labels, seq),
         };
-        if mask.is_some()
-            && let Some(row) = is_text.chunks(seq).position(has_holes)
-        {
-            let what = format!(
-                "row {row} has padding between text: only in front of it and behind it can be judged"
-            );
-            return Err(self.fault(&name("attention_mask"), &what));
-        }
         let positions = optional("position_ids")?;
         let runs_on = positions.is_none();
         let is_predicted_by_padding = |at: &usize| targets[*at].is_some() && !is_text[*at] && is_text[at + 1];
@@ -122,7 +149,44 @@ impl File<'_> {
             None if mask.is_some() => after_padding(&is_text, seq),
             None => None,
         };
-        Ok(MicroBatch { ids, targets, seq, runs_on: runs_on && positions.is_some(), positions, is_text })
+        let labelled = Labelled::of(&ids, &labels, seq);
+        let runs_on = runs_on && positions.is_some();
+        Ok((MicroBatch { ids, targets, seq, runs_on, positions, is_text }, labelled))
+    }
+
+    /// Which tokens are text, by a mask.
+    fn text(
+        &self,
+        name: &str,
+        mask: &[i64],
+        targets: &[Option<u32>],
+        seq: usize,
+    ) -> Result<Vec<bool>, TrainError> {
+        if let Some(value) = mask.iter().find(|value| !matches!(value, 0 | 1)) {
+            let what = format!(
+                "it has {value}, expected 1 for text and 0 for padding; documents that share a row are told by position_ids"
+            );
+            return Err(self.fault(name, &what));
+        }
+        let is_text: Vec<bool> = mask.iter().map(|value| *value == 1).collect();
+        if let Some(row) = is_text.chunks(seq).position(has_holes) {
+            let what = format!(
+                "row {row} has padding between text: only in front of it and behind it can be judged"
+            );
+            return Err(self.fault(name, &what));
+        }
+        let mut rows = is_text.chunks(seq).zip(targets.chunks(seq));
+        let is_lost = |(text, targets): (&[bool], &[Option<u32>])| {
+            !text.contains(&true) && targets.iter().any(Option::is_some)
+        };
+        match rows.position(is_lost) {
+            Some(row) => {
+                let what =
+                    format!("row {row} has labels that count, but no text: 1 is text and 0 is padding");
+                Err(self.fault(name, &what))
+            }
+            None => Ok(is_text),
+        }
     }
 
     /// The positions of rows with several documents; `None` if each row is one.
@@ -163,8 +227,15 @@ impl File<'_> {
             return Err(self.fault(name, &format!("it has more than {TOKENS_MAX} tokens")));
         }
         let dtype = entry.dtype();
-        if !matches!(dtype, TensorType::I64 | TensorType::I32 | TensorType::U8 | TensorType::Bool) {
-            return Err(self.fault(name, &format!("its dtype is {}, expected I64", dtype.name())));
+        let (known, expected) = match name.ends_with("attention_mask") {
+            true => (
+                &[TensorType::I64, TensorType::I32, TensorType::U8, TensorType::Bool][..],
+                "I64, I32, U8 or BOOL",
+            ),
+            false => (&[TensorType::I64, TensorType::I32, TensorType::U8][..], "I64, I32 or U8"),
+        };
+        if !known.contains(&dtype) {
+            return Err(self.fault(name, &format!("its dtype is {}, expected {expected}", dtype.name())));
         }
         let mut bytes = vec![0; shape[0] * shape[1] * dtype.size_bytes()];
         self.reader.read_rows(name, Range { start: 0, end: shape[0] }, &mut bytes)?;

@@ -57,7 +57,28 @@ fn every_fault_of_a_file_names_its_tensor() {
             "m0.labels: its shape is [3, 1], expected [1, 3]",
         ),
         (vec![ids(), ("m0.labels", [1, 3], vec![IGNORED; 3])], "no position of any micro-batch counts"),
-        (vec![ids(), labels(), ("m1.labels", [1, 3], vec![1, 2, 3])], "m1.labels: there are 1 micro-batches"),
+        (
+            vec![ids(), labels(), ("m1.labels", [1, 3], vec![1, 2, 3])],
+            "m1.input_ids: it is missing, although there is a micro-batch m1",
+        ),
+        (
+            vec![ids(), labels(), ("m2.input_ids", [1, 3], vec![1, 2, 3])],
+            "m1.input_ids: it is missing, although there is a micro-batch m2",
+        ),
+        (vec![ids(), labels(), ("m00.labels", [1, 3], vec![1, 2, 3])], "m00.labels: it does not belong here"),
+        (vec![ids(), labels(), ("m0.loss", [1, 3], vec![1, 2, 3])], "m0.loss: it does not belong here"),
+        (
+            vec![("m0.input_ids", [3, 1], vec![1, 2, 3]), ("m0.labels", [3, 1], vec![1, 2, 3])],
+            "but for the first of each row",
+        ),
+        (
+            vec![ids(), labels(), ("m0.attention_mask", [1, 3], vec![2, 2, 1])],
+            "m0.attention_mask: it has 2, expected 1 for text",
+        ),
+        (
+            vec![ids(), labels(), ("m0.attention_mask", [1, 3], vec![0; 3])],
+            "m0.attention_mask: row 0 has labels that count, but no text",
+        ),
         (
             vec![ids(), labels(), ("m0.position_ids", [1, 3], vec![0, 2, 3])],
             "row 0, position 1: 2 neither begins",
@@ -67,6 +88,54 @@ fn every_fault_of_a_file_names_its_tensor() {
         let message = read(&tensors, false).unwrap_err();
         assert!(message.contains(part) && message.contains("FILE"), "{message}");
     }
+}
+
+#[test]
+fn labels_of_the_other_convention_are_refused() {
+    let with = |labels: Vec<i64>, shifted| {
+        read(
+            &[("m0.input_ids", [1, 8], vec![1, 2, 3, 4, 5, 6, 7, 8]), ("m0.labels", [1, 8], labels)],
+            shifted,
+        )
+    };
+    let (same, next) = (vec![1, 2, 3, 4, 5, 6, 7, 8], vec![2, 3, 4, 5, 6, 7, 8, 9]);
+    assert!(with(same.clone(), false).is_ok() && with(next.clone(), true).is_ok());
+    assert!(with(same, true).unwrap_err().contains("leave out --shifted"));
+    assert!(with(next.clone(), false).unwrap_err().contains("pass --shifted"));
+    // One label that does not fit, or too few of them: neither convention is certain.
+    assert!(with([&next[..3], &[1], &next[4..]].concat(), false).is_ok());
+    assert!(with([&[IGNORED; 4], &next[4..]].concat(), false).is_ok());
+}
+
+#[test]
+fn dtypes_that_cannot_be_tokens_are_refused() {
+    let with = |dtype: TensorType, part: &str| {
+        let ids = [1i64; 3].iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
+        let data = |name: &str| match name.ends_with(part) {
+            true => (dtype, vec![1; 3 * dtype.size_bytes()]),
+            false => (TensorType::I64, ids.clone()),
+        };
+        let names = ["m0.input_ids", "m0.labels", "m0.attention_mask"];
+        let specs =
+            names.map(|name| TensorSpec { name: name.to_owned(), dtype: data(name).0, shape: vec![1, 3] });
+        let (header, mut bytes) = Header::layout(specs.to_vec(), None).unwrap();
+        header.entries().iter().for_each(|entry| bytes.extend(data(entry.name()).1));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        read_batches(file.path(), false, 1 << 25).map_err(|error| error.to_string())
+    };
+    for dtype in [TensorType::U8, TensorType::I32] {
+        assert!(with(dtype, "input_ids").is_ok(), "{}", dtype.name());
+    }
+    for dtype in [TensorType::Bool, TensorType::F32, TensorType::Bf16] {
+        let message = with(dtype, "input_ids").unwrap_err();
+        assert!(
+            message.contains(&format!("its dtype is {}, expected I64, I32 or U8", dtype.name())),
+            "{message}"
+        );
+    }
+    assert!(with(TensorType::Bool, "attention_mask").is_ok());
+    assert!(with(TensorType::F32, "attention_mask").unwrap_err().ends_with("expected I64, I32, U8 or BOOL"));
 }
 
 #[test]

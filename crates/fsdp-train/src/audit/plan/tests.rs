@@ -1,6 +1,7 @@
 use fsdp_nn::hf::HfConfig;
 
 use super::*;
+use crate::memory::Limit;
 
 const GIB: f64 = (1 << 30) as f64;
 
@@ -13,8 +14,7 @@ const LLAMA_8B: &str = r#"{"model_type": "llama", "vocab_size": 128256, "hidden_
 fn need(config: &str, batches: &[MicroBatch], world: usize) -> AuditMemory {
     let model = HfConfig::parse(config).unwrap().build().unwrap();
     let spec = &model.description().spec;
-    AuditMemory::of((&model, spec), LossTerms::default(), [DType::F32, DType::Bf16], (batches, world), false)
-        .unwrap()
+    AuditMemory::of((&model, spec), LossTerms::default(), DType::F32, (batches, world), false).unwrap()
 }
 
 fn micro_batch(seq: usize) -> MicroBatch {
@@ -49,4 +49,17 @@ fn ranks_share_the_inputs_of_layers_only() {
     assert!(eight.activations < four.activations);
     // A rank without micro-batches helps nobody.
     assert_eq!(eight, more);
+}
+
+#[test]
+fn need_beyond_what_is_left_is_refused_with_its_parts() {
+    let need = need(LLAMA_8B, &[micro_batch(32)], 1);
+    let left = |bytes| Some(Available { bytes, limit: Limit::Machine });
+    let enough = 2 * need.certain();
+    assert!(need.expect(2, left(enough)).is_ok());
+    assert!(need.expect(2, None).is_ok());
+    let message = need.expect(2, left(enough - 1)).unwrap_err().to_string();
+    assert!(message.starts_with("2 rank(s) need 11.8 GiB of memory at once, but this machine"), "{message}");
+    assert!(message.contains("each 5.9 GiB for the largest layer"), "{message}");
+    assert!(need.expect(3, left(enough)).is_err());
 }
