@@ -8,6 +8,7 @@ mod folder;
 mod groups;
 mod lines;
 mod program;
+mod titan;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -85,7 +85,7 @@ fn documented_init_file_is_that_of_the_trainer() {
     let output = audit(&golden().join("trainer-llama"), &["--init", "before"]);
     let text = String::from_utf8(output.stdout).unwrap();
     let page =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/auditing.md")).unwrap();
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/audit-method.md")).unwrap();
     let (_, tables) = text.split_once("\n\n").unwrap();
     assert!(page.contains(tables), "{tables}");
 }
@@ -113,6 +113,15 @@ fn init_of_a_torchtitan_run_reads_its_job() {
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
+    // A second job beside the first one, and a large file, which is none.
+    fs::write(dir.path().join("other.json"), job).unwrap();
+    fs::write(dir.path().join("log.json"), format!("{job}{}", " ".repeat(2 << 20))).unwrap();
+    let output = audit(dir.path(), &["--init", "checkpoint/step-10"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("job.json and "), "{said}");
+    assert!(said.contains("other.json are both jobs of torchtitan") && !said.contains("log.json"), "{said}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("# fill in: grad_clip"), "{text}");
 }
 
 #[test]

@@ -12,14 +12,12 @@ use fsdp_train::input_file;
 use serde_json::Value as Json;
 
 use super::lines::{Line, Lines, string, strings};
+use super::titan;
 use crate::error::CliError;
 use crate::output;
 
 /// Maximum length of a file of settings; `trainer_state.json` has all losses.
 const SETTINGS_BYTES_MAX: u64 = 1 << 26;
-
-/// Names of files to which torchtitan writes its settings, or from which it reads them.
-const TITAN_ENDINGS: [&str; 2] = ["json", "toml"];
 
 /// Settings of one file, by dotted names.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +64,7 @@ impl Settings {
     }
 
     /// Those of a JSON or TOML file.
-    fn of_file(path: &Path) -> Result<Self, String> {
+    pub(super) fn of_file(path: &Path) -> Result<Self, String> {
         let text = input_file::read_text(path, SETTINGS_BYTES_MAX).map_err(|error| error.to_string())?;
         let json: Json = match path.extension() {
             Some(ending) if ending == "toml" => toml::from_str(&text).map_err(|error| error.to_string())?,
@@ -171,7 +169,7 @@ impl Folder {
             state: json("trainer_state.json"),
             deepspeed: Settings::below(&checkpoint, &["ds_config"], "ds_config in the checkpoint")
                 .or_else(|| json("ds_config.json")),
-            titan: titan(dir),
+            titan: titan::job(dir),
             scheduler: Settings::below(
                 &checkpoint,
                 &["scheduler", "lr_scheduler", "lr_schedulers.0"],
@@ -295,7 +293,7 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 /// The folder that holds a path.
-fn above(path: &Path) -> &Path {
+pub(super) fn above(path: &Path) -> &Path {
     match path.parent() {
         Some(dir) if dir.as_os_str().is_empty() && path == Path::new(".") => Path::new(".."),
         Some(dir) if !dir.as_os_str().is_empty() => dir,
@@ -324,26 +322,6 @@ fn most_common(checkpoint: &Checkpoint) -> Option<TensorType> {
         *elements.entry(tensor.dtype).or_default() += tensor.len();
     }
     elements.into_iter().max_by_key(|(_, count)| *count).map(|(dtype, _)| dtype)
-}
-
-/// The job of torchtitan, which is in the folder that has the folder of checkpoints, or beside the checkpoint.
-fn titan(dir: &Path) -> Option<Settings> {
-    let is_settings = |path: &Path| {
-        path.extension()
-            .and_then(|ending| ending.to_str())
-            .is_some_and(|ending| TITAN_ENDINGS.contains(&ending))
-    };
-    let dirs = [dir, above(dir), above(above(dir))];
-    let files = dirs.into_iter().filter_map(|dir| {
-        let mut files: Vec<PathBuf> =
-            std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        files.sort();
-        Some(files)
-    });
-    let read =
-        files.flatten().filter(|path| is_settings(path)).filter_map(|path| Settings::of_file(&path).ok());
-    read.into_iter()
-        .find(|settings| settings.has("training.max_norm") && settings.has("lr_scheduler.warmup_steps"))
 }
 
 /// A number of any type; `None` for any other value.
