@@ -9,50 +9,7 @@ use crate::output::{Paint, table};
 
 /// Renders the verdict, the findings, and the tables that show them.
 pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
-    let mut text = String::new();
-    let steps = steps(report);
-    let style = Paint::of(&std::io::stdout());
-    if report.is_sound() && report.steps > 1 {
-        let _ = writeln!(
-            text,
-            "{}: the whole update of {} is right, as far as precision shows ({} of a change); gradients of single steps cannot be \
-             judged",
-            style.good("sound"),
-            steps,
-            percent(report.bound)
-        );
-    } else if report.is_sound() {
-        let _ = writeln!(
-            text,
-            "{}: {steps} used the right gradient and made the right update, as far as its precision shows ({} of the \
-             gradient)",
-            style.good("sound"),
-            percent(report.bound)
-        );
-    }
-    let hidden: Vec<_> = report.hidden().collect();
-    if report.is_sound()
-        && let [first, ..] = hidden[..]
-    {
-        let _ = writeln!(
-            text,
-            "of {} of {} rows, such as {}, precision shows nothing: what is expected of them is smaller than its bound",
-            hidden.len(),
-            report.params.len(),
-            first.name
-        );
-    }
-    for finding in &report.findings {
-        let cause = serde_json::to_value(finding.cause).expect("a cause is a name");
-        let cause = cause.as_str().unwrap_or_default().replace('_', " ");
-        let _ = writeln!(
-            text,
-            "{}: {steps}: {} (explains {} of the difference)",
-            style.bad(&cause),
-            finding.text,
-            percent(finding.explains)
-        );
-    }
+    let mut text = verdict(report);
     text.push('\n');
     text += &table(
         [
@@ -85,6 +42,56 @@ pub(super) fn render(report: &Report, page: Option<&Path>) -> String {
     }
     if let Some(page) = page {
         let _ = writeln!(text, "\n{}", page.display());
+    }
+    text
+}
+
+/// What was found, or how far the step is sound.
+fn verdict(report: &Report) -> String {
+    let mut text = String::new();
+    let steps = steps(report);
+    let style = Paint::of(&std::io::stdout());
+    if report.is_sound() && report.steps > 1 {
+        let _ = writeln!(
+            text,
+            "{}: the whole update of {} is right, as far as precision shows ({} of a change); gradients of single steps cannot be \
+             judged",
+            style.good("sound"),
+            steps,
+            percent(report.bound)
+        );
+    } else if report.is_sound() {
+        let _ = writeln!(
+            text,
+            "{}: {steps} used the right gradient and made the right update, as far as its precision shows ({} of the \
+             gradient)",
+            style.good("sound"),
+            percent(report.bound)
+        );
+    }
+    let hidden: Vec<_> = report.hidden().collect();
+    if report.is_sound()
+        && let [first, ..] = hidden[..]
+    {
+        let _ = writeln!(
+            text,
+            "precision shows nothing of {} of {} {}, such as {}: less is expected there than the bound",
+            hidden.len(),
+            report.params.len(),
+            if report.steps > 1 { "weights and moments" } else { "gradients" },
+            first.name
+        );
+    }
+    for finding in &report.findings {
+        let cause = serde_json::to_value(finding.cause).expect("a cause is a name");
+        let cause = cause.as_str().unwrap_or_default().replace('_', " ");
+        let _ = writeln!(
+            text,
+            "{}: {steps}: {} (explains {} of the difference)",
+            style.bad(&cause),
+            finding.text,
+            percent(finding.explains)
+        );
     }
     text
 }
