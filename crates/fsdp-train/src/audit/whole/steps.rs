@@ -219,7 +219,7 @@ fn perturb(gradient: &mut Gradient, exact: &Gradient, sample: usize) {
         for (index, (value, exact)) in values.iter_mut().zip(exact).enumerate() {
             if is_zero || *value != 0.0 || *exact != 0.0 {
                 // Another pattern of signs for each sample.
-                *value += if (index >> sample) % 2 == 0 { size } else { -size };
+                *value += if (index >> sample).is_multiple_of(2) { size } else { -size };
             }
         }
     }
