@@ -6,7 +6,11 @@ use crate::audit::moments::Moments;
 use crate::audit::ranks::Ranks;
 use crate::audit::state::{Held, State, WEIGHT};
 
-const WORLDS: [usize; 3] = [2, 3, 16];
+const SPLITS: [Split; 3] = [
+    Split { ranks: 2, has_stacks: false },
+    Split { ranks: 3, has_stacks: false },
+    Split { ranks: 16, has_stacks: false },
+];
 const DECAY: f64 = 0.9;
 const ROWS: usize = 10;
 const COLS: usize = 3;
@@ -56,7 +60,7 @@ fn around(spec: &ModelSpec) -> Around<'_> {
 
 /// Compares all gradients, given in pieces of so many rows.
 fn measured(spec: &ModelSpec, piece: usize, clip: f64) -> Measured {
-    let (mut around, mut measured) = (around(spec), Measured::new(spec, &WORLDS, clip));
+    let (mut around, mut measured) = (around(spec), Measured::new(spec, &SPLITS, clip));
     for (index, param) in spec.params.iter().enumerate() {
         let row_len = param.row_len().unwrap_or(1);
         for first in (0..ROWS).step_by(piece) {
@@ -90,12 +94,12 @@ fn sums_of_pieces_are_those_of_the_whole_and_of_shards() {
         for (index, param) in spec.params.iter().enumerate() {
             let row_len = param.row_len().unwrap_or(1);
             assert_squares(measured.sums[index], squares(0..ROWS, row_len, clip), &param.fqn);
-            for (world, params) in WORLDS.into_iter().zip(&measured.shards) {
+            for (split, params) in &measured.shards {
                 // As `torch.chunk` cuts rows: later ranks may have fewer, or none.
-                let each = ROWS.div_ceil(world);
+                let each = ROWS.div_ceil(split.ranks);
                 for (rank, sums) in params[index].iter().enumerate() {
                     let rows = ROWS.min(rank * each)..ROWS.min((rank + 1) * each);
-                    let what = format!("{} on rank {rank} of {world}", param.fqn);
+                    let what = format!("{} on rank {rank} of {}", param.fqn, split.ranks);
                     assert_squares(*sums, squares(rows, row_len, clip), &what);
                 }
             }
@@ -112,6 +116,6 @@ fn clipping_is_by_the_norm_of_all_expected_gradients() {
     let clipped = measured(&spec, 4, 1.0).clipped(Some(max));
     assert!((clipped.clip() - 1.0 / 3.0).abs() < 1e-6, "{}", clipped.clip());
     assert_squares(clipped.sums[0], squares(0..ROWS, COLS, clipped.clip()), "proj");
-    assert_squares(clipped.shards[0][0][1], squares(5..10, COLS, clipped.clip()), "rank 1 of 2");
+    assert_squares(clipped.shards[0].1[0][1], squares(5..10, COLS, clipped.clip()), "rank 1 of 2");
     assert_eq!(measured(&spec, 4, 1.0).clipped(Some(100.0 * max)).clip(), 1.0);
 }
