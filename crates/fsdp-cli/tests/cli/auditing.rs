@@ -183,12 +183,14 @@ fn assert_near(left: &Value, right: &Value) {
 #[test]
 fn processes_print_the_bits_of_ranks_of_one() {
     let run = "run.toml --before before --after scaled-norms-2/after --batch padded.safetensors --json";
-    let together = audit(&llama(), &[run.split(' ').collect(), vec!["--ranks", "2"]].concat());
-    let mut launched = Command::new(env!("CARGO_BIN_EXE_fsdp"));
-    launched.args("launch --nproc 2 -- audit".split(' ')).args(run.split(' ')).current_dir(llama());
-    let launched = launched.output().unwrap();
-    assert_eq!(launched.status.code(), Some(1), "{}", String::from_utf8_lossy(&launched.stderr));
-    assert_eq!(judged(&launched), judged(&together));
+    for ranks in ["2", "3", "4"] {
+        let together = audit(&llama(), &[run.split(' ').collect(), vec!["--ranks", ranks]].concat());
+        let mut launched = Command::new(env!("CARGO_BIN_EXE_fsdp"));
+        launched.args(["launch", "--nproc", ranks, "--", "audit"]).args(run.split(' ')).current_dir(llama());
+        let launched = launched.output().unwrap();
+        assert_eq!(launched.status.code(), Some(1), "{}", String::from_utf8_lossy(&launched.stderr));
+        assert_eq!(judged(&launched), judged(&together), "{ranks} ranks");
+    }
 }
 
 #[test]

@@ -218,3 +218,18 @@ fn killed(processes: usize) {
     sandbox
         .succeed(&format!("train run.toml --resume --set checkpoint.every=2 --set train.steps={}", done + 1));
 }
+
+#[test]
+fn launched_eval_has_the_loss_of_one_process() {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml");
+    let eval = "eval run.toml --model out/model --json --set data.eval=[\"data.txt\"]";
+    let evaluations = |stdout: &str| {
+        let found: serde_json::Value = serde_json::from_str(stdout).unwrap();
+        found["evaluations"].clone()
+    };
+    let one = evaluations(&sandbox.succeed(eval).stdout);
+    assert!(one[0]["loss"].is_f64(), "{one}");
+    let launched = sandbox.succeed(&format!("launch --nproc 2 -- {eval}"));
+    assert_eq!(evaluations(&launched.stdout), one);
+}
