@@ -270,11 +270,11 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let (of_update, updates) = update::judge(&mut judge.around, &expected)?;
         let mut findings: Vec<Finding> = judged.findings.iter().cloned().chain(of_update).collect();
         findings.extend(judge.around.trained_although_frozen()?);
-        // Neither the gradient nor the update fits: they may be those of other weights.
         let has = |causes: &[Cause]| findings.iter().any(|finding| causes.contains(&finding.cause));
-        if has(&[Cause::Unexplained, Cause::DropoutActive]) && has(&[Cause::UpdateRule, Cause::LearningRate])
-        {
-            match judge.by_start(judged.distance2, &expected)? {
+        if has(&[Cause::Unexplained, Cause::DropoutActive]) {
+            // If the update does not fit either, both may be those of other weights.
+            let is_wrong = has(&[Cause::UpdateRule, Cause::LearningRate]);
+            match if is_wrong { judge.by_start(judged.distance2, &expected)? } else { None } {
                 Some(finding) => findings = vec![finding],
                 None => follows::expect(&mut judge.around, optimizer, [self.before, self.after])?,
             }

@@ -79,7 +79,7 @@ pub(super) fn explain(groups: &[Judged<'_>], rules: &[Rule]) -> Explained {
     Explained::Apart(merged(wrong.iter().map(|group| other(group)).collect()))
 }
 
-/// The first rule behind that of the run file that explains all groups.
+/// The first rule after that of the run file that explains all groups.
 pub(super) fn other_rule(groups: &[Judged<'_>], rules: &[Rule]) -> Option<Finding> {
     let fits = |rule: &usize| groups.iter().all(|group| group.fits(*rule, group.stated()));
     let rule = (1..rules.len()).find(fits)?;
@@ -149,8 +149,8 @@ fn other_than_zero(groups: &[Judged<'_>]) -> Option<Finding> {
 
 /// A group has another learning rate.
 pub(super) fn rate_of(group: &Judged<'_>, found: f64) -> Finding {
-    let found = group.lr * nothing(found / group.lr);
-    let factor = (group.lr != 0.0).then(|| found / group.lr);
+    let factor = (group.lr != 0.0).then(|| nothing(found / group.lr));
+    let found = factor.map_or(found, |factor| group.lr * factor);
     let text = format!(
         "the learning rate of {} is {}, the run file says {} for this step",
         shown(&group.names),

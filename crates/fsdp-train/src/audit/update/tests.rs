@@ -157,6 +157,19 @@ proptest! {
     }
 
     #[test]
+    fn rate_beside_a_stated_rate_of_zero_is_found(
+        elements in elements(),
+        numbers in numbers(),
+        decay in prop::sample::select(vec![0.0, 1.0, 3.0]),
+    ) {
+        let used = Numbers { decay: decay * numbers.decay, ..numbers };
+        for finding in found(&elements, Numbers { lr: 0.0, ..numbers }, used) {
+            prop_assert!([Cause::LearningRate, Cause::UpdateRule].contains(&finding.cause), "{finding:?}");
+            prop_assert!(!finding.text.contains("NaN"), "{finding:?}");
+        }
+    }
+
+    #[test]
     fn other_weight_decay_is_found(
         elements in elements(),
         numbers in numbers(),
