@@ -46,7 +46,7 @@ def read_run(path):
     steps = {}
     for line in lines:
         if not isinstance(line, dict):
-            raise InputError(f"{file}: a line is no object, so this is not the metrics.jsonl of a run")
+            raise InputError(f"{file}: a line is not an object, so this is not the metrics.jsonl of a run")
         if "loss" not in line or "step" not in line:
             continue
         if line["step"] in steps:
@@ -132,7 +132,7 @@ def windows(logs, steps, resumed):
 
 
 def tokens(logs, steps, samples, resumed):
-    """The Trainer counts whole samples, of which the first token is no target and the last no input."""
+    """The Trainer counts whole samples, of which the first token is not a target and the last is not an input."""
     key = next((key for key in TOKENS if any(key in log for log in logs.values())), None)
     if key is None:
         return None

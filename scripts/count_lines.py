@@ -3,7 +3,7 @@
 
     python scripts/count_lines.py [REVISION]
 
-Of the files in the checkout, or of those of a revision. Tests are what stands behind `#[cfg(test)]` (alone, or with features): an item in
+Of the files in the checkout, or of those of a revision. Tests are what follows `#[cfg(test)]` (alone, or with features): an item in
 braces, or the module's file with all below it; and modules called `conformance` or `testing`, which tests of other
 crates call. Attributes count as code.
 """

@@ -67,7 +67,7 @@ def fsdp(binary, *arguments):
 
 
 def copy_of(name, to):
-    """A copy of a set without what is no part of it; the path to open."""
+    """A copy of a set without what is not part of it; the path to open."""
     folder, _, start = name.partition(":")
     source = FIXTURES / folder
     shutil.copytree(source, to)

@@ -70,7 +70,7 @@ pub struct Checkpoint {
     pub tensors: BTreeMap<String, Tensor>,
     /// Everything that is not a tensor, by name.
     pub values: BTreeMap<String, Object>,
-    /// Objects that were not read because their class is no part of a checkpoint format: class by name. Tensors inside
+    /// Objects that were not read because their class is not part of a checkpoint format: class by name. Tensors inside
     /// them are listed in `tensors`.
     pub opaque: BTreeMap<String, Global>,
     /// The files and items that contain the bytes; chunks and protections index into this list.

@@ -54,7 +54,7 @@ mod tests {
     fn libtorch_version_is_read_from_wheel_or_zip() {
         let root = tempfile::tempdir().expect("a folder");
         let lib = root.path().join("lib");
-        assert_eq!(stated_version(&lib), None, "that is no error");
+        assert_eq!(stated_version(&lib), None, "that is not an error");
         fs::write(root.path().join("build-version"), "2.10.0+cpu\n").expect("room");
         let zip = stated_version(&lib).expect("it is said");
         assert_eq!((zip.version.as_str(), zip.file), ("2.10.0+cpu", root.path().join("build-version")));

@@ -1,5 +1,5 @@
 //! Logits of a model directory, for scripts that compare them with others: `logits MODEL_DIR` reads a JSON list of tokens for
-//! each text from standard input, and prints the logits behind every token, as JSON. `logits --tokens TOKENIZER` reads a JSON
+//! each text from standard input, and prints the logits after every token, as JSON. `logits --tokens TOKENIZER` reads a JSON
 //! list of texts, and prints the tokens of each.
 
 use std::error::Error;
@@ -28,8 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut all = Vec::new();
     for tokens in texts {
         let mut session = Session::new(Arc::clone(&memory), model.clone(), &weights, tokens.len())?;
-        let behind: Result<Vec<Vec<f64>>, _> = tokens.iter().map(|&token| session.extend(&[token])).collect();
-        all.push(behind?);
+        let after: Result<Vec<Vec<f64>>, _> = tokens.iter().map(|&token| session.extend(&[token])).collect();
+        all.push(after?);
     }
     serde_json::to_writer(io::stdout(), &all)?;
     Ok(())

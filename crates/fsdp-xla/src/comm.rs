@@ -111,7 +111,7 @@ impl XlaComm {
                 hlo.tree_sum(&all)
             }
             CollectiveKind::Broadcast { .. } | CollectiveKind::Split | CollectiveKind::Connect => {
-                unreachable!("{} is no operation of a schedule", kind.name())
+                unreachable!("{} is not an operation of a schedule", kind.name())
             }
         }
     }

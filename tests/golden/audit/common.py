@@ -184,7 +184,7 @@ def padded(seed, prompts=True):
 
 
 def packed(seed):
-    """Documents behind each other in a row; positions begin again with each, whose first token is no target."""
+    """Documents behind each other in a row; positions begin again with each, whose first token is not a target."""
     generator, made = torch.Generator().manual_seed(seed), []
     for documents in DOCUMENTS:
         rows = [[walk(generator, length) for length in row] for row in documents]

@@ -76,7 +76,7 @@ fn is_number(text: &str) -> bool {
 /// Locates a parameter for which `is_meant` holds, given whether it has a state or a setting here.
 fn span(path: &[Key], is_meant: impl Fn(&str, bool) -> bool) -> Option<(usize, Range<usize>)> {
     let texts: Vec<String> = path.iter().map(Key::text).collect();
-    // The number of an optimizer, alone or behind its name, is that of one of several.
+    // The number of an optimizer, alone or after its name, is that of one of several.
     let is_outer = |text: &String| {
         let number = text.strip_prefix("optimizer_").unwrap_or(text);
         OPTIMIZER_STEPS.contains(&text.as_str()) || is_number(number)

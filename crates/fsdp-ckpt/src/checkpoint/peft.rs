@@ -142,7 +142,7 @@ impl Checkpoint {
     }
 
     /// Names, without PEFT's, of parameters that the run trained in full: the copies that PEFT made of them or, in what
-    /// PEFT saves without the base, everything that is no adapter.
+    /// PEFT saves without the base, everything that is not an adapter.
     pub(crate) fn trained_beside_adapters(&self) -> BTreeSet<String> {
         let has_base = self.has_base_of_adapters();
         let models = self.tensors.values().filter(|tensor| tensor.role == Role::Model);

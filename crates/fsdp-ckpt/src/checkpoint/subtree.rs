@@ -20,14 +20,14 @@ enum Subtree {
 impl Subtree {
     fn of(checkpoint: &Checkpoint, key: &str) -> Subtree {
         let mut tensors = checkpoint.tensors.values();
-        match tensors.any(|tensor| Subtree::Steps.behind(&tensor.path, key).is_some()) {
+        match tensors.any(|tensor| Subtree::Steps.after(&tensor.path, key).is_some()) {
             true => Subtree::Steps,
             false => Subtree::Names,
         }
     }
 
     /// Returns the rest of a path after a key, which may be several steps joined by dots.
-    fn behind(self, path: &[Key], key: &str) -> Option<Vec<Key>> {
+    fn after(self, path: &[Key], key: &str) -> Option<Vec<Key>> {
         match self {
             Subtree::Steps => {
                 (1..path.len()).find(|&len| join(&path[..len]) == key).map(|len| path[len..].to_vec())
@@ -49,7 +49,7 @@ impl Checkpoint {
     pub fn under(mut self, key: &str) -> Result<Checkpoint, Error> {
         let keys = self.keys();
         let under = Subtree::of(&self, key);
-        let rest = |path: &[Key]| under.behind(path, key);
+        let rest = |path: &[Key]| under.after(path, key);
         let others = self.tensors.iter().filter(|(_, tensor)| rest(&tensor.path).is_none());
         let others: Vec<String> = others.map(|(name, _)| format!("`{name}`")).collect();
         let tensors = std::mem::take(&mut self.tensors).into_values();
@@ -90,8 +90,8 @@ impl Checkpoint {
         let names: BTreeSet<&String> = other.tensors.keys().collect();
         let holds_all = |key: &String| {
             let under = Subtree::of(self, key);
-            let behind = |tensor: &Tensor| under.behind(&tensor.path, key);
-            let found = self.tensors.values().filter_map(behind).map(|path| join(&path));
+            let after = |tensor: &Tensor| under.after(&tensor.path, key);
+            let found = self.tensors.values().filter_map(after).map(|path| join(&path));
             found.collect::<BTreeSet<String>>().iter().eq(names.iter().copied())
         };
         if names.is_empty() {

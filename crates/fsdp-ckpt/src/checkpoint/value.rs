@@ -40,7 +40,7 @@ pub enum Value {
     Dict(Vec<(Value, Value)>),
     /// A class or function by name, such as `torch.float32`.
     Global(Global),
-    /// A class or function that is no part of a checkpoint format, or an object of such a class: its content is not
+    /// A class or function that is not part of a checkpoint format, or an object of such a class: its content is not
     /// read, and conversions leave it out.
     Opaque(Global),
     /// An object: its class or constructor, the constructor's arguments, and its state.

@@ -17,7 +17,7 @@ fn damage_and_bad_requests_are_input_failures() {
         Error::malformed("x", "it is damaged"),
         Error::NotWhole { tensor: "x".into(), elements: 0..1, reason: "they are missing".into() },
         Error::unsupported("x", "it is too new"),
-        Error::wrong_path("x", "it is no checkpoint"),
+        Error::wrong_path("x", "it is not a checkpoint"),
         Error::unknown_tensor("x", "x", 0),
         Error::NamesDiffer { path: path(), differences: Box::default() },
         Error::bad_request("x", "no such rows"),

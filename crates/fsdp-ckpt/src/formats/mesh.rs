@@ -74,8 +74,8 @@ impl Distribution {
             self.placements.iter().zip(&self.mesh).enumerate().filter_map(|(at, (placement, ranks))| {
                 (*placement == Placement::Shard { dim }).then_some((at, *ranks))
             });
-        let (behind, before): (Vec<_>, Vec<_>) = plain.partition(|(at, _)| *at > mesh_dim);
-        let pieces = behind.iter().map(|(_, ranks)| ranks).product::<u64>();
+        let (after, before): (Vec<_>, Vec<_>) = plain.partition(|(at, _)| *at > mesh_dim);
+        let pieces = after.iter().map(|(_, ranks)| ranks).product::<u64>();
         let strided = |placement: &&Placement| matches!(placement, Placement::StridedShard { dim: other, .. } if *other == dim);
         if self.placements.iter().filter(strided).count() > 1 || !before.is_empty() || pieces != split_factor
         {

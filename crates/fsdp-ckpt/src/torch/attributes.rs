@@ -1,4 +1,4 @@
-//! The attributes of a saved object whose class is no part of a checkpoint format, such as the arguments of a trainer.
+//! The attributes of a saved object whose class is not part of a checkpoint format, such as the arguments of a trainer.
 //!
 //! They are read as inert values, like everything else. Nothing of the class is known, so only what the pickle put into
 //! the object is returned.

@@ -57,7 +57,7 @@ impl Sandbox {
     pub(crate) fn find_fault(&self, args: &str) -> Ran {
         let ran = self.fsdp(args);
         assert_eq!(ran.code, Some(1), "fsdp {args}: {}{}", ran.stdout, ran.stderr);
-        assert_eq!(ran.stderr, "", "a report is no error");
+        assert_eq!(ran.stderr, "", "a report is not an error");
         ran
     }
 

@@ -145,7 +145,7 @@ fn non_finite_logits_follow_loss_formula() {
             let (without, sure) = gradients.split_at(3 * vocab);
             assert!(
                 without.iter().all(|slope| slope.is_nan()),
-                "nothing is right where the sum is no number"
+                "nothing is right where the sum is not a number"
             );
             assert!(
                 sure.iter().all(|&slope| slope == 0.0),

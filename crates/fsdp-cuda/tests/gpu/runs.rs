@@ -37,7 +37,7 @@ fn non_finite_loss_leaves_state_unchanged() {
         let before = state(&trainer)?;
         trainer.issue(1, false, &mut ProgramOrder, &mut ())?;
         trainer.issue(2, false, &mut ProgramOrder, &mut ())?;
-        let failure = trainer.report().expect_err("the loss is no number any more");
+        let failure = trainer.report().expect_err("the loss is not a number");
         assert!(matches!(failure, TrainError::NotFinite { step: 2, .. }), "{failure}");
         assert_eq!(state(&trainer)?, before);
         Ok(())

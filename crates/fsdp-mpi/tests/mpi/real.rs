@@ -80,7 +80,7 @@ fn suite(launcher: &ThisRank, ranks: usize) {
 #[test]
 fn launched_rank_passes_conformance() {
     let Some(ranks) = env::var(RANKS).ok().and_then(|ranks| ranks.parse().ok()) else {
-        println!("this process is no rank: see the test of libraries that are installed");
+        println!("this process is not a rank: see the test of libraries that are installed");
         return;
     };
     let library = MpiLibrary::find().unwrap();
@@ -99,7 +99,7 @@ fn launched_rank_passes_conformance() {
 #[test]
 fn launched_rank_reports_late_peer() {
     if env::var(RANKS).is_err() {
-        println!("this process is no rank: see the test of libraries that are installed");
+        println!("this process is not a rank: see the test of libraries that are installed");
         return;
     }
     let alarm = Arc::new(SharedAlarm::default());

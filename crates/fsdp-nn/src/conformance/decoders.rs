@@ -58,7 +58,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 6] {
         gate_up: &["gate_up_proj"],
         ..Names::LLAMA
     };
-    let behind = Names {
+    let after = Names {
         class: "Behind",
         before_attention: None,
         after_attention: Some("post_attention_layernorm"),
@@ -74,7 +74,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 6] {
     };
     [
         DecoderConfig { names: packed, layers: layers(longrope, Some(3)), residual_dropout: 0.1, ..llama() },
-        DecoderConfig { names: behind, qk_norm: Some(QkNorm::Rows), output_bias: false, ..llama() },
+        DecoderConfig { names: after, qk_norm: Some(QkNorm::Rows), output_bias: false, ..llama() },
         DecoderConfig {
             qk_norm: Some(QkNorm::Heads),
             layers: layers(RopeScaling::Linear { factor: 2.0 }, None),

@@ -105,7 +105,7 @@ pub(super) fn derive_recomputing(b: &mut Backward<'_>, node: &Node, output: usiz
 
 fn add_backward(b: &mut Backward<'_>, node: &Node, dy: usize, pass: Pass) {
     let call = node.main();
-    let Op::Activation(op) = call.op else { unreachable!("{} is no activation", call.op.name()) };
+    let Op::Activation(op) = call.op else { unreachable!("{} is not an activation", call.op.name()) };
     let inputs: Vec<usize> = node.reads().collect();
     let mut reads: Vec<_> = call.reads.iter().map(|read| b.load_operand(*read)).collect();
     let slopes: Vec<usize> = if op.gated {

@@ -115,7 +115,7 @@ pub struct Description {
     /// Operands that are written, in order.
     pub writes: Vec<Role>,
     /// The matrix product that the operation is or consists of, as `[m, n, k]`: rows, columns and terms per sum.
-    /// `None` if it is no product.
+    /// `None` if it is not a product.
     pub matmul: Option<[usize; 3]>,
     /// Constants of the formula, which kernels take beside operands and sizes.
     pub constants: Vec<f64>,

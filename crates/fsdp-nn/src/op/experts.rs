@@ -164,7 +164,7 @@ impl Experts {
                 b.put(x, dx);
                 b.put(weights, dweights);
             }
-            _ => unreachable!("{} is no operation of forward", self.describe().name),
+            _ => unreachable!("{} is not an operation of forward", self.describe().name),
         }
     }
 }
@@ -204,7 +204,7 @@ fn describe_route_backward(routing: Routing, balance: Option<Balance>) -> Descri
 fn derive_products(b: &mut Backward<'_>, node: &Node) {
     let gradients: Vec<(&Call, Experts, usize)> = (node.calls.iter())
         .filter_map(|call| {
-            let Op::Experts(op) = call.op else { unreachable!("{} is no product", call.op.name()) };
+            let Op::Experts(op) = call.op else { unreachable!("{} is not a product", call.op.name()) };
             let output = call.writes[0].0.local().expect("forward writes values");
             Some((call, op, b.take(output)?))
         })

@@ -85,7 +85,7 @@ impl Op {
             Op::Activation(_) => activation::derive(backward, node, output),
             Op::Pointwise(op) => op.derive(backward, node, output),
             Op::Experts(op) => op.derive(backward, node, output),
-            Op::Head(_) => unreachable!("the head is no part of a graph"),
+            Op::Head(_) => unreachable!("the head is not part of a graph"),
         }
     }
 }

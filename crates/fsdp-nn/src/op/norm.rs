@@ -94,7 +94,7 @@ impl Norm {
                     b.draft.call(op, vec![x, weight, stats, dy], vec![dx]);
                 }
             }
-            _ => unreachable!("{} is no operation of forward", self.describe().name),
+            _ => unreachable!("{} is not an operation of forward", self.describe().name),
         }
     }
 }

@@ -113,7 +113,7 @@ impl Pointwise {
             Pointwise::Scale { .. } | Pointwise::Dropout { .. } => {
                 b.in_place(node, output, node.op().clone())
             }
-            _ => unreachable!("{} is no operation of forward", self.describe().name),
+            _ => unreachable!("{} is not an operation of forward", self.describe().name),
         }
     }
 }

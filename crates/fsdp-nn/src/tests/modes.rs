@@ -136,7 +136,7 @@ fn loss_scale_multiplies_only_gradients() {
     }
 }
 
-/// Gradients behind a norm with a small weight underflow in f16.
+/// Gradients that come through a norm with a small weight underflow in f16.
 #[test]
 fn loss_scale_preserves_small_f16_gradients() {
     let model = Decoder::new(&llama()).unwrap();

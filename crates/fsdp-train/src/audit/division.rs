@@ -11,7 +11,7 @@ use crate::error::TrainError;
 /// order of the steps.
 ///
 /// # Errors
-/// [`AuditError::Ranks`] if `ranks` is no number; [`AuditError::MicroBatches`] if they cannot be divided;
+/// [`AuditError::Ranks`] if `ranks` is not a number; [`AuditError::MicroBatches`] if they cannot be divided;
 /// [`TrainError::Checkpoint`] for a file that cannot be read.
 pub fn by_step(
     path: &Path,

@@ -108,7 +108,7 @@ pub enum AuditError {
     /// Routers are balanced over text only, and padding is in front of it.
     #[error(
         "attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be computed for such \
-         rows; pad behind the text for the audited step"
+         rows; pad after the text for the audited step"
     )]
     LeftPadding,
     /// The optimizer keeps nothing from which its gradient follows.

@@ -322,7 +322,7 @@ impl Dataset {
         }
         let mut start = 0;
         for run in runs {
-            // The last token is no input, only a target.
+            // The last token is not an input, only a target.
             let end = start + run.len - 1;
             write(self.tokens(run), &mut inputs[start..end], &mut targets[start..end]);
             start = end;

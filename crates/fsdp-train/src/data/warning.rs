@@ -82,7 +82,7 @@ pub enum DataWarning {
     /// Answers end with no token that stops generation.
     #[error(
         "in {open} of {conversations} conversations no answer ends with a token that stops generation, so the model does \
-         not learn to stop: the chat template writes none, or only the beginning of the next message, which is no eos; \
+         not learn to stop: the chat template writes none, or only the beginning of the next message, which is not an eos; \
          choose a data.chat_template that ends answers, or name that token by eos_token_id in generation_config.json \
          beside the tokenizer"
     )]

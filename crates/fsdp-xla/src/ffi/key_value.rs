@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use crate::store::{DEADLINE_EXCEEDED, NOT_FOUND};
 
-    /// Makes errors as a plugin does; here an error is its code, and 0 is no error.
+    /// Makes errors as a plugin does; here an error is its code, and 0 is not an error.
     extern "C" fn code(code: i32, _message: *const u8, len: usize) -> Word {
         assert!(len > 0, "errors have words");
         code as Word

@@ -87,7 +87,7 @@ impl Builder {
     }
 
     /// Returns `value`, made to depend on `other`.
-    pub(crate) fn behind(&mut self, value: &Value, other: &Value) -> Value {
+    pub(crate) fn after(&mut self, value: &Value, other: &Value) -> Value {
         self.barrier(&[value.clone(), other.clone()]).swap_remove(0)
     }
 

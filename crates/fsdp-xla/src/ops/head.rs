@@ -89,7 +89,7 @@ impl Trace {
             let mut x_rows = self.hlo.slice(x, &[rows.clone(), 0..dims.hidden]);
             if let Some(last) = dx.last().or(losses.last()) {
                 // Order the chunks, so that only one chunk's logits are in memory at a time.
-                x_rows = self.hlo.behind(&x_rows, last);
+                x_rows = self.hlo.after(&x_rows, last);
             }
             let logits = self.hlo.matmul(&x_rows, weight, [1, 1], master);
             let row_targets = self.hlo.range(targets, rows.clone());

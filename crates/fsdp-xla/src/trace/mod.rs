@@ -6,11 +6,11 @@
 //! one (it is *donated*). So parameters and optimizer state are never named: the state that outlives a step is found
 //! from what the step does.
 //!
-//! **Waits** of the schedule become barriers: the first operation of a queue after a wait reads its operands behind
+//! **Waits** of the schedule become barriers: the first operation of a queue after a wait reads its operands after
 //! everything that it waits for. Without barriers a compiler merges work that is repeated on purpose (recomputation and
 //! the second gather of a unit), and their memory savings are lost. If no gather separates a layer from its
-//! recomputation, the values that recomputation reads are put behind the gradient that backward continues from. Each
-//! collective is also put behind the one before on its queue, so that collectives keep the order of the schedule.
+//! recomputation, the values that recomputation reads are put after the gradient that backward continues from. Each
+//! collective is also put after the one before on its queue, so that collectives keep the order of the schedule.
 
 mod module;
 
@@ -247,7 +247,7 @@ impl Trace {
         self.last[queue as usize] = Some(value);
     }
 
-    /// Puts the contents of `storage` behind those of `other`.
+    /// Puts the contents of `storage` after those of `other`.
     pub(crate) fn delay(&mut self, storage: &Arc<Storage>, other: &Arc<Storage>) {
         let [value, other] = [storage, other].map(|storage| {
             let values = self.open(storage);
@@ -255,7 +255,7 @@ impl Trace {
             storage.put(Content::Traced(BTreeMap::from([(0, all.clone())])));
             all
         });
-        let value = self.hlo.behind(&value, &other);
+        let value = self.hlo.after(&value, &other);
         storage.put(Content::Traced(BTreeMap::from([(0, value)])));
     }
 
@@ -269,7 +269,7 @@ impl Trace {
         self.last[queue as usize].clone()
     }
 
-    /// Puts the next operation of a queue behind a value.
+    /// Puts the next operation of a queue after a value.
     pub(crate) fn wait(&mut self, queue: Queue, value: &Value) {
         let Awaited { values, is_consumed } = &mut self.awaited[queue as usize];
         if std::mem::take(is_consumed) {
@@ -280,7 +280,7 @@ impl Trace {
         }
     }
 
-    /// Prepares a collective as the next operation of a queue: it is put behind the queue's last collective, as on all
+    /// Prepares a collective as the next operation of a queue: it is put after the queue's last collective, as on all
     /// ranks.
     pub(crate) fn begin_collective(&mut self, queue: Queue) {
         for value in std::mem::take(&mut self.collective_results[queue as usize]) {

@@ -64,10 +64,10 @@ impl Trace {
         step: impl FnOnce(&mut Builder, Before<F>) -> After,
     ) {
         let mut params = self.load(QUEUE, Slice::whole(shard.params));
-        // Updates run one after the other, behind the note that each of them makes last; XLA for CPUs would otherwise compute
+        // Updates run one after the other, after the note that each of them makes last; XLA for CPUs would otherwise compute
         // all new parameters before replacing any old one.
         let note = self.load(QUEUE, Slice::whole(shard.not_finite));
-        params = self.hlo.behind(&params, &note);
+        params = self.hlo.after(&params, &note);
         let element = params.element();
         let state: Vec<Value> =
             shard.state.iter().map(|buffer| self.load(QUEUE, Slice::whole(buffer))).collect();

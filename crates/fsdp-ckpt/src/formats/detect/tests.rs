@@ -176,7 +176,7 @@ fn non_checkpoint_error_describes_content() {
     let path = dir.path().join("x.pth");
     fs::write(&path, b"").unwrap();
     assert!(message(&path).contains("is empty"));
-    fs::write(&path, b"\x80\x02hello, this is no zip").unwrap();
+    fs::write(&path, b"\x80\x02hello, this is not a zip").unwrap();
     assert!(message(&path).contains("begins with \\x80\\x02hello"), "{}", message(&path));
     assert!(message(dir.path()).contains("it holds x.pth"), "{}", message(dir.path()));
     fs::write(&path, br#"{"architectures": []}"#).unwrap();

@@ -171,7 +171,7 @@ proptest! {
     ) {
         let module = in_module(form, is_mixtral);
         let weights = in_module(if holds_stacks { Form::RouterFirst } else { Form::Separate }, is_mixtral);
-        // A frozen tensor beside states of nothing is no optimizer.
+        // A frozen tensor beside states of nothing is not an optimizer.
         prop_assume!(!absent.iter().all(|&is_absent| is_absent));
         let made = made(&module, &weights, frozen, (numbers_all, groups), &absent);
         let has_states = made.checkpoint.tensors.keys().any(|name| name.starts_with("optim"));

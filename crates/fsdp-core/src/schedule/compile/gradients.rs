@@ -65,7 +65,7 @@ impl Sums {
     fn total(&mut self) -> GradientBuffers {
         let Ok(total) =
             self.counter.take_total(|into, _| -> Result<GradientBuffers, Infallible> { Ok(into) });
-        total.expect("a sum is left behind the last micro-batch")
+        total.expect("a sum is left after the last micro-batch")
     }
 }
 

@@ -170,9 +170,8 @@ impl File<'_> {
         }
         let is_text: Vec<bool> = mask.iter().map(|value| *value == 1).collect();
         if let Some(row) = is_text.chunks(seq).position(has_holes) {
-            let what = format!(
-                "row {row} has padding between text: only in front of it and behind it can be judged"
-            );
+            let what =
+                format!("row {row} has padding between text: only padding before or after it can be judged");
             return Err(self.fault(name, &what));
         }
         let mut rows = is_text.chunks(seq).zip(targets.chunks(seq));

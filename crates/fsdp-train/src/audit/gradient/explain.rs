@@ -72,10 +72,10 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let uses = |index: usize| blocks.iter().rposition(|block| block.params.contains(&ParamId(index)));
         let last = missing.iter().filter_map(|index| uses(*index)).max()?;
         let is_after = |index: &usize| uses(*index).is_some_and(|block| block > last);
-        // With clipping, those behind them have another factor, because the norm is another.
-        let behind: Vec<Sums> =
+        // With clipping, those after them have another factor, because the norm is another.
+        let after: Vec<Sums> =
             (0..compared.sums.len()).filter(is_after).map(|index| compared.sums[index]).collect();
-        let factor = total(&behind).factor().filter(|_| compared.grad_clip.is_some());
+        let factor = total(&after).factor().filter(|_| compared.grad_clip.is_some());
         let outside = compared.outside(factor.unwrap_or(compared.clip()));
         (!outside.iter().any(is_after)).then(|| {
             let names = compared.names(&missing);

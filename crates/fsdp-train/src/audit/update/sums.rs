@@ -26,7 +26,7 @@ pub(super) struct Sums {
     pub(super) param_rounding2: f64,
     /// The same, if the parameter is rounded to `bf16`.
     pub(super) coarse_rounding2: f64,
-    /// Whether an element is no number of `bf16` after the step.
+    /// Whether an element is not a number of `bf16` after the step.
     pub(super) is_fine: bool,
     /// Of the squares of the direction's rounding, for a learning rate of 1.
     pub(super) direction_rounding2: f64,

@@ -35,7 +35,7 @@ fn fault(schema: &Value, value: &Value, place: &str) -> Option<String> {
             "additionalProperties" => {
                 wrong(value.as_object()?.keys().all(|key| schema["properties"].get(key).is_some()))
             }
-            other => panic!("{other} is no keyword that this test knows"),
+            other => panic!("{other} is not a keyword that this test knows"),
         }
     });
     faults.next()
@@ -49,7 +49,7 @@ fn is_of(name: &Value, value: &Value) -> bool {
         "boolean" => value.is_boolean(),
         "integer" => value.is_i64(),
         "number" => value.is_number(),
-        other => panic!("{other} is no type that this test knows"),
+        other => panic!("{other} is not a type that this test knows"),
     }
 }
 

@@ -54,7 +54,7 @@ impl Tokenized<'_> {
     ///
     /// If only the token after it stops generation, the other one belongs to the answer, such as the end of a tool call. So
     /// does a token at the end of the message itself, which says nothing about where answers end, unless it stops generation,
-    /// and the next token neither does nor is written behind answers.
+    /// and the next token neither does nor is written after answers.
     fn closing(&self, said: &Said, tokens: &Range<usize>) -> Option<usize> {
         let is_special = |&token: &usize| self.tokenizer.is_special(self.tokens.ids[token]);
         let is_stop = |token: usize| self.stops.contains(&self.tokens.ids[token]);

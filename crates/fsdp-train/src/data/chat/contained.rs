@@ -23,7 +23,7 @@ use super::{Chats, Compiled};
 use crate::data::encoder::EncodeFault;
 use crate::data::error::DataError;
 
-/// The argument that turns this executable into a worker; it is no command for people.
+/// The argument that turns this executable into a worker; it is not a command for people.
 const ARGUMENT: &str = "__run-chat-templates";
 
 /// The arguments that turn this executable into a worker, if it is able to.

@@ -76,7 +76,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Returns the indices of the assistant's messages behind the prompt, and whether each counts in the loss.
+    /// Returns the indices of the assistant's messages after the prompt, and whether each counts in the loss.
     pub(super) fn answers(&self, loss_on: LossOn) -> Vec<(usize, bool)> {
         let is_from = |role: &'static str| move |&index: &usize| self.messages[index]["role"] == role;
         let answers: Vec<usize> = (self.prompt..self.messages.len()).filter(is_from(ASSISTANT)).collect();

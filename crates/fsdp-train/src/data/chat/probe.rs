@@ -47,14 +47,14 @@ impl Probe<'_> {
     /// writes that after this one, too. `None` as for the start.
     pub(super) fn said(&self, start: usize) -> Option<Said> {
         let message_end = self.content(self.index)?.end.max(start);
-        let behind = self.behind().unwrap_or_default();
-        let is_same = self.whole[message_end..].starts_with(&behind);
-        let end = message_end + if is_same { behind.len() } else { 0 };
-        Some(Said { bytes: start..end, message_end, is_closed: !behind.trim().is_empty() })
+        let after = self.after().unwrap_or_default();
+        let is_same = self.whole[message_end..].starts_with(&after);
+        let end = message_end + if is_same { after.len() } else { 0 };
+        Some(Said { bytes: start..end, message_end, is_closed: !after.trim().is_empty() })
     }
 
     /// Returns what the template writes after the message if it is the last one.
-    pub(super) fn behind(&self) -> Option<String> {
+    pub(super) fn after(&self) -> Option<String> {
         let up_to = self.around(&self.chat.messages[..=self.index], self.index);
         up_to.map(|[_, after]| after)
     }

@@ -1,4 +1,4 @@
-//! Where the assistant speaks in a text, and what the template writes behind it.
+//! Where the assistant speaks in a text, and what the template writes after it.
 
 use std::ops::Range;
 
@@ -11,11 +11,11 @@ use super::script::Chat;
 /// What the assistant says, in bytes of a text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Said {
-    /// An answer, with what the template writes behind it, or a `{% generation %}` block.
+    /// An answer, with what the template writes after it, or a `{% generation %}` block.
     pub(super) bytes: Range<usize>,
-    /// The end of what depends on the message. What follows in `bytes`, the template writes behind any answer.
+    /// The end of what depends on the message. What follows in `bytes`, the template writes after any answer.
     pub(super) message_end: usize,
-    /// Whether the template writes something behind the last message, so what follows `bytes` belongs to the answer, too.
+    /// Whether the template writes something after the last message, so what follows `bytes` belongs to the answer, too.
     pub(super) is_closed: bool,
 }
 
@@ -29,7 +29,7 @@ impl Said {
     /// Returns an answer that begins at a byte of a text, which ends with it.
     pub(super) fn last(chat: &Chat<'_>, text: &str, start: usize, index: usize) -> Said {
         let bytes = start..text.len();
-        let found = || Some(text.strip_suffix(&Probe { chat, whole: text, index }.behind()?)?.len());
+        let found = || Some(text.strip_suffix(&Probe { chat, whole: text, index }.after()?)?.len());
         let message_end = message_end(chat, text, &bytes, index, found);
         Said::new(bytes, message_end)
     }

@@ -151,7 +151,7 @@ impl<'a> Chat<'a> {
     }
 
     /// Returns the answers that are left out, unless the blocks alone tell which these are, and the `{% generation %}`
-    /// blocks behind the prompt.
+    /// blocks after the prompt.
     fn blocks(
         &self,
         whole: &Rendered,

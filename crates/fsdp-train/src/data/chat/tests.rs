@@ -343,14 +343,14 @@ fn header_before_an_answer_with_its_own_reasoning_does_not_count() {
 }
 
 /// Answers end with special tokens, white space, the token that ends them, or are empty, and no token but `</s>` is known to
-/// stop generation. What the template writes behind any answer ends each, inside of blocks or behind them.
+/// stop generation. What the template writes after any answer ends each, inside of blocks or after them.
 #[test]
 fn end_of_template_counts_whatever_ends_the_message() {
-    let said = |inside: &str, behind: &str| {
+    let said = |inside: &str, after: &str| {
         format!(
             "{{% for message in messages %}}{{{{ '<|open|>' + message.role + '\n' }}}}{{% if message.role == 'assistant' %}}\
              {inside}{{% else %}}{{{{ message.content }}}}<|close|>{{% endif %}}{{{{ '\n' }}}}{{% endfor %}}\
-             {{% if add_generation_prompt %}}{{{{ '<|open|>assistant\n' }}}}{{% else %}}{behind}{{% endif %}}"
+             {{% if add_generation_prompt %}}{{{{ '<|open|>assistant\n' }}}}{{% else %}}{after}{{% endif %}}"
         )
     };
     let [content, open, close] = ["{{ message.content }}", "{% generation %}", "{% endgeneration %}"];
@@ -358,7 +358,7 @@ fn end_of_template_counts_whatever_ends_the_message() {
     for answer in
         ["It is<s>", "", " ", "4 \n", "<|open|>", "<|close|>", "It<s> is<|close|>", "A test.</s>", "</s>"]
     {
-        for behind in ["", "</s>", "<s>"] {
+        for after in ["", "</s>", "<s>"] {
             for inside in [
                 format!("{content}<|close|>"),
                 format!("{open}{content}<|close|>{close}"),
@@ -369,10 +369,10 @@ fn end_of_template_counts_whatever_ends_the_message() {
                     // The block has an end already.
                     continue;
                 }
-                let loaded = with_template(&said(&inside, behind));
+                let loaded = with_template(&said(&inside, after));
                 messages[2]["content"] = json!(answer);
                 let first = answers(&loaded, &messages).unwrap().swap_remove(0);
-                assert_eq!(first, format!("{answer}<|close|>"), "{inside} {behind}");
+                assert_eq!(first, format!("{answer}<|close|>"), "{inside} {after}");
             }
         }
     }

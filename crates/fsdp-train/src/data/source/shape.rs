@@ -115,7 +115,7 @@ pub(super) fn not_text(column: &str, at: usize) -> String {
     format!("column \"{column}\" is not UTF-8 text (byte {at})")
 }
 
-/// What is wrong with a map that is no object of JSON.
+/// What is wrong with a map that is not an object of JSON.
 pub(super) const KEYS: &str = "has keys that are not text";
 
 #[cfg(test)]

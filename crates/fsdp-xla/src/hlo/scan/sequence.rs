@@ -101,8 +101,8 @@ impl Builder {
                 operation.clone()
             } else {
                 let operand = cheapest(&listing, operands);
-                let behind = self.depend(&operand, &missing).name;
-                let renamed = |name| if name == operand.name { behind } else { name };
+                let after = self.depend(&operand, &missing).name;
+                let renamed = |name| if name == operand.name { after } else { name };
                 operation.renumbered(operation.number(), |index| renamed(operands[index]))
             };
             self.operations.push(sequenced);
@@ -192,7 +192,7 @@ mod tests {
         let before = hlo.all_gather(&argument(0), &groups, "before");
         let first = gathers_in_loop(&mut hlo, &groups, &argument(1), &argument(2));
         // Behind the loop by a barrier only, as in a schedule.
-        let own = hlo.behind(&argument(3), &first);
+        let own = hlo.after(&argument(3), &first);
         let between = hlo.all_gather(&own, &groups, "between");
         let other = hlo.all_reduce(&argument(1), &groups, "between");
         // Depends on some of what comes before.

@@ -23,9 +23,9 @@ impl Trace {
         let rules = Rules { dims, scores, batch: operands.batch };
         let ([qkv, y, lse, dy], [dqkv], _) = operands.split();
         let [qkv, y, dy] = [qkv, y, dy].map(|slice| self.read(slice));
-        // Put the recomputation of scores behind a gradient, which does not exist in forward: otherwise the compiler
+        // Put the recomputation of scores after a gradient, which does not exist in forward: otherwise the compiler
         // keeps the scores of forward.
-        let qkv = self.hlo.behind(&qkv, &dy);
+        let qkv = self.hlo.after(&qkv, &dy);
         let heads = self.heads(dims, &qkv);
         let lse = self.read_master(lse);
         let lse = self.hlo.reshape(&lse, &[batch, kv_heads, count / kv_heads, seq]);

@@ -90,13 +90,13 @@ fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value
     all
 }
 
-/// Traces updates of the first argument of every round, one behind the other; returns the new values. They read the
+/// Traces updates of the first argument of every round, one after the other; returns the new values. They read the
 /// gradients through a barrier, as updates of buffers do.
 fn updates(hlo: &mut Builder, each: &[[Value; 2]], gradients: &[Value]) -> Vec<Value> {
     let mut last = gradients[0].clone();
     let update = |(each, gradient): (&[Value; 2], &Value)| {
-        let gradient = hlo.behind(gradient, &last);
-        let param = hlo.behind(&each[0], &last);
+        let gradient = hlo.after(gradient, &last);
+        let param = hlo.after(&each[0], &last);
         let mut new = param;
         for factor in 0..6 {
             let change = hlo.with("multiply", &gradient, 0.5);
