@@ -1,4 +1,4 @@
-//! What the packages of the workspace say of themselves on crates.io and docs.rs.
+//! What the packages say of themselves on crates.io, docs.rs and PyPI.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,6 +59,9 @@ fn pages_on_docs_rs_have_the_features() {
 
 #[test]
 fn all_but_the_tests_are_published() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let workspace: Table = fs::read_to_string(workspace).unwrap().parse().unwrap();
+    let has_repository = workspace["workspace"]["package"].get("repository").is_some();
     for (_, manifest) in packages() {
         let package = manifest["package"].as_table().unwrap();
         assert_eq!(
@@ -72,6 +75,49 @@ fn all_but_the_tests_are_published() {
                 "{} lacks {key}",
                 name(&manifest)
             );
+        }
+        // As soon as the project has an address.
+        let is_needed = has_repository && !package.contains_key("publish");
+        assert_eq!(package.contains_key("repository"), is_needed, "repository of {}", name(&manifest));
+    }
+}
+
+#[test]
+fn published_packages_have_a_readme_and_the_licenses() {
+    let mut seen = 0;
+    for (folder, manifest) in packages() {
+        if manifest["package"].get("publish").is_some() {
+            continue;
+        }
+        let readme = fs::read_to_string(folder.join("README.md")).unwrap_or_default();
+        assert!(readme.starts_with(&format!("# {}\n", name(&manifest))), "{}: {readme:?}", name(&manifest));
+        let is_part = readme.contains("without a promise of stability");
+        assert_eq!(is_part, !FOR_USERS.contains(&name(&manifest)), "{}", name(&manifest));
+        // Those of the repository, which `cargo package` follows links to.
+        for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
+            let text = |folder: &Path| fs::read_to_string(folder.join(license)).unwrap_or_default();
+            assert!(!text(&folder).is_empty(), "{} has no {license}", name(&manifest));
+            assert_eq!(text(&folder), text(&folder.join("../..")), "{license} of {}", name(&manifest));
+        }
+        // Found by Cargo unless the manifest says otherwise.
+        for key in ["readme", "include", "exclude"] {
+            assert!(manifest["package"].get(key).is_none(), "{} has {key}", name(&manifest));
+        }
+        seen += 1;
+    }
+    assert!(seen > 5, "{seen} packages were found");
+}
+
+#[test]
+fn first_pages_in_registries_have_no_relative_links() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let project = fs::read_to_string(root.join("pyproject.toml")).unwrap().parse::<Table>().unwrap();
+    let of_wheel = root.join(project["project"]["readme"].as_str().unwrap());
+    let pages = packages().into_iter().map(|(folder, _)| folder.join("README.md")).chain([of_wheel]);
+    for page in pages.filter(|page| page.exists()) {
+        let text = fs::read_to_string(&page).unwrap();
+        for target in text.split("](").skip(1) {
+            assert!(target.starts_with("https://"), "{}: {target}", page.display());
         }
     }
 }
