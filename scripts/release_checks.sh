@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Checks that the repository says everywhere that it is this version.
+# Checks that the repository says everywhere that it is this version. With --publish, also that it has an address, which registries
+# show; everything can be built and tagged without.
 #
-# usage: scripts/release_checks.sh VERSION
+# usage: scripts/release_checks.sh VERSION [--publish]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-version=${1:?usage: scripts/release_checks.sh VERSION}
+version=${1:?usage: scripts/release_checks.sh VERSION [--publish]}
 fail() {
   echo "error: $*" >&2
   exit 1
@@ -31,3 +32,9 @@ scripts/release_notes.sh "$version" >/dev/null
 kept=tests/golden/versions/${version%.*}
 compgen -G "$kept/trained/*/expected.json" >/dev/null ||
   fail "$kept has no checkpoints of this version, which later ones must read: tests/golden/README.md says how they are made"
+
+if [ "${2:-}" = --publish ]; then
+  grep -Eq '^repository = "https://.+"' Cargo.toml ||
+    fail "Cargo.toml has no repository, so nobody could find the source of what is published: set it in [workspace.package], and" \
+      "repository.workspace = true in each crate"
+fi

@@ -194,6 +194,16 @@ class Release(unittest.TestCase):
         self.commit()
         self.refuses("no checkpoints of this version")
 
+    def test_publishing_without_an_address_is_refused(self):
+        command = [self.folder / "scripts/release_checks.sh", "0.1.0"]
+        self.assertEqual(subprocess.run(command).returncode, 0)
+        done = subprocess.run([*command, "--publish"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("Cargo.toml has no repository", done.stderr)
+        version = 'version = "0.1.0"\n\n'
+        self.replace("Cargo.toml", version, 'version = "0.1.0"\nrepository = "https://example.org/fsdp"\n\n')
+        self.assertEqual(subprocess.run([*command, "--publish"]).returncode, 0)
+
     def test_word_that_is_no_version_is_refused(self):
         for version in ("v0.1.0", "0.1", "0.1.0-rc1", "00.1.0", "0.1.0;x"):
             self.refuses("is not a version", version)
