@@ -1,10 +1,11 @@
-"""What publishes a release, with fakes of `docker` and `gh`: ``python -m unittest discover scripts/tests``."""
+"""What publishes a release, with fakes of `cargo`, `docker` and `gh`: ``python -m unittest discover scripts/tests``."""
 
 import io
 import os
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -21,6 +22,89 @@ echo "$(basename "$0") $*" >>"$CALLS"
 case "$*" in *--password-stdin* | *--notes-file*) sed 's/^/  < /' >>"$CALLS" ;; esac
 [ ! -d "$last" ] || (cd "$last" && find . -type f | LC_ALL=C sort | sed 's|^|  has |') >>"$CALLS"
 """
+
+# Publishes nothing, and fails where there is an answer for this try with this crate. What the workspace is, the real one says.
+CARGO = """#!/bin/sh
+[ "$1" != metadata ] || exec "$REAL_CARGO" "$@"
+echo "cargo $*" >>"$CALLS"
+answer=$ANSWERS/$3.$(grep -c -- "--package $3 " "$CALLS")
+[ ! -f "$answer" ] || { cat "$answer" >&2; exit 101; }
+"""
+LIMITED = """error: failed to publish to registry at https://crates.io
+
+Caused by:
+  the remote server responded with an error (status 429 Too Many Requests): You have published too many new crates in a short \
+period of time. Please try again after Sun, 31 Jan 2027 10:00:00 GMT
+"""
+
+
+class Crates(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        for name, text in (("cargo", CARGO), ("sleep", '#!/bin/sh\necho "sleep $*" >>"$CALLS"\n')):
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o755)
+
+    def answer(self, crate, text, tries=(1,)):
+        for number in tries:
+            (self.folder / f"{crate}.{number}").write_text(text)
+
+    def publish(self, *arguments, code=0):
+        """Runs the script, and returns the calls and what was printed."""
+        calls = self.folder / "calls"
+        calls.write_text("")
+        path = f"{self.folder}:{os.environ['PATH']}"
+        own = {"PATH": path, "CALLS": str(calls), "ANSWERS": str(self.folder), "REAL_CARGO": shutil.which("cargo")}
+        command = [ROOT / "scripts/publish_crates.sh", *arguments]
+        done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return calls.read_text().splitlines(), done.stdout + done.stderr
+
+    def published(self, calls):
+        return [re.fullmatch("cargo publish --package (.*) --locked --no-verify", call)[1] for call in calls]
+
+    def test_each_crate_comes_after_those_it_needs(self):
+        order = self.published(self.publish()[0])
+        names = sorted(path.parent.name for path in (ROOT / "crates").glob("*/Cargo.toml"))
+        self.assertEqual(sorted(order), names)
+        for name in names:
+            manifest = (ROOT / "crates" / name / "Cargo.toml").read_text()
+            for needed in re.findall(r"^(fsdp-\w+)(?:\.workspace)? *=", manifest, re.MULTILINE):
+                self.assertLess(order.index(needed), order.index(name), f"{name} needs {needed}")
+
+    def test_version_that_exists_is_passed_over(self):
+        all_of_them = self.publish()[0]
+        self.answer("fsdp-core", "error: crate fsdp-core@0.1.0 already exists on crates.io index\n")
+        self.answer("fsdp-nn", "  the remote server responded with an error: crate version `0.1.0` is already uploaded\n")
+        self.assertEqual(self.publish()[0], all_of_them)
+
+    def test_limit_of_new_crates_is_waited_for(self):
+        self.answer("fsdp-nn", LIMITED, tries=(1, 2))
+        calls, _ = self.publish()
+        waits = [number for number, call in enumerate(calls) if call == "sleep 610"]
+        self.assertEqual(len(waits), 2)
+        around = [calls[number + by] for number in waits for by in (-1, 1)]
+        self.assertEqual(self.published(around), ["fsdp-nn"] * 4)
+        self.assertEqual(self.published(calls[-1:]), ["fsdp-cli"])
+
+    def test_waiting_for_the_limit_has_an_end(self):
+        self.answer("fsdp-nn", LIMITED, tries=range(1, 100))
+        calls, said = self.publish(code=1)
+        self.assertEqual(calls.count("sleep 610"), 3)
+        self.assertEqual(self.published(calls[-1:]), ["fsdp-nn"])
+        self.assertIn("error: fsdp-nn is not published", said)
+
+    def test_other_failure_ends_it_at_once(self):
+        self.answer("fsdp-comm", "error: 403 Forbidden\n")
+        calls, said = self.publish(code=1)
+        self.assertEqual(self.published(calls)[-1], "fsdp-comm")
+        self.assertIn("403 Forbidden", said)
+
+    def test_dry_run_is_of_all_at_once(self):
+        calls, _ = self.publish("--dry-run")
+        self.assertEqual(calls, ["cargo publish --workspace --exclude fsdp-tests --locked --no-verify --dry-run"])
 
 
 class Publishing(unittest.TestCase):
