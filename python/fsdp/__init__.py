@@ -39,13 +39,21 @@ class FsdpError(RuntimeError):
 
 
 def command() -> str:
-    """The path of the command: beside this module's Python, else on PATH.
+    """The path of the command: where the installation of this module has put it, else beside Python, else on PATH.
 
-    Raises FileNotFoundError if it is in neither place."""
-    beside = pathlib.Path(sysconfig.get_path("scripts"), "fsdp")
-    found = str(beside) if beside.is_file() else shutil.which("fsdp")
+    Raises FileNotFoundError if it is in none of these places."""
+    packages = pathlib.Path(__file__).absolute().parent.parent
+    # `pip install --target` puts commands into `bin` of the packages' folder. Environments, `--user` and `--prefix` have
+    # the packages in `lib/python3.x/site-packages` beside `bin`.
+    folders = [packages / "bin", *(prefix / "bin" for prefix in list(packages.parents)[2:3])]
+    folders.append(pathlib.Path(sysconfig.get_path("scripts")))
+    for folder in folders:
+        if (folder / "fsdp").is_file():
+            return str(folder / "fsdp")
+    found = shutil.which("fsdp")
     if found is None:
-        raise FileNotFoundError(f"there is no command fsdp at {beside} or on PATH: pip install fsdp")
+        places = ", ".join(map(str, folders))
+        raise FileNotFoundError(f"there is no command fsdp in {places} or on PATH: pip install fsdp")
     return found
 
 

@@ -5,6 +5,7 @@ Fixtures are those of the checkpoint tests. What needs torch is skipped without 
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,31 @@ class Command(unittest.TestCase):
     def test_exit_code_of_the_command_is_that_of_the_module(self):
         code = subprocess.run([sys.executable, "-m", "fsdp", "ckpt", "inspect", "absent"], capture_output=True).returncode
         self.assertEqual(code, 2)
+
+    def test_command_of_the_same_installation_is_found(self):
+        of_python = f"lib/python3.{sys.version_info.minor}/site-packages"
+        # By `--target`, and by `--user` or `--prefix`.
+        for packages in ("", of_python):
+            with self.subTest(packages), tempfile.TemporaryDirectory() as folder:
+                copy = pathlib.Path(folder, packages, "fsdp")
+                shutil.copytree(pathlib.Path(fsdp.__file__).parent, copy)
+                command = pathlib.Path(folder, "bin", "fsdp")
+                command.parent.mkdir()
+                command.write_text("#!/bin/sh\necho of this installation\n")
+                command.chmod(0o755)
+                environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
+                found = subprocess.run([sys.executable, "-m", "fsdp"], env=environment, check=True, capture_output=True, text=True)
+                self.assertEqual(found.stdout, "of this installation\n")
+
+    def test_missing_command_is_named(self):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(fsdp, "__file__", f"{folder}/lib/python3/site-packages/fsdp/__init__.py"),
+            mock.patch.object(fsdp.sysconfig, "get_path", lambda _: folder),
+            mock.patch.dict(os.environ, PATH=folder),
+            self.assertRaisesRegex(FileNotFoundError, "pip install fsdp"),
+        ):
+            fsdp.command()
 
 
 class Checkpoints(unittest.TestCase):
@@ -59,15 +85,6 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(caught.exception.code, 2)
         self.assertIn("failed to open absent: No such file", str(caught.exception))
         self.assertEqual(list(self.folder.iterdir()), [])
-
-    def test_missing_command_is_named(self):
-        before = os.environ["PATH"], fsdp.sysconfig.get_path
-        self.addCleanup(setattr, fsdp.sysconfig, "get_path", before[1])
-        self.addCleanup(os.environ.__setitem__, "PATH", before[0])
-        fsdp.sysconfig.get_path = lambda _: str(self.folder)
-        os.environ["PATH"] = str(self.folder)
-        with self.assertRaisesRegex(FileNotFoundError, "pip install fsdp"):
-            fsdp.command()
 
     @unittest.skipUnless(util.find_spec("torch") and util.find_spec("safetensors"), "torch or safetensors is missing")
     def test_load_returns_tensors_equal_to_those_of_torch(self):
