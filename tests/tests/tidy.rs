@@ -269,7 +269,7 @@ fn workspace_is_formatted() {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let fmt = |args: &[&str]| Command::new(&cargo).arg("fmt").args(args).current_dir(crates()).output();
     if !fmt(&["--version"]).is_ok_and(|output| output.status.success()) {
-        println!("not checked: rustfmt is not installed");
+        println!("skipped: rustfmt is not installed");
         return;
     }
     let output = fmt(&["--all", "--check"]).unwrap();
