@@ -4,6 +4,7 @@
 # usage: scripts/images.sh FOLDER --try                only fsdp, for this machine, which says its version
 #        scripts/images.sh FOLDER --push REGISTRY      both, with the version and `latest` as tags
 #
+# It is an error if fsdp, as it is tried, has more than 40 MB.
 # Pushing to ghcr.io takes REGISTRY_TOKEN; elsewhere, `docker login` comes first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +29,11 @@ case ${2:-} in
     esac
     docker build --file containers/Dockerfile --tag fsdp:latest "$context"
     docker run --rm fsdp:latest --version
+    bytes=$(docker image inspect --format '{{.Size}}' fsdp:latest)
+    if [ "$bytes" -gt 40000000 ]; then
+      echo "error: the image fsdp has $bytes bytes; it may have 40000000" >&2
+      exit 1
+    fi
     ;;
   --push)
     registry=$(tr '[:upper:]' '[:lower:]' <<<"${3:?the registry}")

@@ -5,7 +5,7 @@
 #        scripts/wheel.sh FOLDER quick
 #        scripts/wheel.sh FOLDER cuda [PROGRAM]
 #
-# `quick` builds in less time what works on machines like this one: for tests.
+# `quick` builds in less time what works on machines like this one: for tests. A wheel to ship that is too large is an error.
 #
 # Needs Rust and Python. `cuda` needs a C++ compiler too, unless the PROGRAM is there already, built with the feature `cuda` and
 # with FSDP_COMMIT set. What else it takes comes from PyPI: maturin; zig, which links against glibc 2.28 and compiles for the other
@@ -24,6 +24,19 @@ tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/wheel-tools")
 python3 -m venv "$tools"
 FSDP_COMMIT=$(git rev-parse --short=8 HEAD)
 export FSDP_COMMIT
+bytes_max=25000000
+
+# Fails if one of these wheels is too large to be shipped.
+small() {
+  local file bytes
+  for file in "$@"; do
+    bytes=$(stat --format %s "$file")
+    if [ "$bytes" -gt "$bytes_max" ]; then
+      echo "error: $file has $bytes bytes; a wheel has at most $bytes_max" >&2
+      exit 1
+    fi
+  done
+}
 
 fsdp() {
   local target=$kind-unknown-linux-gnu
@@ -32,6 +45,7 @@ fsdp() {
     rustup target add "$target"
   fi
   by_maturin "$target" --zig --target "$target" --compatibility manylinux_2_28
+  small "$folder"/fsdp-*"$kind".whl
 }
 
 quick() {
@@ -93,6 +107,10 @@ build_with_libtorch() {
 case $kind in
   x86_64 | aarch64) fsdp ;;
   quick) quick ;;
-  cuda) fsdp_cuda ;;
+  cuda)
+    fsdp_cuda
+    # A PROGRAM that was there may be built for tests.
+    [ -n "${3:-}" ] || small "$folder"/fsdp_cuda-*.whl
+    ;;
   *) usage ;;
 esac

@@ -20,6 +20,7 @@ FAKE = """#!/bin/sh
 for last; do :; done
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$*" in *--password-stdin* | *--notes-file*) sed 's/^/  < /' >>"$CALLS" ;; esac
+case "$*" in "image inspect "*) echo "$IMAGE_BYTES" ;; esac
 [ ! -d "$last" ] || (cd "$last" && find . -type f | LC_ALL=C sort | sed 's|^|  has |') >>"$CALLS"
 """
 
@@ -128,7 +129,8 @@ class Publishing(unittest.TestCase):
 
     def calls(self, *command, code=0, **variables):
         calls = self.folder / "calls"
-        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), **variables}
+        environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls), "IMAGE_BYTES": "40000000"}
+        environment |= variables
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         self.assertEqual(done.returncode, code, done.stderr)
         return calls.read_text().splitlines() if calls.exists() else []
@@ -138,7 +140,11 @@ class Publishing(unittest.TestCase):
         processor = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
         self.assertRegex(calls[0], "^docker build --file containers/Dockerfile --tag fsdp:latest /")
         files = [f"  has ./{processor}/{file}" for file in IN_IMAGES]
-        self.assertEqual(calls[1:], [*files, "docker run --rm fsdp:latest --version"])
+        run = ["docker run --rm fsdp:latest --version", "docker image inspect --format {{.Size}} fsdp:latest"]
+        self.assertEqual(calls[1:], [*files, *run])
+
+    def test_image_that_is_too_large_is_refused(self):
+        self.calls(ROOT / "scripts/images.sh", self.dist, "--try", code=1, IMAGE_BYTES="40000001")
 
     def test_images_are_pushed_for_their_processors(self):
         calls = self.calls(ROOT / "scripts/images.sh", self.dist, "--push", "ghcr.io/Somebody", REGISTRY_TOKEN="secret")
