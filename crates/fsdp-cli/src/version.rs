@@ -1,10 +1,9 @@
 //! What `fsdp --version` says: enough to know which build a report is about.
 
-use std::env::consts::{ARCH, OS};
 use std::sync::LazyLock;
 
-/// Version, commit (of builds by the scripts of the repository), features and target, such as
-/// `0.1.0 (1a2b3c4d, tokenizers, xla, x86_64-linux)`.
+/// Version, commit (unless built for development; build.rs finds it), features and target, such as
+/// `0.1.0 (1a2b3c4d, tokenizers, xla, x86_64-unknown-linux-gnu)`.
 pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let features = [
         ("object-store", cfg!(feature = "object-store")),
@@ -15,7 +14,8 @@ pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
     ];
     let commit = option_env!("FSDP_COMMIT").map(str::to_owned);
     let features = features.into_iter().filter(|(_, has)| *has).map(|(name, _)| name.to_owned());
-    let parts: Vec<String> = commit.into_iter().chain(features).chain([format!("{ARCH}-{OS}")]).collect();
+    let parts: Vec<String> =
+        commit.into_iter().chain(features).chain([env!("FSDP_TARGET").to_owned()]).collect();
     format!("{} ({})", env!("CARGO_PKG_VERSION"), parts.join(", "))
 });
 
@@ -28,6 +28,10 @@ mod tests {
         let version = VERSION.as_str();
         assert!(version.starts_with(env!("CARGO_PKG_VERSION")), "{version}");
         assert_eq!(version.contains("tokenizers"), cfg!(feature = "tokenizers"), "{version}");
-        assert!(version.ends_with(&format!("{ARCH}-{OS})")), "{version}");
+        let target = version.rsplit_once(", ").unwrap().1.trim_end_matches(')');
+        assert!(target.split('-').count() >= 3, "{version}");
+        for (libc, is_that) in [("musl", cfg!(target_env = "musl")), ("gnu", cfg!(target_env = "gnu"))] {
+            assert_eq!(target.contains(libc), is_that, "{version}");
+        }
     }
 }
