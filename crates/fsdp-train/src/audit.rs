@@ -19,6 +19,7 @@ mod moments;
 mod plan;
 mod ranks;
 mod report;
+mod routing;
 mod sample;
 mod saved;
 mod scale;
@@ -279,6 +280,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
                 None => follows::expect(&mut judge.around, optimizer, [self.before, self.after])?,
             }
         }
+        routing::expect_decided(&findings, spec, job.config.fsdp.param_dtype)?;
         let report = Report { updates, ..Report::of((step, 1), report::joined(findings), judged.rows) };
         let shows_nothing = is_derived && report.is_sound() && report.bound >= 1.0;
         if shows_nothing { Err(AuditError::Still.into()) } else { Ok(report) }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use fsdp_core::DType;
 use fsdp_core::out_of_memory::Size;
 
 use super::plan::AuditMemory;
@@ -104,6 +105,17 @@ pub enum AuditError {
     NotFinite {
         /// The parameter.
         name: String,
+    },
+    /// In 16 bits, the choice of experts depends on the kernels.
+    #[error(
+        "{what}; but where two experts are nearly as good for a token, kernels that round otherwise in {dtype} choose another one, \
+         so this says nothing about the program: let it make the two steps in float32"
+    )]
+    Routing {
+        /// What was found.
+        what: String,
+        /// The dtype in which the run computes.
+        dtype: DType,
     },
     /// Routers are balanced over text only, and padding is in front of it.
     #[error(

@@ -34,8 +34,7 @@ const RANKS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 impl Split {
     /// The splits of a model.
     pub(super) fn all(spec: &ModelSpec) -> Vec<Split> {
-        let has_experts = experts(spec).iter().any(Option::is_some);
-        let forms = if has_experts { &[false, true][..] } else { &[false] };
+        let forms = if has_experts(spec) { &[false, true][..] } else { &[false] };
         let of_form = |&has_stacks| RANKS.map(|ranks| Split { ranks, has_stacks });
         forms.iter().flat_map(of_form).collect()
     }
@@ -46,6 +45,11 @@ pub(super) fn stacked(name: &str) -> Option<(String, usize)> {
     let (module, rest) = name.split_once(".experts.")?;
     let (number, rest) = rest.split_once('.')?;
     Some((format!("{module}.experts.{rest}"), number.parse().ok()?))
+}
+
+/// Whether a model is a mixture of experts.
+pub(super) fn has_experts(spec: &ModelSpec) -> bool {
+    experts(spec).iter().any(Option::is_some)
 }
 
 /// Of each parameter that is one expert's, the expert's number and the number of experts.

@@ -10,6 +10,7 @@ use fsdp_core::model::ModelSpec;
 
 use self::number::near;
 pub use self::number::number;
+use super::gradient::EXPLAINED_MIN;
 use super::measure::stacked;
 use super::report::{Cause, Finding};
 use super::sums::{Sums, clip, total};
@@ -26,6 +27,17 @@ struct Cluster {
 impl Cluster {
     fn factor(&self) -> f64 {
         self.sums.factor().unwrap_or(0.0)
+    }
+
+    /// Of this factor, without parameters.
+    fn of(factor: f64) -> Self {
+        let sums = Sums { clip: factor, ee: f64::MIN_POSITIVE, ..Sums::default() };
+        Self { params: Vec::new(), sums, error: 0.0 }
+    }
+
+    /// Whether its gradient is missing, as far as precision shows.
+    fn is_missing(&self) -> bool {
+        self.factor().abs() <= self.error
     }
 
     /// The norm of the expected gradient.
@@ -82,8 +94,17 @@ impl Compared<'_> {
         let mut clusters = self.clusters();
         self.add_small(&mut clusters);
         let explains = self.explained_share(&clusters);
+        // Where precision is low, factors that explain little fit many parameters.
+        if explains < EXPLAINED_MIN {
+            return None;
+        }
         let finding = match &clusters[..] {
             [] => return None,
+            [all] if all.is_missing() => {
+                let text = "no parameter got a gradient".to_owned();
+                let params = self.names(&all.params);
+                Finding { cause: Cause::GradientMissing, params, factor: Some(0.0), explains, text }
+            }
             [all] => self.of_all(all),
             _ => return Some(self.of_some(&clusters, explains)),
         };
@@ -95,19 +116,25 @@ impl Compared<'_> {
         self.bounds[index] * (factor.abs() / self.clip()).max(1.0)
     }
 
+    /// The share of the squared difference that the clusters explain; parameters that are in none of them keep theirs.
     fn explained_share(&self, clusters: &[Cluster]) -> f64 {
-        let left: f64 = clusters
-            .iter()
-            .flat_map(|cluster| {
-                cluster.params.iter().map(|&index| self.sums[index].distance2(cluster.factor()))
-            })
-            .sum();
+        let mut factors = vec![self.clip(); self.sums.len()];
+        for cluster in clusters {
+            cluster.params.iter().for_each(|&index| factors[index] = cluster.factor());
+        }
+        let left: f64 = self.sums.iter().zip(factors).map(|(sums, factor)| sums.distance2(factor)).sum();
         1.0 - left / self.distance2(self.clip())
     }
 
     /// Adds parameters whose gradient is too small for a factor of their own to the cluster whose factor explains them, if
-    /// that explains them much better than any other.
-    fn add_small(&self, clusters: &mut [Cluster]) {
+    /// that explains them much better than any other; or to those that are right, or missing.
+    fn add_small(&self, clusters: &mut Vec<Cluster>) {
+        let found = clusters.len();
+        for factor in [self.clip(), 0.0] {
+            if !clusters.iter().any(|cluster| near(cluster.factor(), factor, cluster.error)) {
+                clusters.push(Cluster::of(factor));
+            }
+        }
         let factors: Vec<f64> = clusters.iter().map(Cluster::factor).collect();
         for index in
             (0..self.sums.len()).filter(|&index| self.sums[index].ee > 0.0 && !self.is_significant(index))
@@ -118,8 +145,12 @@ impl Compared<'_> {
             if (0..factors.len()).all(|other| other == nearest || 4.0 * distance(&nearest) < distance(&other))
             {
                 clusters[nearest].params.push(index);
+                if nearest >= found {
+                    clusters[nearest].sums.ee += self.sums[index].ee;
+                }
             }
         }
+        clusters.retain(|cluster| !cluster.params.is_empty());
     }
 
     fn clusters(&self) -> Vec<Cluster> {
@@ -154,7 +185,7 @@ impl Compared<'_> {
         let finding = |cluster: &Cluster| {
             let factor =
                 if base.factor() == 0.0 { cluster.factor() } else { cluster.factor() / base.factor() };
-            let is_missing = factor.abs() <= cluster.error;
+            let is_missing = cluster.is_missing();
             let names = self.names(&cluster.params);
             let shown = shown(&names);
             Finding {
@@ -177,7 +208,7 @@ impl Compared<'_> {
             let factor = base.factor();
             let norm2: f64 =
                 clusters.iter().map(|other| (other.factor() / factor).powi(2) * other.sums.ee).sum();
-            factor > 0.0 && near(factor, clip(self.grad_clip, norm2.sqrt()), base.error)
+            !base.is_missing() && factor > 0.0 && near(factor, clip(self.grad_clip, norm2.sqrt()), base.error)
         };
         // Experts of a layer are one tensor to most programs.
         let tensor = |index: &usize| {
@@ -186,7 +217,8 @@ impl Compared<'_> {
         };
         let size = |cluster: &&Cluster| cluster.params.iter().map(tensor).collect::<BTreeSet<_>>().len();
         let consistent = clusters.iter().filter(is_consistent).max_by_key(size);
-        consistent.or_else(|| clusters.iter().max_by_key(size)).expect("there are clusters")
+        let used = || clusters.iter().filter(|cluster| !cluster.is_missing()).max_by_key(size);
+        consistent.or_else(used).unwrap_or(&clusters[0])
     }
 
     pub(super) fn names(&self, params: &[usize]) -> Vec<String> {

@@ -33,6 +33,16 @@ fn times(gradient: &Gradient, factors: &[f64]) -> Gradient {
 
 /// What is found if `used` was used.
 fn found(expected: &Gradient, used: &Gradient, grad_clip: Option<f64>) -> Option<Vec<Finding>> {
+    found_within(expected, used, grad_clip, &vec![ERROR; expected.len()])
+}
+
+/// The same with the relative difference that precision makes in each parameter.
+fn found_within(
+    expected: &Gradient,
+    used: &Gradient,
+    grad_clip: Option<f64>,
+    errors: &[f64],
+) -> Option<Vec<Finding>> {
     let coefficient = clip(grad_clip, norm(expected));
     let of = |(expected, used): (&[f64; LEN], &[f64; LEN])| {
         let mut sums = Sums { clip: coefficient, ..Sums::default() };
@@ -44,7 +54,8 @@ fn found(expected: &Gradient, used: &Gradient, grad_clip: Option<f64>) -> Option
         sums
     };
     let sums: Vec<Sums> = expected.iter().zip(used).map(of).collect();
-    let bounds: Vec<f64> = sums.iter().map(|sums| ERROR * sums.ee.sqrt() * coefficient).collect();
+    let bound = |(sums, error): (&Sums, &f64)| error * sums.ee.sqrt() * coefficient;
+    let bounds: Vec<f64> = sums.iter().zip(errors).map(bound).collect();
     let spec = spec(expected.len());
     let compared = Compared { spec: &spec, sums: &sums, bounds: &bounds, grad_clip };
     if compared.outside(compared.clip()).is_empty() {
@@ -98,6 +109,38 @@ proptest! {
         for (got, wanted) in got.iter().zip(&wanted) {
             prop_assert_eq!(&got.0, &wanted.0);
             prop_assert!((got.1 - wanted.1).abs() <= 1e-9, "{} instead of {}", got.1, wanted.1);
+        }
+    }
+
+    #[test]
+    fn gradients_are_missing_in_most_parameters(
+        expected in gradient(6),
+        used in 0usize..4,
+        grad_clip in prop_oneof![Just(None), Just(Some(0.4))],
+    ) {
+        let factors: Vec<f64> = (0..6).map(|index| f64::from(u8::from(index < used))).collect();
+        let left = times(&expected, &factors);
+        let used_gradient = times(&left, &[clip(grad_clip, norm(&left)); 6]);
+        let findings = found(&expected, &used_gradient, grad_clip).expect("factors explain it");
+        prop_assert_eq!(findings.len(), 1, "{:?}", findings);
+        prop_assert_eq!(findings[0].cause, Cause::GradientMissing, "{}", findings[0].text);
+        prop_assert_eq!(findings[0].params.len(), 6 - used);
+    }
+
+    #[test]
+    fn parameters_without_a_factor_of_their_own_are_not_called_scaled(
+        expected in gradient(6),
+        planted in prop_oneof![Just(0.0), Just(0.2), Just(4.0)],
+        noise in prop::collection::vec(-0.01f64..0.01, 6),
+        is_small: bool,
+    ) {
+        // Only the first two have factors of their own, or all but these.
+        let errors: Vec<f64> = (0..6).map(|index| if (index < 2) != is_small { 1e-2 } else { 0.3 }).collect();
+        let factor = |index: usize| (if index < 2 { planted } else { 1.0 }) + noise[index];
+        let used = times(&expected, &(0..6).map(factor).collect::<Vec<_>>());
+        if let Some(findings) = found_within(&expected, &used, None, &errors) {
+            let is_right = findings.is_empty() || findings.len() == 1 && findings[0].params == ["p0", "p1"];
+            prop_assert!(is_right, "{:?}", findings);
         }
     }
 
