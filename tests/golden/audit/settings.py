@@ -184,6 +184,12 @@ BF16 = {key: FEW[key] for key in FEW} | {
 }
 PURE = {key: FEW[key] for key in ("sound", "scaled-all-2", "missing-layer-1", "prompts-counted")}
 
+MIXTURE_BF16 = {case: MIXTURE[case] for case in ("sound", "scaled-experts-4", "auxiliary-times-4")} | {
+    "missing-experts": Fault("gradient_missing", EXPERTS, 0.0, gradients=scaled(EXPERTS, 0.0)),
+    "mean-of-micro-batches": FEW["mean-of-micro-batches"],
+    "prompts-counted": FEW["prompts-counted"],
+}
+
 SETTINGS = [
     Setting("fsdp2-llama", "llama", FEW | GRADIENTS | LOSSES | MODELS | UPDATES, dcp=("before", "sound")),
     Setting("fsdp2-llama-bf16", "llama", BF16, bf16=True),
@@ -194,4 +200,7 @@ SETTINGS = [
     Setting("fsdp2-mistral", "mistral", WINDOW),
     Setting("fsdp2-gemma3", "gemma3", KINDS),
     Setting("fsdp2-lora", "llama", LORA, adapter=common.LORA),
+    Setting("fsdp2-qwen2-tied-bf16", "qwen2-tied", TIED, bf16=True),
+    Setting("fsdp2-mixtral-bf16", "mixtral", MIXTURE_BF16, bf16=True),
+    Setting("fsdp2-lora-bf16", "llama", LORA, adapter=common.LORA, bf16=True),
 ]

@@ -87,10 +87,13 @@ fn verdict(report: &Report) -> String {
         let cause = cause.as_str().unwrap_or_default().replace('_', " ");
         let _ = writeln!(
             text,
-            "{}: {steps}: {} (explains {} of the difference)",
+            "{}: {steps}: {}{}",
             style.bad(&cause),
             finding.text,
-            percent(finding.explains)
+            match finding.explains {
+                0.0 => String::new(),
+                share => format!(" (explains {} of the difference)", percent(share)),
+            }
         );
     }
     text

@@ -76,6 +76,12 @@ fn check(folder: &Path, case: &Path) -> Result<(), String> {
     if finding["cause"] != expected["cause"] {
         return Err(format!("{} instead of {}", finding["text"], expected["cause"]));
     }
+    let explains = finding["explains"].as_f64().unwrap();
+    // Masks are not known, so dropout explains a share only.
+    let is_whole = !["unexplained", "dropout_active"].contains(&finding["cause"].as_str().unwrap());
+    if is_whole && !(0.95..=1.0).contains(&explains) {
+        return Err(format!("{} explains {explains}", finding["text"]));
+    }
     let mut params = finding["params"].as_array().unwrap().clone();
     params.sort_by_key(ToString::to_string);
     let planted = expected["params"].as_array().unwrap();
@@ -83,7 +89,7 @@ fn check(folder: &Path, case: &Path) -> Result<(), String> {
         return Err(format!("parameters {params:?} instead of {planted:?}"));
     }
     let Some(planted) = expected["factor"].as_f64() else { return Ok(()) };
-    let error = if folder.to_string_lossy().contains("bf16") { 1e-2 } else { 1e-3 };
+    let error = if folder.to_string_lossy().contains("bf16") { 2e-2 } else { 1e-3 };
     match finding["factor"].as_f64() {
         Some(factor) if (factor - planted).abs() <= error * planted.abs().max(1e-2) => Ok(()),
         found => Err(format!("factor {found:?} instead of {planted}")),
@@ -100,7 +106,7 @@ fn planted_errors_are_named_and_sound_steps_are_not_accused() {
             cases.into_iter().map(move |case| (folder.clone(), case))
         })
         .collect();
-    assert!(cases.len() > 100, "there are {} cases", cases.len());
+    assert!(cases.len() > 190, "there are {} cases", cases.len());
     let wrong: Vec<String> = cases
         .iter()
         .filter_map(|(folder, case)| Some(format!("{}: {}", case.display(), check(folder, case).err()?)))
