@@ -252,6 +252,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             batches,
             settings: self.settings,
             param_dtype: job.config.fsdp.param_dtype,
+            reduce_dtype: job.config.fsdp.reduce_dtype,
             weight_decay,
             progress,
         };

@@ -114,6 +114,16 @@ fn planted_errors_are_named_and_sound_steps_are_not_accused() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+#[test]
+fn reduction_in_16_bits_widens_the_bound() {
+    let case = llama().join("sound");
+    let bound =
+        |rest: &[&str]| judged(&audit_case(&llama(), &expected(&case), rest))["bound"].as_f64().unwrap();
+    let [own, reduced] = [bound(&[]), bound(&["--set", "fsdp.reduce_dtype=bf16"])];
+    let roundings = 2.0 * 2f64.powi(-8);
+    assert!(own < 1e-3 && (roundings..roundings + 1e-3).contains(&reduced), "{own} {reduced}");
+}
+
 /// Runs an audit that has to fail, and returns its message.
 pub(crate) fn refused(folder: &Path, arguments: &[&str]) -> String {
     let output = audit(folder, arguments);

@@ -47,6 +47,8 @@ pub(super) struct Judge<'a, A> {
     pub(super) settings: &'a [Setting<A>],
     /// Dtype in which the run computes.
     pub(super) param_dtype: DType,
+    /// Dtype in which the run reduces gradients.
+    pub(super) reduce_dtype: DType,
     /// The weight decay of each parameter.
     pub(super) weight_decay: Vec<f64>,
     pub(super) progress: &'a dyn Fn(&str),
@@ -139,11 +141,12 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             self.spec.params.iter().filter(|param| param.trainable).map(|param| param.len()).sum();
         let unit = f64::from(f32::EPSILON) / 2.0;
         let floor = OTHER_KERNELS * unit * norm * factor / (elements.max(1) as f64).sqrt();
-        let gradient_unit = match self.param_dtype {
+        let unit_of = |dtype: DType| match dtype {
             DType::Bf16 => 2f64.powi(-8),
             DType::F16 => 2f64.powi(-11),
             _ => unit,
         };
+        let gradient_unit = unit_of(self.param_dtype).max(unit_of(self.reduce_dtype));
         let moments = self.around.moments;
         let bound = |(index, (sums, noise)): (usize, (&Sums, &f64))| {
             let id = ParamId(index);
