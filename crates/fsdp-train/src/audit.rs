@@ -26,6 +26,8 @@ mod scale;
 mod state;
 mod sums;
 mod sweep;
+#[cfg(test)]
+mod testing;
 mod trial;
 mod update;
 mod variant;

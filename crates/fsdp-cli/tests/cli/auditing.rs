@@ -132,6 +132,10 @@ pub(crate) fn refused(folder: &Path, arguments: &[&str]) -> String {
     text
 }
 
+/// The arguments for a sound step of [`llama`].
+const SOUND: [&str; 7] =
+    ["run.toml", "--before", "before", "--after", "sound/after", "--batch", "padded.safetensors"];
+
 fn llama() -> PathBuf {
     settings().into_iter().find(|folder| folder.ends_with("fsdp2-llama")).unwrap()
 }
@@ -237,17 +241,7 @@ fn input_error_of_all_processes_is_printed_once() {
 
 #[test]
 fn ranks_without_micro_batches_are_left_out() {
-    let run = [
-        "run.toml",
-        "--before",
-        "before",
-        "--after",
-        "sound/after",
-        "--batch",
-        "padded.safetensors",
-        "--json",
-    ];
-    let with = |ranks| audit(&llama(), &[&run[..], &["--ranks", ranks]].concat());
+    let with = |ranks| audit(&llama(), &[&SOUND[..], &["--json", "--ranks", ranks]].concat());
     let (four, many) = (with("4"), with("100000"));
     assert_eq!(judged(&many), judged(&four));
     assert!(four.stderr.is_empty());
@@ -258,18 +252,7 @@ fn ranks_without_micro_batches_are_left_out() {
 #[test]
 fn moments_are_refused_where_the_run_file_has_none() {
     let sgd = "train.optimizer={name=\"sgd\",lr=0.1}";
-    let run = [
-        "run.toml",
-        "--before",
-        "before",
-        "--after",
-        "sound/after",
-        "--batch",
-        "padded.safetensors",
-        "--set",
-        sgd,
-    ];
-    let message = refused(&llama(), &run);
+    let message = refused(&llama(), &[&SOUND[..], &["--set", sgd]].concat());
     assert!(
         message.contains("exp_avg") && message.contains("name the optimizer that the program used"),
         "{message}"

@@ -61,7 +61,7 @@ impl<M: Memory> Comms<M> {
         gathers.agree(memory, digest)?;
         let rank = gathers.world_rank();
         let mut split = BTreeMap::new();
-        for &(queue, group) in groups.iter().filter(|(_, group)| *group != Group::WORLD) {
+        for &(queue, group) in groups.iter().filter(|key| **key != (Queue::Reduce, Group::WORLD)) {
             let world = if queue == Queue::Gather { &mut gathers } else { &mut reductions };
             split.insert((queue, group), world.split(memory, mesh.group_of(rank, group))?);
         }

@@ -23,21 +23,8 @@ pub(super) fn expect_decided(findings: &[Finding], spec: &ModelSpec, dtype: DTyp
 
 #[cfg(test)]
 mod tests {
-    use fsdp_core::model::ParamSpec;
-    use fsdp_core::scalars::Tallies;
-
     use super::*;
-
-    fn spec(name: &str) -> ModelSpec {
-        let param =
-            ParamSpec { fqn: name.to_owned(), aliases: Vec::new(), shape: vec![2, 2], trainable: true };
-        ModelSpec {
-            params: vec![param],
-            modules: Vec::new(),
-            blocks: Vec::new(),
-            tallies: Tallies::default(),
-        }
-    }
+    use crate::audit::testing::spec;
 
     #[test]
     fn only_unexplained_mixtures_in_16_bits_are_undecided() {
@@ -48,7 +35,8 @@ mod tests {
             explains: 0.0,
             text: "the gradient differs".to_owned(),
         };
-        let (mixture, dense) = (spec("layers.0.mlp.experts.1.w1.weight"), spec("layers.0.mlp.w1.weight"));
+        let [mixture, dense] = ["layers.0.mlp.experts.1.w1.weight", "layers.0.mlp.w1.weight"]
+            .map(|name| spec(&[(name, &[2, 2])]));
         let (open, named) = ([finding(Cause::Unexplained)], [finding(Cause::GradientScaled)]);
         for dtype in [DType::Bf16, DType::F16] {
             let error = expect_decided(&open, &mixture, dtype).unwrap_err().to_string();

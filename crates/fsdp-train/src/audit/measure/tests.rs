@@ -1,10 +1,8 @@
-use fsdp_core::model::ParamSpec;
-use fsdp_core::scalars::Tallies;
-
 use super::*;
 use crate::audit::moments::Moments;
 use crate::audit::ranks::Ranks;
 use crate::audit::state::{Held, State, WEIGHT};
+use crate::audit::testing;
 
 const SPLITS: [Split; 3] = [
     Split { ranks: 2, has_stacks: false },
@@ -16,19 +14,7 @@ const ROWS: usize = 10;
 const COLS: usize = 3;
 
 fn spec() -> ModelSpec {
-    let param = |(name, shape): (&str, &[usize])| ParamSpec {
-        fqn: name.to_owned(),
-        aliases: Vec::new(),
-        shape: shape.to_vec(),
-        trainable: true,
-    };
-    let params: [(&str, &[usize]); 2] = [("proj", &[ROWS, COLS]), ("norm", &[ROWS])];
-    ModelSpec {
-        params: params.into_iter().map(param).collect(),
-        modules: Vec::new(),
-        blocks: Vec::new(),
-        tallies: Tallies::default(),
-    }
+    testing::spec(&[("proj", &[ROWS, COLS]), ("norm", &[ROWS])])
 }
 
 /// The gradient that was used, and the expected one.

@@ -1,13 +1,13 @@
 //! Updates of a slow, obvious AdamW, element by element in `f32` as PyTorch does it, with a number changed or not.
 
-use fsdp_core::model::{ModelSpec, ParamSpec};
-use fsdp_core::scalars::Tallies;
+use fsdp_core::model::ModelSpec;
 use proptest::prelude::*;
 
 use super::*;
 use crate::audit::moments::Moments;
 use crate::audit::ranks::Ranks;
 use crate::audit::state::{Held, State, WEIGHT};
+use crate::audit::testing;
 use crate::config::AdamwConfig;
 
 /// The numbers of an AdamW.
@@ -40,20 +40,7 @@ const ROWS: usize = 20;
 const COLS: usize = 5;
 
 fn spec() -> ModelSpec {
-    let param = |(name, shape): (&str, &[usize])| ParamSpec {
-        fqn: name.to_owned(),
-        aliases: Vec::new(),
-        shape: shape.to_vec(),
-        trainable: true,
-    };
-    let params: [(&str, &[usize]); 3] =
-        [("embed", &[ROWS, COLS]), ("proj", &[ROWS, COLS]), ("norm", &[ROWS])];
-    ModelSpec {
-        params: params.into_iter().map(param).collect(),
-        modules: Vec::new(),
-        blocks: Vec::new(),
-        tallies: Tallies::default(),
-    }
+    testing::spec(&[("embed", &[ROWS, COLS]), ("proj", &[ROWS, COLS]), ("norm", &[ROWS])])
 }
 
 /// A state of all parameters, whose elements are one after the other.
