@@ -87,7 +87,8 @@ impl Compared<'_> {
         let order = |left: &&Cluster, right: &&Cluster| left.factor().total_cmp(&right.factor());
         let smallest = clusters.iter().min_by(order)?;
         let used = smallest.factor() * smallest.norm();
-        let found = is_round(used, smallest.error).then_some(used);
+        // What is left of a missing gradient is rounding: its norm is no limit.
+        let found = (!smallest.is_missing() && is_round(used, smallest.error)).then_some(used);
         self.grad_clip.into_iter().chain(found).find_map(|max| self.clipped_apart_to(clusters, max))
     }
 
