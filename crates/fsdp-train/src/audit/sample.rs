@@ -168,11 +168,12 @@ mod tests {
 
         #[test]
         fn small_vectors_are_compared_element_by_element(
-            values in prop::collection::vec([-1.0f32..1.0, -1.0..1.0], 1..40),
+            // Not of `f32`: proptest 1.12 now and then fails to draw from a range of it.
+            values in prop::collection::vec([-1.0f64..1.0, -1.0..1.0], 1..40),
             clip in 0.1f64..1.0,
             factor in 0.1f64..1.0,
         ) {
-            let [left, right] = [0, 1].map(|at| values.iter().map(|pair| pair[at]).collect::<Vec<f32>>());
+            let [left, right] = [0, 1].map(|at| values.iter().map(|pair| pair[at] as f32).collect::<Vec<f32>>());
             let sums = sampled(&left, 7, 1).compared(clip, (&sampled(&right, 3, 1), factor), &spec(left.len()));
             let slow: f64 =
                 left.iter().zip(&right).map(|(e, u)| (factor * f64::from(*u) - clip * f64::from(*e)).powi(2)).sum();

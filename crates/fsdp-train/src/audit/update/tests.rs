@@ -94,10 +94,11 @@ fn found(elements: &[Values], stated: Numbers, used: Numbers) -> Vec<Finding> {
 
 /// Weights like those of a model, gradients of very different sizes, and moments that fit to them.
 fn elements() -> impl Strategy<Value = Vec<Values>> {
-    let element = (0.02f32..0.5, -1.0f32..1.0, 0.1f32..1.0, -1.0f32..1.0, -5.0f32..-1.0, any::<bool>());
-    let element = element.prop_map(|(p, m, v, g, size, sign)| {
-        let size = 10f32.powf(size);
-        [if sign { p } else { -p }, 0.3 * size * m, (size * v).powi(2), size * g]
+    // Not of `f32`: proptest 1.12 now and then fails to draw from a range of it.
+    let element = (0.02..0.5, -1.0..1.0, 0.1..1.0, -1.0..1.0, -5.0..-1.0, any::<bool>());
+    let element = element.prop_map(|(p, m, v, g, size, sign): (f64, f64, f64, f64, f64, bool)| {
+        let size = 10f64.powf(size);
+        [if sign { p } else { -p }, 0.3 * size * m, (size * v).powi(2), size * g].map(|value| value as f32)
     });
     prop::collection::vec(element, 2 * ROWS * COLS + ROWS)
 }
