@@ -3,10 +3,10 @@
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, RuleState, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates};
 use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::model::{Mlp, MlpConfig};
-use fsdp_nn::update::{AdamW, AdamW8bit, CodeBook, Groups};
+use fsdp_nn::update::{AdamW, AdamW8bit, CodeBook, Groups, Rule};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
 use fsdp_train::verify::{VerifyOptions, verify};
 use serde_json::Value;
@@ -44,7 +44,7 @@ fn spec() -> ModelSpec {
 fn train() -> Vec<Vec<f64>> {
     let memory = HostMemory::new(HostOptions::default()).unwrap();
     let adamw = AdamW { betas: (0.9, 0.99), eps: 1e-8, groups: Groups::uniform(0.1) };
-    let mut rule = AdamW8bit::new(adamw, &spec());
+    let rule = Rule::new(AdamW8bit::new(adamw, &spec()));
     let len = ROWS * COLS;
     let piece = [Piece { param: ParamId(0), offset: 0, len, param_offset: 0, row_len: COLS }];
     let zeros = |dtype, len| {
@@ -74,7 +74,7 @@ fn train() -> Vec<Vec<f64>> {
             not_finite: &mut not_finite,
         };
         let scalars = StepScalars { step, lr: 0.01, factors: Slice::whole(&factors) };
-        rule.update(&memory, &mut shard, &scalars, &[]).unwrap();
+        rule.run(&memory, Stage::Update { statistics: &[] }, &mut shard, &scalars).unwrap();
     }
     let read = |buffer: &HostBuffer| {
         let mut values = vec![0.0; buffer.len()];

@@ -7,9 +7,10 @@ use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::CommError;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, Rank};
+use fsdp_nn::Backend;
 use fsdp_nn::model::{Architecture, Mlp};
 use fsdp_sim::{Action, Fault, Faults};
-use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
+use fsdp_train::{Job, RankTrainer, TrainError};
 
 use crate::planted::{self, Deed};
 use crate::support::{SOON, config, job_of, options, threads_with};
@@ -32,7 +33,7 @@ fn end<A: Architecture + Clone>(jobs: &[Job<A>], steps: u64, faults: Vec<Fault>)
 fn end_on<L, A>(launcher: &L, jobs: &[Job<A>], steps: u64) -> Option<End>
 where
     L: Launcher,
-    L::Memory: TrainBackend,
+    L::Memory: Backend,
     A: Architecture + Clone,
 {
     let errors = Mutex::new(Vec::new());

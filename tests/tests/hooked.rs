@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome};
 use fsdp_nn::op::Op;
-use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
+use fsdp_nn::update::Part;
 
 /// Runs an operation on the inner backend, or does something else.
 pub(crate) type Hook<M> =
@@ -23,6 +23,16 @@ pub(crate) struct Hooked<M: Memory> {
 impl<M: Backend> Backend for Hooked<M> {
     fn execute(&self, op: &Op, operands: Operands<'_, '_, M::Buffer>) -> Result<Outcome, Error> {
         (self.hook)(&self.inner, op, operands)
+    }
+
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, M::Buffer>,
+        shard: &mut SegmentShard<'_, M::Buffer>,
+        scalars: &StepScalars<'_, M::Buffer>,
+    ) -> Result<Outcome, Error> {
+        self.inner.update(part, stage, shard, scalars)
     }
 
     fn head_chunks(&self) -> HeadChunks {
@@ -153,45 +163,3 @@ impl<M: Memory> Memory for Hooked<M> {
         self.inner.usage()
     }
 }
-
-macro_rules! rules_of_the_backend_below {
-    ($($rule:ty),+) => {$(
-        impl<M: Memory> UpdateRule<Hooked<M>> for $rule
-        where
-            $rule: UpdateRule<M>,
-        {
-            fn statistics(
-                &mut self,
-                memory: &Hooked<M>,
-                shard: &mut SegmentShard<'_, M::Buffer>,
-                scalars: &StepScalars<'_, M::Buffer>,
-                earlier: &[M::Buffer],
-                sums: &mut M::Buffer,
-            ) -> Result<(), Error> {
-                self.statistics(&memory.inner, shard, scalars, earlier, sums)
-            }
-
-            fn direct(
-                &mut self,
-                memory: &Hooked<M>,
-                shard: &mut SegmentShard<'_, M::Buffer>,
-                scalars: &StepScalars<'_, M::Buffer>,
-                direction: &mut M::Buffer,
-            ) -> Result<(), Error> {
-                self.direct(&memory.inner, shard, scalars, direction)
-            }
-
-            fn update(
-                &mut self,
-                memory: &Hooked<M>,
-                shard: &mut SegmentShard<'_, M::Buffer>,
-                scalars: &StepScalars<'_, M::Buffer>,
-                statistics: &[M::Buffer],
-            ) -> Result<(), Error> {
-                self.update(&memory.inner, shard, scalars, statistics)
-            }
-        }
-    )+};
-}
-
-rules_of_the_backend_below!(AdamW, AdamW8bit, Sgd, Adafactor, Lion, Muon, Ema);

@@ -3,10 +3,10 @@
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, RuleState, SegmentShard, StepScalars, UpdateRule, WholeDirections};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates, WholeDirections};
 use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::model::{Mlp, MlpConfig};
-use fsdp_nn::update::{AdamW, AdjustLr, GroupSettings, Groups, Muon, MuonOptions};
+use fsdp_nn::update::{AdamW, AdjustLr, GroupSettings, Groups, Muon, MuonOptions, Rule};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
 use fsdp_train::verify::{VerifyOptions, verify};
 use serde_json::Value;
@@ -18,7 +18,7 @@ const SHAPES: [&[usize]; 4] = [&[24, 10], &[6, 18], &[12, 12], &[10]];
 const STEPS: u64 = 4;
 
 /// Returns the same inputs as the script.
-fn inputs(key: u32, len: usize) -> Vec<f64> {
+pub(crate) fn inputs(key: u32, len: usize) -> Vec<f64> {
     let number = |i: u32| {
         let mut bits = (i + 1).wrapping_mul(2_654_435_761).wrapping_add(key * 40_503);
         bits ^= bits >> 15;
@@ -43,16 +43,16 @@ fn spec() -> ModelSpec {
     ModelSpec { params: params.collect(), modules: vec![root], blocks, tallies: Tallies::default() }
 }
 
-fn rule(momentum: f64, nesterov: bool, adjust_lr: AdjustLr) -> Muon {
+fn rule(momentum: f64, nesterov: bool, adjust_lr: AdjustLr) -> Rule {
     let vector = GroupSettings { lr_scale: 0.5, weight_decay: 0.05, late: 0 };
     let groups = Groups::uniform(0.1).with([ParamId(3)], vector);
     let adamw = AdamW { betas: (0.9, 0.99), eps: 1e-8, groups };
     let options = MuonOptions { momentum, nesterov, eps: 1e-7, adjust_lr, adamw };
-    Muon::new(options, &spec(), &Muon::hidden_matrices(&spec()))
+    Rule::new(Muon::new(options, &spec(), &Muon::hidden_matrices(&spec())))
 }
 
 /// Returns a parameter after some steps, and its momentum or first moment.
-fn train(rule: &mut Muon, param: usize, dtype: DType) -> [Vec<f64>; 2] {
+fn train(rule: &Rule, param: usize, dtype: DType) -> [Vec<f64>; 2] {
     let memory = HostMemory::new(HostOptions::default()).unwrap();
     let len = SHAPES[param].iter().product();
     let row_len = SHAPES[param].get(1).copied().unwrap_or(1);
@@ -85,9 +85,10 @@ fn train(rule: &mut Muon, param: usize, dtype: DType) -> [Vec<f64>; 2] {
             not_finite: &mut not_finite,
         };
         let scalars = StepScalars { step, lr: 0.02, factors: Slice::whole(&factors) };
-        rule.direct(&memory, &mut shard, &scalars, &mut directions).unwrap();
+        let stage = Stage::Direct { direction: &mut directions };
+        rule.run(&memory, stage, &mut shard, &scalars).unwrap();
         shard.whole = Some(WholeDirections { directions: &directions, start: 0, scratch: &mut scratch });
-        rule.update(&memory, &mut shard, &scalars, &[]).unwrap();
+        rule.run(&memory, Stage::Update { statistics: &[] }, &mut shard, &scalars).unwrap();
     }
     let read = |buffer: &HostBuffer| {
         let mut values = vec![0.0; buffer.len()];
@@ -119,7 +120,7 @@ fn training_steps_match_torch() {
     ] {
         for (dtype, most) in [(DType::F64, 1e-10), (DType::F32, 1e-5)] {
             for param in 0..SHAPES.len() {
-                let [found, kept] = train(&mut rule(momentum, nesterov, adjust_lr), param, dtype);
+                let [found, kept] = train(&rule(momentum, nesterov, adjust_lr), param, dtype);
                 let expected = numbers(&golden[case][param]);
                 assert!(apart(&found, &expected) < most, "{case} {dtype}, parameter {param}");
                 if param < 3 {
@@ -131,7 +132,7 @@ fn training_steps_match_torch() {
 }
 
 /// Layers with tall, wide and square matrices whose numbers of rows no number of ranks divides.
-fn mlp() -> Mlp {
+pub(crate) fn mlp() -> Mlp {
     let sizes = MlpConfig { vocab: 17, widths: vec![11, 19, 7, 7], bias: true, tied: false, std: 0.2 };
     Mlp::new(&sizes).unwrap()
 }

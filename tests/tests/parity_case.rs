@@ -200,7 +200,7 @@ const PRECISIONS: [(&str, &str); 7] = [
     ("bf16", "f64"),
 ];
 
-const OPTIMIZERS: [&str; 9] = [
+const OPTIMIZERS: [&str; 10] = [
     r#"{ name = "sgd", lr = 1e-1 }"#,
     r#"{ name = "adamw", lr = 1e-2, weight_decay = 0.1 }"#,
     r#"{ name = "adamw", lr = 1e-2, no_decay = ["weight"] }"#,
@@ -209,6 +209,7 @@ const OPTIMIZERS: [&str; 9] = [
     r#"{ name = "sgd", lr = 1e-2, momentum = 0.9, nesterov = true, weight_decay = 0.01 }"#,
     r#"{ name = "adamw8bit", lr = 1e-2, weight_decay = 0.1 }"#,
     r#"{ name = "muon", lr = 1e-2, adamw_lr = 1e-2 }"#,
+    r#"{ name = "schedule_free_adamw", lr = 1e-2, weight_decay = 0.1, warmup_steps = 2 }"#,
     r#"{ name = "adafactor" }"#,
     r#"{ name = "adafactor", lr = 1e-2, relative_step = false, scale_parameter = false, beta1 = 0.9 }"#,
 ];
@@ -282,7 +283,9 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
             // Muon and offload exclude each other.
             let fits = |policy: &String| !(optimizer.contains("muon") && policy.contains("fsdp.offload"));
             overrides.extend(policies.into_iter().filter(fits));
-            if !extra.is_empty() {
+            // A schedule-free rule keeps an average already.
+            let has_two_averages = optimizer.contains("schedule_free") && extra.contains("ema");
+            if !extra.is_empty() && !has_two_averages {
                 overrides.push(extra.to_owned());
             }
             if !frozen.is_empty() {

@@ -23,6 +23,7 @@ mod muon;
 
 // Runs without the oracle.
 mod runs;
+mod schedule_free;
 
 // Steps issued before the previous report is read.
 mod ahead;

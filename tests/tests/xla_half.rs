@@ -2,8 +2,9 @@
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
+use fsdp_nn::Backend;
 use fsdp_nn::hf::HfModel;
-use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
+use fsdp_train::{Job, RankTrainer, TrainError};
 use fsdp_xla::{Devices, ProgramOptions};
 
 use crate::support::{LLAMA, config, job, options, threads};
@@ -20,7 +21,7 @@ const WINDOW: usize = 20;
 const BAND: f64 = 5.0 / 256.0;
 
 /// Returns the loss curve of a run.
-fn curve<M: TrainBackend>(launcher: &impl Launcher<Memory = M>, job: &Job<HfModel>) -> Vec<f64> {
+fn curve<M: Backend>(launcher: &impl Launcher<Memory = M>, job: &Job<HfModel>) -> Vec<f64> {
     let losses = |seat: Seat<M>| -> Result<Vec<f64>, TrainError> {
         let mut trainer = RankTrainer::new(job, seat)?;
         (0..STEPS).map(|step| Ok(trainer.step(step, false, &mut ProgramOrder, &mut ())?.loss)).collect()

@@ -11,8 +11,9 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
+use fsdp_nn::Backend;
 use fsdp_train::memory::expect_room_to_train;
-use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
+use fsdp_train::{Job, RankTrainer, TrainError};
 
 use crate::args::BenchTrainArgs;
 use crate::device::Work;
@@ -74,7 +75,7 @@ impl Work for Steps<'_> {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend,
+        L::Memory: Backend,
     {
         let ranks = self.job.config.run.ranks;
         expect_room_to_train::<L::Memory, _>(self.job, launcher.ranks_on_machine(ranks))?;
@@ -82,7 +83,7 @@ impl Work for Steps<'_> {
     }
 }
 
-fn measure<M: TrainBackend>(job: &Job<Model>, seat: Seat<M>, steps: u64) -> Result<Measured, TrainError> {
+fn measure<M: Backend>(job: &Job<Model>, seat: Seat<M>, steps: u64) -> Result<Measured, TrainError> {
     let mut trainer = RankTrainer::new(job, seat)?;
     let mut measured = Measured { steps: Vec::new(), losses: Vec::new(), usage: Usage::default() };
     for step in 0..steps {

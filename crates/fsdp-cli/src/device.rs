@@ -9,10 +9,11 @@ use fsdp_comm::process::place::ProcessPlace;
 use fsdp_core::Rank;
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
+use fsdp_nn::Backend;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
 use fsdp_train::config::{Device, Resolved, RunConfig, Transport, World};
-use fsdp_train::{TrainBackend, TrainError, predict};
+use fsdp_train::{TrainError, predict};
 
 use crate::clock::Clock;
 use crate::cluster;
@@ -35,7 +36,7 @@ pub(crate) trait Work {
     /// Does the work.
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend + Clock;
+        L::Memory: Backend + Clock;
 }
 
 /// Checks, before data is read, that this binary supports a device with the libtorch that it has found.

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_nn::Backend;
 use fsdp_nn::hf::HfConfig;
 use fsdp_train::adapter::peft;
 use fsdp_train::checkpoint::SavedModel;
 use fsdp_train::config::Init;
 use fsdp_train::data::Watch;
 use fsdp_train::evaluate::{Evaluated, evaluate};
-use fsdp_train::{Evaluation, Job, TrainBackend, TrainError};
+use fsdp_train::{Evaluation, Job, TrainError};
 use serde_json::json;
 
 use crate::args::{EvalArgs, RunFileArgs};
@@ -126,7 +127,7 @@ impl Work for Evaluating<'_> {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend,
+        L::Memory: Backend,
     {
         evaluate(self.job, launcher, self.saved)
     }

@@ -13,12 +13,13 @@ use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::checkpoint::{Resume, base_of, is_filled};
 use fsdp_train::config::Resolved;
 use fsdp_train::data::Watch;
 use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
-use fsdp_train::{Job, OutDirError, TrainBackend, TrainError};
+use fsdp_train::{Job, OutDirError, TrainError};
 
 use crate::args::TrainArgs;
 use crate::cluster::Team;
@@ -176,7 +177,7 @@ impl Work for Training<'_> {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend,
+        L::Memory: Backend,
     {
         train(self.job, launcher, self.options)
     }

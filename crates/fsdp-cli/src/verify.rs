@@ -13,12 +13,13 @@ use fsdp_comm::process::place::ProcessPlace;
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_core::schedule::Reshard;
+use fsdp_nn::Backend;
 use fsdp_sim::SeededOrder;
 use fsdp_train::config::{Resolved, RunConfig};
 use fsdp_train::verify::{
     Promise, Skipped, Verified, VerifyOptions, VerifyReport, WorldReport, verify_together,
 };
-use fsdp_train::{Job, TrainBackend, TrainError};
+use fsdp_train::{Job, TrainError};
 
 use crate::args::VerifyArgs;
 use crate::device::Work;
@@ -143,7 +144,7 @@ impl Work for Verification<'_> {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend,
+        L::Memory: Backend,
     {
         verify_together(self.job, launcher, self.options)
     }

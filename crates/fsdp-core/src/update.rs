@@ -140,7 +140,7 @@ pub struct SegmentShard<'a, B> {
 /// The directions of an unsharded segment, and scratch space for computing on them.
 #[derive(Debug)]
 pub struct WholeDirections<'a, B> {
-    /// The rows that [`UpdateRule::direct`] wrote on all ranks, in the layout of the unsharded segment and in the
+    /// The rows that [`Stage::Direct`] wrote on all ranks, in the layout of the unsharded segment and in the
     /// reduce dtype; zeros elsewhere.
     pub directions: &'a B,
     /// Offset of this rank's shard in `directions`.
@@ -249,49 +249,39 @@ pub trait RuleState {
     }
 }
 
-/// An optimizer on one kind of memory.
-pub trait UpdateRule<M: Memory>: RuleState + Send {
-    /// Adds this shard's part of the statistics of the next phase to `sums` (`F64`, exclusive), given the sums of the
-    /// earlier phases, as work of the compute queue. May update state.
-    ///
-    /// # Errors
-    /// The errors of the memory.
-    fn statistics(
-        &mut self,
-        _memory: &M,
-        _shard: &mut SegmentShard<'_, M::Buffer>,
-        _scalars: &StepScalars<'_, M::Buffer>,
-        _earlier: &[M::Buffer],
-        _sums: &mut M::Buffer,
-    ) -> Result<(), Error> {
-        Ok(())
-    }
+/// What an operation of a schedule asks of an update rule for a shard, as work of the compute queue.
+#[derive(Debug)]
+pub enum Stage<'a, B> {
+    /// This shard's part of the statistics of the next phase. State may be updated.
+    Statistics {
+        /// The sums of the earlier phases.
+        earlier: &'a [B],
+        /// What the part is added to (`F64`, exclusive).
+        sums: &'a mut B,
+    },
+    /// This shard's part of the directions of the parameters in [`RuleState::whole`]. State may be updated.
+    Direct {
+        /// As long as the shard (exclusive), in the reduce dtype, and zero.
+        direction: &'a mut B,
+    },
+    /// The shard's new parameters, their low-precision copy and the state, given [`SegmentShard::whole`].
+    Update {
+        /// The sums of all phases.
+        statistics: &'a [B],
+    },
+}
 
-    /// Writes this shard's part of the directions of the parameters in [`RuleState::whole`] to `direction` (exclusive),
-    /// which is as long as the shard, has the reduce dtype and is zero, as work of the compute queue. May update state.
+/// Runs an update rule on one kind of memory.
+pub trait Updates<M: Memory>: RuleState + Send {
+    /// Runs a stage of a step.
     ///
     /// # Errors
     /// The errors of the memory.
-    fn direct(
-        &mut self,
-        _memory: &M,
-        _shard: &mut SegmentShard<'_, M::Buffer>,
-        _scalars: &StepScalars<'_, M::Buffer>,
-        _direction: &mut M::Buffer,
-    ) -> Result<(), Error> {
-        Ok(())
-    }
-
-    /// Updates the shard's parameters, their low-precision copy, and the state, given the sums of all phases and the
-    /// directions in [`SegmentShard::whole`], as work of the compute queue.
-    ///
-    /// # Errors
-    /// The errors of the memory.
-    fn update(
-        &mut self,
+    fn run(
+        &self,
         memory: &M,
+        stage: Stage<'_, M::Buffer>,
         shard: &mut SegmentShard<'_, M::Buffer>,
         scalars: &StepScalars<'_, M::Buffer>,
-        statistics: &[M::Buffer],
     ) -> Result<(), Error>;
 }

@@ -6,12 +6,14 @@ use std::ops::Range;
 
 use fsdp_core::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{Error, Queue};
 
 pub use crate::chunks::HeadChunks;
 pub use crate::op::{AttentionDims, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Orientation};
 
 use crate::op::{Activation, Lookup, Op, Pass, Pointwise};
+use crate::update::Part;
 
 /// A written operand.
 #[derive(Debug)]
@@ -119,6 +121,19 @@ pub trait Backend: Memory {
     /// # Errors
     /// Those of the memory ([`Error::Shared`], [`Error::Released`], [`Error::OutOfMemory`]).
     fn execute(&self, op: &Op, operands: Operands<'_, '_, Self::Buffer>) -> Result<Outcome, Error>;
+
+    /// Runs a stage of a part of an update rule, if this backend has parts of its kind. If the factors of the step are not
+    /// finite, nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Backend::execute`].
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, Self::Buffer>,
+        shard: &mut SegmentShard<'_, Self::Buffer>,
+        scalars: &StepScalars<'_, Self::Buffer>,
+    ) -> Result<Outcome, Error>;
 
     /// How many rows of logits the head computes at once. Memory predictions must use the same value.
     fn head_chunks(&self) -> HeadChunks {

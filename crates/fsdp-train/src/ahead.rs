@@ -6,6 +6,7 @@ use fsdp_comm::launch::Seat;
 use fsdp_core::engine::{Comms, Engine, ProgramOrder, StepInput};
 use fsdp_core::plan::Plan;
 use fsdp_core::{Digest, Rank};
+use fsdp_nn::Backend;
 use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
 use crate::config::{Packing, Resolved};
@@ -13,14 +14,14 @@ use crate::error::TrainError;
 use crate::fit::expect_compiled;
 use crate::job::program_options;
 use crate::loss_scale::LossScaler;
-use crate::rule::TrainBackend;
+use crate::rule;
 
 /// Issues the first step of a run on the first rank, on placeholder tokens; the other ranks connect and return.
 /// Parameters are allocated but not initialized, and the report of the step is not read.
 ///
 /// # Errors
 /// Errors of the parts: operations that the memory does not support, ranks that lose their connection.
-pub fn trace_step<M: TrainBackend, A: Architecture + Clone>(
+pub fn trace_step<M: Backend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Arc<Plan>,
@@ -35,8 +36,8 @@ pub fn trace_step<M: TrainBackend, A: Architecture + Clone>(
     }
     let options = program_options(config, architecture, plan);
     let program = ModelProgram::new(architecture.clone(), plan.spec.clone(), options);
-    let rule = M::rule(&config.train, &plan.spec)?;
-    let mut engine = Engine::new(Arc::clone(&memory), Arc::clone(plan), comms, program, rule)?;
+    let rule = rule::rule(&config.train, &plan.spec)?;
+    let mut engine = Engine::new(Arc::clone(&memory), Arc::clone(plan), comms, program, Box::new(rule))?;
     engine.program_mut().set_batches(&memory, 0, vec![placeholder_batch(config); plan.step.rounds])?;
     let loss_scale = LossScaler::of(config).map(|scaler| scaler.current().scale);
     engine.program_mut().set_loss_scale(loss_scale.unwrap_or(1.0));

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use crate::checkpoint::SavedModel;
@@ -14,7 +15,6 @@ use crate::events;
 use crate::job::Job;
 use crate::memory::expect_room_to_train;
 use crate::rank::{Evaluation, RankTrainer};
-use crate::rule::TrainBackend;
 
 /// The result of an evaluation.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub struct Evaluated {
 pub fn evaluate<L, A>(job: &Job<A>, launcher: &L, saved: Option<&SavedModel>) -> Result<Evaluated, TrainError>
 where
     L: Launcher,
-    L::Memory: TrainBackend,
+    L::Memory: Backend,
     A: Architecture + Clone,
 {
     let world = job.plan.mesh.world();
@@ -51,7 +51,7 @@ where
     Ok(Evaluated { evaluations, usage, elapsed: begin.elapsed() })
 }
 
-fn rank<M: TrainBackend, A: Architecture + Clone>(
+fn rank<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     seat: Seat<M>,
     saved: Option<&SavedModel>,

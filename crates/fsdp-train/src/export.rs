@@ -24,7 +24,7 @@ use fsdp_nn::update::Ema;
 use crate::adapter::exported_names;
 use crate::adapter::merge::Merge;
 use crate::checkpoint::RunState;
-use crate::config::{ExportWeights, Resolved};
+use crate::config::{ExportWeights, OptimizerConfig, Resolved};
 use crate::error::TrainError;
 use crate::job::Job;
 
@@ -138,11 +138,10 @@ pub(crate) fn export_model<M: Memory, P: Program<M>>(
     for unit in engine.plan().layout.unit_ids() {
         let shards = engine.shards(unit);
         for (segment, (params, pieces)) in shards.params.iter().zip(shards.pieces).enumerate() {
-            let averages = if config.run.export_weights == ExportWeights::Ema {
-                average(&shards, segment)
-            } else {
-                None
-            };
+            // The model of a schedule-free run is the average of its iterates.
+            let is_average = config.run.export_weights == ExportWeights::Ema
+                || matches!(config.train.optimizer, OptimizerConfig::ScheduleFree(_));
+            let averages = if is_average { average(&shards, segment) } else { None };
             let buffer = averages.unwrap_or(params);
             for piece in pieces {
                 let names = exported_names(config.adapter.as_ref(), engine.plan().spec.param(piece.param));

@@ -12,10 +12,10 @@ use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Policy;
-use fsdp_core::update::{RankTables, UpdateRule};
+use fsdp_core::update::{RankTables, RuleState};
 use fsdp_core::wrap;
 use fsdp_core::{Axis, DType, Digest, Mesh, Rank};
-use fsdp_nn::HostMemory;
+use fsdp_nn::Backend;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::layer::Description;
 use fsdp_nn::listing::{Listing, listings};
@@ -28,7 +28,7 @@ use crate::error::TrainError;
 use crate::fit::{expect_compiled, expect_fit, expect_positions, expect_ranks, expect_settings};
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
-use crate::rule::{self, TrainBackend};
+use crate::rule;
 use crate::run_data::RunData;
 
 /// Limit on the micro-batches of a step per rank, times the blocks of the model. At this limit, a schedule has about
@@ -176,7 +176,7 @@ impl<A: Architecture + Clone> Job<A> {
     ///
     /// # Errors
     /// Errors of the model, for operations that do not fit together.
-    pub fn predict<M: TrainBackend>(&self, rank: Rank) -> Result<Usage, TrainError> {
+    pub fn predict<M: Backend>(&self, rank: Rank) -> Result<Usage, TrainError> {
         predict::<M, A>(&self.config, &self.architecture, &self.plan, rank)
     }
 
@@ -184,7 +184,7 @@ impl<A: Architecture + Clone> Job<A> {
     ///
     /// # Errors
     /// Errors of the model, for operations that do not fit together.
-    pub(crate) fn forecast<M: TrainBackend>(&self) -> Result<Forecast, TrainError> {
+    pub(crate) fn forecast<M: Backend>(&self) -> Result<Forecast, TrainError> {
         forecast::<M, A>(&self.config, &self.architecture, &self.plan)
     }
 
@@ -228,7 +228,7 @@ pub(crate) fn program_options(
 ///
 /// # Errors
 /// Errors of the model, for operations that do not fit together.
-pub fn predict<M: TrainBackend, A: Architecture + Clone>(
+pub fn predict<M: Backend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
@@ -241,7 +241,7 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
 ///
 /// # Errors
 /// Errors of the model, for operations that do not fit together.
-pub(crate) fn forecast<M: TrainBackend, A: Architecture + Clone>(
+pub(crate) fn forecast<M: Backend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
@@ -262,7 +262,7 @@ pub(crate) fn forecast<M: TrainBackend, A: Architecture + Clone>(
 }
 
 /// Measures the calls of a rank and passes them, as input of the ledger, to `compute`.
-fn with_ledger_input<M: TrainBackend, A: Architecture + Clone, T>(
+fn with_ledger_input<M: Backend, A: Architecture + Clone, T>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
@@ -288,13 +288,9 @@ fn with_ledger_input<M: TrainBackend, A: Architecture + Clone, T>(
 ///
 /// # Errors
 /// Errors of the update rule, for patterns that match nothing.
-pub fn rank_tables<M: TrainBackend>(
-    config: &Resolved,
-    plan: &Plan,
-    rank: Rank,
-) -> Result<RankTables, TrainError> {
-    let rule = M::rule(&config.train, &plan.spec)?;
-    Ok(RankTables::new(plan, &*rule, rank))
+pub fn rank_tables<M: Backend>(config: &Resolved, plan: &Plan, rank: Rank) -> Result<RankTables, TrainError> {
+    let rule = rule::rule(&config.train, &plan.spec)?;
+    Ok(RankTables::new(plan, &rule, rank))
 }
 
 /// Lists the operations of each call of a micro-batch, in order, and the shape for which they are listed.
@@ -374,7 +370,7 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
     // A run does not save the base of its adapters, so the compute copy suffices.
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
     // Ranks create the rule for their own backend; its declaration is the same for all backends.
-    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
+    let rule = rule::rule(&config.train, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());
     let evaluation_rounds = if evaluates { rounds } else { 0 };
     Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
@@ -403,7 +399,7 @@ fn with_frozen(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, Tr
 pub fn draft(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainError> {
     let spec = with_frozen(config, described)?;
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
-    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
+    let rule = rule::rule(&config.train, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());
     Ok(Plan::new_unchecked(spec, layout, mesh, policy, &rule, rounds)?)
 }

@@ -2,7 +2,7 @@
 //!
 //! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
 //!
-//! Everything is generic over the compute backend ([`TrainBackend`]) and over the
+//! Everything is generic over the compute backend ([`Backend`](fsdp_nn::Backend)) and over the
 //! [`Launcher`](fsdp_comm::launch::Launcher) that starts the ranks. Start with [`Job`], which combines a configuration
 //! and a model and checks them before any rank starts.
 //!
@@ -61,7 +61,7 @@ pub use init::{InitSource, NoHead};
 pub use job::{Job, draft, listed, plan, predict, rank_tables};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
-pub use rule::{LateParams, ParamGroup, TrainBackend, param_groups};
+pub use rule::{LateParams, ParamGroup, param_groups};
 pub use run_data::RunData;
 
 /// The version of `fsdp`, shared by all its packages.

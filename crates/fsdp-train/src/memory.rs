@@ -14,6 +14,7 @@ use fsdp_comm::ThreadOptions;
 use fsdp_core::Axis;
 use fsdp_core::memory::Category;
 use fsdp_core::plan::Plan;
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 pub use available::{Available, Limit};
@@ -23,7 +24,6 @@ use crate::config::{Device, Resolved};
 use crate::error::TrainError;
 use crate::events;
 use crate::job::{Forecast, Job, forecast};
-use crate::rule::TrainBackend;
 
 /// Reciprocal of the part of the ranks' common memory that is not counted, on behalf of ranks that are between two
 /// waits.
@@ -42,7 +42,7 @@ enum Storage {
 ///
 /// # Errors
 /// [`TrainError::NotEnoughMemory`]; those of the model, for operations that do not fit together.
-pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
+pub fn expect_room_to_train<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks_on_machine: usize,
 ) -> Result<(), TrainError> {
@@ -53,7 +53,7 @@ pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
 ///
 /// # Errors
 /// As [`expect_room_to_train`].
-pub fn expect_room_for<M: TrainBackend, A: Architecture + Clone>(
+pub fn expect_room_for<M: Backend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
@@ -67,7 +67,7 @@ pub fn expect_room_for<M: TrainBackend, A: Architecture + Clone>(
 ///
 /// # Errors
 /// As [`expect_room_to_train`].
-pub(crate) fn expect_room_to_verify<M: TrainBackend, A: Architecture + Clone>(
+pub(crate) fn expect_room_to_verify<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks_on_machine: usize,
 ) -> Result<(), TrainError> {

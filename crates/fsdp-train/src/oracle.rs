@@ -14,15 +14,17 @@ use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
 use fsdp_core::scalars::{COUNT, GradientFactors};
 use fsdp_core::schedule::{AccumulationOrder, Round};
-use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule, WholeDirections};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates, WholeDirections};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
+use fsdp_nn::Backend;
 use fsdp_nn::model::{Architecture, ModelProgram};
+use fsdp_nn::update::Rule;
 
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::loss_scale::LossScaler;
-use crate::rule::TrainBackend;
+use crate::rule;
 
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -39,11 +41,11 @@ struct OracleParam<B> {
 }
 
 /// A plain, unsharded trainer of a job.
-pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
+pub struct Oracle<'a, M: Backend, A: Architecture + Clone> {
     job: &'a Job<A>,
     memory: Arc<M>,
     program: ModelProgram<M, A>,
-    rule: Box<dyn UpdateRule<M>>,
+    rule: Rule,
     params: Vec<OracleParam<M::Buffer>>,
     /// The exact sums of losses and of squares, as words.
     sums: [M::Buffer; 2],
@@ -60,7 +62,7 @@ pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
 /// The gradients of one micro-batch, one buffer per trained parameter.
 type Leaf<B> = Vec<B>;
 
-impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
+impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
     /// Allocates and initializes the whole model.
     ///
     /// # Errors
@@ -69,10 +71,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let plan = &job.plan;
         let options = job.program_options();
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
-        let rule = M::rule(&job.config.train, &plan.spec)?;
+        let rule = rule::rule(&job.config.train, &plan.spec)?;
         let mut params = Vec::new();
         for id in (0..plan.spec.params.len()).map(ParamId) {
-            params.push(load_param(job, &*memory, &*rule, id)?);
+            params.push(load_param(job, &*memory, &rule, id)?);
         }
         let words = |len| memory.allocate(Category::CommStaging, DType::I64, len);
         let sums = [words(plan.spec.tallies.scalar_words())?, words(ExactSum::WORDS)?];
@@ -244,7 +246,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             let mut sums = zeroed(&*memory, Category::CommStaging, DType::F64, len)?;
             for param in self.params.iter_mut() {
                 let Some(mut shard) = param.shard(&mut self.not_finite) else { continue };
-                self.rule.statistics(&*memory, &mut shard, &scalars, &reduced, &mut sums)?;
+                let stage = Stage::Statistics { earlier: &reduced, sums: &mut sums };
+                self.rule.run(&*memory, stage, &mut shard, &scalars)?;
             }
             reduced.push(sums);
         }
@@ -256,12 +259,15 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             if is_whole {
                 let mut direction = zeroed(&*memory, Category::Workspace, dtype, len)?;
                 let mut scratch = zeroed(&*memory, Category::Workspace, master, scratch)?;
-                self.rule.direct(&*memory, &mut shard, &scalars, &mut direction)?;
+                let stage = Stage::Direct { direction: &mut direction };
+                self.rule.run(&*memory, stage, &mut shard, &scalars)?;
                 shard.whole =
                     Some(WholeDirections { directions: &direction, start: 0, scratch: &mut scratch });
-                self.rule.update(&*memory, &mut shard, &scalars, &reduced)?;
+                let stage = Stage::Update { statistics: &reduced };
+                self.rule.run(&*memory, stage, &mut shard, &scalars)?;
             } else {
-                self.rule.update(&*memory, &mut shard, &scalars, &reduced)?;
+                let stage = Stage::Update { statistics: &reduced };
+                self.rule.run(&*memory, stage, &mut shard, &scalars)?;
             }
             if let Some(low) = &mut param.low {
                 memory.copy(Queue::Compute, Slice::whole(&param.master), SliceMut::whole(low))?;
@@ -323,10 +329,10 @@ impl<B: Buffer> OracleParam<B> {
     }
 }
 
-fn load_param<M: TrainBackend, A>(
+fn load_param<M: Backend, A>(
     job: &Job<A>,
     memory: &M,
-    rule: &dyn UpdateRule<M>,
+    rule: &dyn RuleState,
     id: ParamId,
 ) -> Result<OracleParam<M::Buffer>, TrainError> {
     let (spec, policy) = (&job.plan.spec, &job.plan.policy);
@@ -356,7 +362,7 @@ fn load_param<M: TrainBackend, A>(
     Ok(OracleParam { id, piece, master, low, state, gradient })
 }
 
-fn zeroed<M: TrainBackend>(
+fn zeroed<M: Backend>(
     memory: &M,
     category: Category,
     dtype: DType,

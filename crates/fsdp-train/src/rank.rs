@@ -11,6 +11,7 @@ use fsdp_core::engine::{Comms, Engine, IssueOrder, Observer, StepInput, StepRepo
 use fsdp_core::memory::Usage;
 use fsdp_core::schedule::micro_batch_index;
 use fsdp_core::{ExactSum, Rank};
+use fsdp_nn::Backend;
 use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
 use crate::checkpoint::{Foreign, RunState, SavedModel, restore};
@@ -18,10 +19,10 @@ use crate::error::TrainError;
 use crate::job::Job;
 use crate::loss_scale::{LossScale, LossScaler};
 use crate::not_finite::first_not_finite;
-use crate::rule::{LateParams, TrainBackend};
+use crate::rule::{self, LateParams};
 
 /// One rank of a training run.
-pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
+pub struct RankTrainer<'a, M: Backend, A: Architecture + Clone> {
     job: &'a Job<A>,
     engine: Engine<M, ModelProgram<M, A>>,
     /// Steps that were issued and whose reports have not been read.
@@ -48,7 +49,7 @@ impl Evaluation {
     }
 }
 
-impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
+impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// Connects the rank, allocates everything and initializes this rank's rows of the parameters: computed, read, or
     /// received from the first replica.
     ///
@@ -134,8 +135,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.groups(), job.digest)?;
         let options = job.program_options();
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
-        let rule = M::delayed_rule(&job.config.train, &plan.spec, late)?;
-        Ok(Engine::new(memory, plan, comms, program, rule)?)
+        let rule = rule::delayed_rule(&job.config.train, &plan.spec, late)?;
+        Ok(Engine::new(memory, plan, comms, program, Box::new(rule))?)
     }
 
     /// The rank that this trainer runs.

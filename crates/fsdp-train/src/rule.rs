@@ -3,88 +3,71 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_core::update::UpdateRule;
-use fsdp_nn::Backend;
 use fsdp_nn::update::{
-    Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSettings, Groups, Lion, Muon, MuonOptions,
-    Sgd,
+    Adafactor, AdafactorOptions, AdamW, AdamW8bit, Ema, GroupSettings, Groups, Lion, Muon, MuonOptions, Part,
+    Rule, ScheduleFree, Sgd,
 };
 
 use crate::config::{AdamwConfig, FqnPatterns, MuonConfig, OptimizerConfig, TrainConfig};
 use crate::error::TrainError;
-
-/// A backend that implements all update rules of the configuration.
-pub trait TrainBackend: Backend {
-    /// Creates the update rule of a configuration, including the moving average of parameters if one is configured.
-    ///
-    /// # Errors
-    /// [`TrainError::Misfit`] for a pattern of `no_decay` or of a group that matches nothing.
-    fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<Self>>, TrainError> {
-        Self::delayed_rule(config, spec, &LateParams::new())
-    }
-
-    /// Like [`TrainBackend::rule`], in a run in which some parameters begin later than the others.
-    ///
-    /// # Errors
-    /// As [`TrainBackend::rule`].
-    fn delayed_rule(
-        config: &TrainConfig,
-        spec: &ModelSpec,
-        late: &LateParams,
-    ) -> Result<Box<dyn UpdateRule<Self>>, TrainError>;
-}
 
 /// By name, the steps of the run that were done before the first step of a parameter; parameters that are not listed
 /// have taken part in all steps. It is empty but for runs that continue a checkpoint of another trainer in which the
 /// optimizer had no state of a parameter, or had counted fewer steps of it.
 pub type LateParams = BTreeMap<String, u64>;
 
-impl<M: Backend> TrainBackend for M
-where
-    AdamW: UpdateRule<M>,
-    AdamW8bit: UpdateRule<M>,
-    Sgd: UpdateRule<M>,
-    Adafactor: UpdateRule<M>,
-    Lion: UpdateRule<M>,
-    Muon: UpdateRule<M>,
-    Ema: UpdateRule<M>,
-{
-    fn delayed_rule(
-        config: &TrainConfig,
-        spec: &ModelSpec,
-        late: &LateParams,
-    ) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
-        let steps = |id: usize| Some((ParamId(id), *late.get(&spec.params[id].fqn)?));
-        let delayed = (0..spec.params.len()).filter_map(steps);
-        let groups = settings(&config.optimizer, spec)?;
-        let groups = delayed.fold(groups, |groups, (id, steps)| groups.delayed(id, steps));
-        let rule: Box<dyn UpdateRule<M>> = match &config.optimizer {
-            OptimizerConfig::Adamw(c) => Box::new(adamw(c, groups)),
-            OptimizerConfig::Adamw8bit(c) => Box::new(AdamW8bit::new(adamw(c, groups), spec)),
-            OptimizerConfig::Sgd(c) => {
-                Box::new(Sgd { momentum: c.momentum, dampening: c.dampening, nesterov: c.nesterov, groups })
-            }
-            OptimizerConfig::Adafactor(c) => {
-                let options = AdafactorOptions {
-                    eps: (c.eps[0], c.eps[1]),
-                    clip_threshold: c.clip_threshold,
-                    decay_rate: c.decay_rate,
-                    beta1: c.beta1,
-                    scale_parameter: c.scale_parameter,
-                    relative_step: c.relative_step,
-                    warmup_init: c.warmup_init,
-                    groups,
-                };
-                Box::new(Adafactor::new(options, spec))
-            }
-            OptimizerConfig::Lion(c) => Box::new(Lion { betas: (c.betas[0], c.betas[1]), groups }),
-            OptimizerConfig::Muon(c) => Box::new(Muon::new(muon(c, groups), spec, &matrices(c, spec)?)),
-        };
-        Ok(match config.ema_decay {
-            Some(decay) => Box::new(Both::new(rule, Box::new(Ema { decay }))),
-            None => rule,
-        })
-    }
+/// Creates the update rule of a configuration, including the moving average of parameters if one is configured.
+///
+/// # Errors
+/// [`TrainError::Misfit`] for a pattern of `no_decay` or of a group that matches nothing.
+pub(crate) fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Rule, TrainError> {
+    delayed_rule(config, spec, &LateParams::new())
+}
+
+/// Like [`rule`], in a run in which some parameters begin later than the others.
+///
+/// # Errors
+/// As [`rule`].
+pub(crate) fn delayed_rule(
+    config: &TrainConfig,
+    spec: &ModelSpec,
+    late: &LateParams,
+) -> Result<Rule, TrainError> {
+    let steps = |id: usize| Some((ParamId(id), *late.get(&spec.params[id].fqn)?));
+    let delayed = (0..spec.params.len()).filter_map(steps);
+    let groups = settings(&config.optimizer, spec)?;
+    let groups = delayed.fold(groups, |groups, (id, steps)| groups.delayed(id, steps));
+    let part: Part = match &config.optimizer {
+        OptimizerConfig::Adamw(c) => adamw(c, groups).into(),
+        OptimizerConfig::Adamw8bit(c) => AdamW8bit::new(adamw(c, groups), spec).into(),
+        OptimizerConfig::Sgd(c) => {
+            Sgd { momentum: c.momentum, dampening: c.dampening, nesterov: c.nesterov, groups }.into()
+        }
+        OptimizerConfig::Adafactor(c) => {
+            let options = AdafactorOptions {
+                eps: (c.eps[0], c.eps[1]),
+                clip_threshold: c.clip_threshold,
+                decay_rate: c.decay_rate,
+                beta1: c.beta1,
+                scale_parameter: c.scale_parameter,
+                relative_step: c.relative_step,
+                warmup_init: c.warmup_init,
+                groups,
+            };
+            Adafactor::new(options, spec).into()
+        }
+        OptimizerConfig::Lion(c) => Lion { betas: (c.betas[0], c.betas[1]), groups }.into(),
+        OptimizerConfig::Muon(c) => Muon::new(muon(c, groups), spec, &matrices(c, spec)?).into(),
+        OptimizerConfig::ScheduleFree(c) => {
+            let (betas, eps, warmup_steps) = ((c.betas[0], c.betas[1]), c.eps, c.warmup_steps);
+            ScheduleFree { betas, eps, warmup_steps, groups }.into()
+        }
+    };
+    let rule = Rule::new(part);
+    Ok(match config.ema_decay {
+        Some(decay) => rule.then(Ema { decay }),
+        None => rule,
+    })
 }
 
 fn adamw(config: &AdamwConfig, groups: Groups) -> AdamW {

@@ -20,6 +20,7 @@ use fsdp_core::FailureKind;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use crate::adapter::merges;
@@ -33,9 +34,9 @@ use crate::job::Job;
 use crate::memory::expect_room_to_train;
 use crate::metrics::{FlopModel, ProcessTable, StepMetrics};
 use crate::rank::Evaluation;
-use crate::rule::TrainBackend;
 use crate::wire_result;
 
+use crate::rule;
 use divergence::Began;
 pub(crate) use divergence::{ATTEMPTS_FILE, Attempts};
 pub use divergence::{Divergence, Exploded, SetAside, Unfit};
@@ -140,14 +141,14 @@ pub(crate) const ADAPTER: &str = "adapter";
 pub fn train<L, A>(job: &Job<A>, launcher: &L, options: &RunOptions<'_>) -> Result<Summary, TrainError>
 where
     L: Launcher,
-    L::Memory: TrainBackend,
+    L::Memory: Backend,
     A: Architecture + Clone,
 {
     let world = job.plan.mesh.world();
     expect_room_to_train::<L::Memory, A>(job, launcher.ranks_on_machine(world))?;
     let out_dir = Path::new(&job.config.run.out_dir);
-    let rule = L::Memory::rule(&job.config.train, &job.plan.spec)?;
-    let table = StateTable::new(&job.plan, &*rule);
+    let rule = rule::rule(&job.config.train, &job.plan.spec)?;
+    let table = StateTable::new(&job.plan, &rule);
     let assembly = launcher.assemble(world);
     let start = Start::agree(job, &table, options, &*assembly)?;
     let (folder, file) = match job.config.adapter {

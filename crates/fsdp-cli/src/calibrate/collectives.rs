@@ -7,10 +7,11 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::comm::{Comm, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, SliceMut};
 use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::Backend;
 use fsdp_plan::measured::{Point, Points};
 use fsdp_plan::prices::Collective;
+use fsdp_train::TrainError;
 use fsdp_train::config::Device;
-use fsdp_train::{TrainBackend, TrainError};
 
 use super::computing::lower_quartile;
 use crate::clock::Clock;
@@ -49,7 +50,7 @@ impl Work for Collectives {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend + Clock,
+        L::Memory: Backend + Clock,
     {
         let Self { ranks, transport, bytes_max } = self;
         let timed = |seat: Seat<L::Memory>| measure(seat, bytes_max).map_err(TrainError::from);

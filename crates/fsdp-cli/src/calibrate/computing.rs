@@ -8,11 +8,12 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::plan::Plan;
 use fsdp_core::{DType, Rank};
+use fsdp_nn::Backend;
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_plan::cluster::Cluster;
 use fsdp_plan::measured::{Measured, Point, Points};
 use fsdp_plan::{Calls, Constants, Listed, Planned, Software, StepWork, forecast};
-use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError, listed, rank_tables};
+use fsdp_train::{Job, RankTrainer, TrainError, listed, rank_tables};
 
 use super::watch::{OpTimes, Watch};
 use crate::clock::Clock;
@@ -81,7 +82,7 @@ impl Work for Steps<'_> {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend + Clock,
+        L::Memory: Backend + Clock,
     {
         let Self { job, count, label, is_observed, samples } = self;
         let ranks = job.config.run.ranks;
@@ -98,7 +99,7 @@ struct Measurement {
     steps: Vec<f64>,
 }
 
-fn measure<M: TrainBackend + Clock>(
+fn measure<M: Backend + Clock>(
     job: &Job<Model>,
     seat: Seat<M>,
     count: u64,
@@ -124,7 +125,7 @@ fn measure<M: TrainBackend + Clock>(
 }
 
 impl Samples {
-    fn add<M: TrainBackend>(
+    fn add<M: Backend>(
         &mut self,
         job: &Job<Model>,
         label: String,

@@ -2,8 +2,9 @@
 
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_nn::Backend;
+use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
-use fsdp_train::{TrainBackend, TrainError};
 
 use crate::clock::Clock;
 use crate::device::{self, Work};
@@ -44,7 +45,7 @@ impl Work for Name {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend + Clock,
+        L::Memory: Backend + Clock,
     {
         let name = |seat: Seat<L::Memory>| Ok::<_, TrainError>(seat.memory.device_name());
         Ok(launcher.launch(self.ranks, &name)?)

@@ -179,3 +179,43 @@ fn exported_ema_is_independent_of_world_size_and_resume() {
     assert_eq!(rejected.code, Some(2), "{}", rejected.stderr);
     assert!(rejected.stderr.contains("train.ema_decay was 0.9, now \"none\""), "{}", rejected.stderr);
 }
+
+#[test]
+fn schedule_free_run_exports_average() {
+    let sandbox = Sandbox::new();
+    let rule = "train.optimizer={name=\"schedule_free_adamw\",lr=1e-2}";
+    let run = |out_dir: &str, more: &str| {
+        sandbox.succeed(&format!("train run.toml --set run.out_dir={out_dir} --set {rule} {more}"));
+        weights(&sandbox, out_dir)
+    };
+    // The parameters of the last checkpoint, which gradients are taken at.
+    let params = |out_dir: &str, step: u64| {
+        sandbox.succeed(&format!(
+            "ckpt convert {out_dir}/checkpoints/step-{step:08} {out_dir}-{step}/model --to safetensors"
+        ));
+        weights(&sandbox, &format!("{out_dir}-{step}"))
+    };
+    let first = run("first", "--set train.steps=1 --set checkpoint.every=1");
+    assert_eq!(first, params("first", 1), "one iterate is its own average");
+    let average = run("average", "--set checkpoint.every=3");
+    assert_ne!(average, params("average", 3));
+    assert_eq!(run("one", "--set run.ranks=1"), average);
+    run("halves", "--set train.steps=2 --set checkpoint.every=2");
+    assert_eq!(run("halves", "--resume"), average);
+}
+
+#[test]
+fn schedule_free_rule_rejects_schedules_and_averages() {
+    let sandbox = Sandbox::new();
+    for (more, expected) in [
+        ("train.lr_schedule={name=\"warmup-cosine\"}", "the rule has its own warmup_steps"),
+        ("train.lr_schedule={name=\"constant\",warmup_steps=2}", "the rule has its own warmup_steps"),
+        ("train.ema_decay=0.9", "`train.ema_decay` is 0.9; it must be \"none\" with"),
+        ("run.out_dir=s3://bucket/run", "a folder, not an object store"),
+    ] {
+        let rule = "--set train.optimizer.name=schedule_free_adamw";
+        let ran = sandbox.fsdp(&format!("train run.toml {rule} --set {more}"));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "no `{expected}` in: {}", ran.stderr);
+    }
+}

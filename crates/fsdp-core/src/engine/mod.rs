@@ -32,7 +32,7 @@ use crate::plan::Plan;
 use crate::program::{Gradients, Program};
 use crate::rank::{Queue, Rank};
 use crate::schedule::{OpId, Schedule};
-use crate::update::{RankTables, UpdateRule};
+use crate::update::{RankTables, Updates};
 
 use table::Table;
 
@@ -96,7 +96,7 @@ pub struct Engine<M: Memory, P: Program<M>> {
     rank: Rank,
     comms: Comms<M>,
     program: P,
-    rule: Box<dyn UpdateRule<M>>,
+    rule: Box<dyn Updates<M>>,
     table: Table<M::Buffer>,
     tables: RankTables,
     gradients: Gradients<M::Buffer>,
@@ -119,7 +119,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         plan: Arc<Plan>,
         comms: Comms<M>,
         program: P,
-        rule: Box<dyn UpdateRule<M>>,
+        rule: Box<dyn Updates<M>>,
     ) -> Result<Self, Error> {
         let rank = comms.rank;
         let tables = RankTables::new(&plan, &*rule, rank);

@@ -11,7 +11,7 @@ use crate::mesh::{Axis, Group};
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::schedule::{Op, OpId, UnitBuffers};
-use crate::update::{SegmentShard, StepScalars, UpdateRule, WholeDirections};
+use crate::update::{SegmentShard, Stage, StepScalars, Updates, WholeDirections};
 use crate::wrap::UnitId;
 
 /// The gathered directions of a unit, one buffer per segment that has some, and the scratch.
@@ -25,7 +25,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let id = *op.writes.last().expect("the checker proved that statistics are written");
         let mut sums = self.table.take(id)?;
         self.for_each_shard(op, unit, None, |rule, _, shard, scalars, earlier| {
-            rule.statistics(memory, shard, scalars, earlier, &mut sums)
+            rule.run(memory, Stage::Statistics { earlier, sums: &mut sums }, shard, scalars)
         })?;
         self.table.put(id, sums);
         Ok(())
@@ -50,7 +50,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         }
         self.for_each_shard(op, unit, None, |rule, segment, shard, scalars, _| {
             let Some(index) = buffers.whole_index(segment) else { return Ok(()) };
-            rule.direct(memory, shard, scalars, &mut rows[index])
+            rule.run(memory, Stage::Direct { direction: &mut rows[index] }, shard, scalars)
         })?;
         self.table.put_all(ids, rows);
         Ok(())
@@ -81,7 +81,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             None => None,
         };
         self.for_each_shard(op, unit, gathered.as_mut(), |rule, _, shard, scalars, statistics| {
-            rule.update(memory, shard, scalars, statistics)
+            rule.run(memory, Stage::Update { statistics }, shard, scalars)
         })?;
         let Some(Gathered { directions, scratch }) = gathered else { return Ok(()) };
         self.table.put_all(ids, directions.into_iter().chain([scratch]));
@@ -97,7 +97,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         unit: UnitId,
         mut gathered: Option<&mut Gathered<M::Buffer>>,
         mut visit: impl FnMut(
-            &mut dyn UpdateRule<M>,
+            &dyn Updates<M>,
             SegmentId,
             &mut SegmentShard<'_, M::Buffer>,
             &StepScalars<'_, M::Buffer>,
@@ -139,7 +139,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 whole,
                 not_finite: &mut not_finite,
             };
-            visit(&mut *self.rule, SegmentId(index), &mut view, &scalars, &sums)?;
+            visit(&*self.rule, SegmentId(index), &mut view, &scalars, &sums)?;
             self.table.put_all(shard, [Some(params), low].into_iter().flatten());
             self.table.put_all(state_ids, state.drain(..));
         }

@@ -8,7 +8,7 @@ use crate::mesh::Axis;
 use crate::rank::Rank;
 use crate::schedule::{Accumulation, AccumulationOrder, Offload, Op, Reshard, Source};
 use crate::testing::{Built, Setup, setups};
-use crate::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use crate::update::{Piece, RuleState, SegmentShard, Stage, StateTensor, StepScalars, Updates};
 
 /// Counts allocations one by one, as a memory does, without knowledge of schedules.
 #[derive(Default)]
@@ -94,13 +94,13 @@ impl RuleState for Rule {
     }
 }
 
-impl UpdateRule<NoMemory> for Rule {
-    fn update(
-        &mut self,
+impl Updates<NoMemory> for Rule {
+    fn run(
+        &self,
         _: &NoMemory,
+        _: Stage<'_, Shape>,
         _: &mut SegmentShard<'_, Shape>,
         _: &StepScalars<'_, Shape>,
-        _: &[Shape],
     ) -> Result<(), Error> {
         unreachable!("nothing is updated here")
     }

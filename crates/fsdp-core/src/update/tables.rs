@@ -1,7 +1,6 @@
 //! Tables that differ between ranks. Programs are the same on all ranks; kernels that work on shards take these tables.
 
-use super::{Piece, Products, StateTensor, UpdateRule};
-use crate::memory::Memory;
+use super::{Piece, Products, RuleState, StateTensor};
 use crate::mesh::Axis;
 use crate::plan::Plan;
 use crate::rank::Rank;
@@ -29,7 +28,7 @@ pub struct UnitTables {
 
 impl RankTables {
     /// Computes the tables of a rank.
-    pub fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, rank: Rank) -> Self {
+    pub fn new(plan: &Plan, rule: &dyn RuleState, rank: Rank) -> Self {
         let (shard, replica) =
             (plan.mesh.coordinate(rank, Axis::Shard), plan.mesh.coordinate(rank, Axis::Replicate));
         let buffers = &plan.step.lasting.units;

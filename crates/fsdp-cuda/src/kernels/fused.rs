@@ -1,11 +1,13 @@
 //! [`Backend`] of a device, for the operations that have a kernel in this crate; the kernels run on the compute queue.
 
 use fsdp_core::memory::{HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome, Write};
 use fsdp_nn::layer::Rope;
 use fsdp_nn::op::{Activation, Attention, AttentionDims, Dropout, Head, Linear, Norm, Op, Pass, Pointwise};
+use fsdp_nn::update::Part;
 
 use super::{Arg, CONVERT, GRID_HEIGHT_MAX, LOSS, Launch, NORMS, POINTWISE, Source};
 use crate::device::{CudaBuffer, CudaMemory, expect_float};
@@ -271,6 +273,16 @@ impl Backend for CudaMemory {
             Op::Head(op) => self.losses(op, operands),
             _ => Ok(Outcome::Unsupported),
         }
+    }
+
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, CudaBuffer>,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        scalars: &StepScalars<'_, CudaBuffer>,
+    ) -> Result<Outcome, Error> {
+        self.update_part(part, stage, shard, scalars)
     }
 
     fn head_chunks(&self) -> HeadChunks {

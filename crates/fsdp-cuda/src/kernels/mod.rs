@@ -27,8 +27,8 @@ const COMMON: &str = include_str!("../../kernels/common.cuh");
 /// A file of kernels.
 #[derive(Debug)]
 pub(crate) struct Source {
-    name: &'static str,
-    text: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
 }
 
 impl Source {
@@ -52,16 +52,18 @@ sources! {
     NORMS = "norms.cu";
     POINTWISE = "pointwise.cu";
     LOSS = "loss.cu";
-    UPDATE = "update.cu";
     FACTORED = "factored.cu";
     EXACT = "exact.cu";
 }
+
+/// The names of a source and of a kernel, and the element types.
+type Key = (&'static str, &'static str, DType, DType);
 
 /// The compiled kernels of one device.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     gpu: Arc<Gpu>,
-    loaded: Mutex<BTreeMap<(&'static str, DType, DType), Function>>,
+    loaded: Mutex<BTreeMap<Key, Function>>,
 }
 
 impl Kernels {
@@ -88,14 +90,16 @@ impl Kernels {
         (t, s): (DType, DType),
     ) -> Result<Function, DeviceError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = loaded.get(&(kernel, t, s)) {
+        if let Some(function) = loaded.get(&(source.name, kernel, t, s)) {
             return Ok(*function);
         }
         let image = image(source, (t, s), &self.gpu.architecture())?;
         let names = source.kernels();
         let functions = self.gpu.load(&image, &names)?;
-        loaded.extend(names.into_iter().zip(functions).map(|(name, function)| ((name, t, s), function)));
-        let function = loaded.get(&(kernel, t, s));
+        loaded.extend(
+            names.into_iter().zip(functions).map(|(name, function)| ((source.name, name, t, s), function)),
+        );
+        let function = loaded.get(&(source.name, kernel, t, s));
         Ok(*function.unwrap_or_else(|| panic!("{} has a kernel {kernel}", source.name)))
     }
 }

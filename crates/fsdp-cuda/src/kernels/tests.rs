@@ -3,8 +3,20 @@
 
 use fsdp_core::DType;
 
-use super::{CONVERT, EXACT, FACTORED, INTEGERS, LOSS, NORMS, POINTWISE, Source, UPDATE, image};
+use fsdp_nn::update::{AdamW, ElementwiseRule, Ema, Lion, Sgd};
+
+use super::{CONVERT, EXACT, FACTORED, INTEGERS, LOSS, NORMS, POINTWISE, Source, image};
 use crate::error::DeviceError;
+use crate::update::{Kind, source};
+
+/// The kernels of the element-wise rules.
+fn updates() -> Vec<&'static Source> {
+    let momentum = Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() };
+    let rules: [&dyn ElementwiseRule; 5] =
+        [&AdamW::default(), &Sgd::default(), &momentum, &Lion::default(), &Ema { decay: 0.9 }];
+    let elements = rules.map(|rule| source(Kind::Elements, &rule.formula().0));
+    elements.into_iter().chain([source(Kind::Coded, &AdamW::default().formula().0)]).collect()
+}
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
 
@@ -20,7 +32,7 @@ fn cases() -> Vec<(&'static Source, (DType, DType))> {
         for s in FLOATS {
             cases.push((&CONVERT, (t, s)));
             if t == t.master() {
-                cases.extend([&UPDATE, &FACTORED].map(|source| (source, (t, s))));
+                cases.extend(updates().into_iter().chain([&FACTORED]).map(|source| (source, (t, s))));
             }
         }
     }

@@ -1,8 +1,10 @@
 //! [`Backend`] for [`Torch`]: the memory's own kernel if it has one, libtorch's operations otherwise.
 
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{Error, Queue};
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
 use fsdp_nn::op::{Head, Linear, Op, Pointwise};
+use fsdp_nn::update::Part;
 
 use super::memory::Torch;
 use super::storage::TorchStorage;
@@ -36,6 +38,16 @@ impl<D: TorchStorage> Backend for Torch<D> {
             }
             Ok(Outcome::Done)
         })
+    }
+
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, D::Buffer>,
+        shard: &mut SegmentShard<'_, D::Buffer>,
+        scalars: &StepScalars<'_, D::Buffer>,
+    ) -> Result<Outcome, Error> {
+        self.update_part(part, stage, shard, scalars)
     }
 
     fn head_chunks(&self) -> HeadChunks {

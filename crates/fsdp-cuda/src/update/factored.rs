@@ -1,11 +1,11 @@
 //! The kernels of Adafactor over the pieces of a shard.
 
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_core::update::{Piece, SegmentShard, StepScalars};
+use fsdp_core::update::{Piece, SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::update::{Adafactor, AdafactorFactors};
 
-use super::runs::{copy, types};
+use super::runs::{copy, refresh, types};
 use crate::device::{CudaBuffer, CudaMemory};
 use crate::kernels::{Arg, FACTORED, GRID_HEIGHT_MAX, Launch};
 
@@ -25,7 +25,7 @@ const TILE_ROWS: usize = 16;
 const THREADS: usize = 256;
 
 /// A piece of a shard, and the start of its state.
-pub(super) struct Part {
+struct Part {
     piece: Piece,
     factors: AdafactorFactors,
     rows: usize,
@@ -34,7 +34,7 @@ pub(super) struct Part {
 }
 
 /// The parts of a shard, in the order of its state.
-pub(super) fn parts(rule: &Adafactor, pieces: &[Piece], scalars: &StepScalars<'_, CudaBuffer>) -> Vec<Part> {
+fn parts(rule: &Adafactor, pieces: &[Piece], scalars: &StepScalars<'_, CudaBuffer>) -> Vec<Part> {
     let (mut rows, mut cols, mut full) = (0, 0, 0);
     let part = |piece: &Piece| {
         let factors = rule.factors(piece.param, scalars.step, scalars.lr);
@@ -51,8 +51,33 @@ pub(super) fn parts(rule: &Adafactor, pieces: &[Piece], scalars: &StepScalars<'_
     pieces.iter().map(part).collect()
 }
 
+/// Runs a stage of a rule for a shard.
+pub(super) fn run(
+    memory: &CudaMemory,
+    rule: &Adafactor,
+    stage: &mut Stage<'_, CudaBuffer>,
+    shard: &mut SegmentShard<'_, CudaBuffer>,
+    scalars: &StepScalars<'_, CudaBuffer>,
+) -> Result<(), Error> {
+    let pass = Pass::new(memory, shard, scalars)?;
+    for part in parts(rule, shard.pieces, scalars) {
+        match stage {
+            Stage::Statistics { earlier: [], sums } => pass.moments(&part, shard, sums)?,
+            Stage::Statistics { earlier: [moments, ..], sums } => pass.norms(&part, shard, moments, sums)?,
+            Stage::Update { statistics: [moments, norms] } => pass.update(&part, shard, [moments, norms])?,
+            Stage::Update { .. } | Stage::Direct { .. } => {
+                panic!("a stage that a factored rule did not declare")
+            }
+        }
+    }
+    match stage {
+        Stage::Update { .. } => refresh(memory, shard),
+        Stage::Statistics { .. } | Stage::Direct { .. } => Ok(()),
+    }
+}
+
 /// The context of one pass over a shard: kernels and common parameters.
-pub(super) struct Pass<'a> {
+struct Pass<'a> {
     memory: &'a CudaMemory,
     kernels: Launch<'a>,
     factors: Arg<'a>,
@@ -61,7 +86,7 @@ pub(super) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn new(
+    fn new(
         memory: &'a CudaMemory,
         shard: &SegmentShard<'_, CudaBuffer>,
         scalars: &StepScalars<'a, CudaBuffer>,
@@ -100,7 +125,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Sums the squares of the parameters, and the squares of the gradient by rows and columns.
-    pub(super) fn moments(
+    fn moments(
         &self,
         part: &Part,
         shard: &mut SegmentShard<'_, CudaBuffer>,
@@ -196,7 +221,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Computes the sum of squares of the update before clipping.
-    pub(super) fn norms(
+    fn norms(
         &self,
         part: &Part,
         shard: &mut SegmentShard<'_, CudaBuffer>,
@@ -259,7 +284,7 @@ impl<'a> Pass<'a> {
         self.add(&partial, rows, sums, param.0)
     }
 
-    pub(super) fn update(
+    fn update(
         &self,
         part: &Part,
         shard: &mut SegmentShard<'_, CudaBuffer>,

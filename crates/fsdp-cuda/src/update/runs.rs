@@ -1,6 +1,6 @@
 //! Runs of a shard, each of which one launch updates.
 
-use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard};
 use fsdp_core::{DType, Error};
@@ -34,27 +34,6 @@ pub(crate) fn runs(pieces: &[Piece], groups: &Groups) -> Vec<Run> {
         }
     }
     runs
-}
-
-impl Run {
-    /// The first parameters of a kernel: gradient, parameters, states, the copy of the parameters (or null), the
-    /// length, the factors of the step, the word that records non-finite results, and the largest finite parameter.
-    pub(super) fn args<'a>(
-        &self,
-        memory: &CudaMemory,
-        shard: &'a mut SegmentShard<'_, CudaBuffer>,
-        factors: Slice<'a, CudaBuffer>,
-    ) -> Result<Vec<Arg<'a>>, Error> {
-        let largest_param = Arg::Real(shard.largest_param());
-        let mut args = vec![memory.input(Slice::new(shard.gradient, self.offset, self.len))?];
-        for buffer in std::iter::once(&mut *shard.params).chain(shard.state.iter_mut()) {
-            args.push(memory.output(SliceMut::new(buffer, self.offset, self.len))?);
-        }
-        args.push(copy(memory, shard.low.as_deref_mut(), self.offset, self.len)?);
-        args.extend([Arg::Len(self.len), memory.input(factors)?]);
-        args.extend([memory.output(SliceMut::whole(shard.not_finite))?, largest_param]);
-        Ok(args)
-    }
 }
 
 /// A range of the parameters' low-precision copy, if kernels write it in the same pass, which they do in bf16. A copy

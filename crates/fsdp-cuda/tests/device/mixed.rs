@@ -7,15 +7,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::device::{CudaEvent, StreamHandle};
 use fsdp_cuda::{CudaBuffer, CudaMemory, DeviceMemory};
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome, Write};
-
 use fsdp_nn::host::{HostBlock, HostBlocks};
 use fsdp_nn::op::Op;
-use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
+use fsdp_nn::update::Part;
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
 
 type In<'a> = Slice<'a, CudaBuffer>;
@@ -199,6 +198,16 @@ impl Backend for Mixed {
         self.head_chunks
     }
 
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, CudaBuffer>,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        scalars: &StepScalars<'_, CudaBuffer>,
+    ) -> Result<Outcome, Error> {
+        self.cuda.update(part, stage, shard, scalars)
+    }
+
     fn execute(&self, op: &Op, mut operands: Operands<'_, '_, CudaBuffer>) -> Result<Outcome, Error> {
         if self.cuda.execute(op, operands.reborrow())? == Outcome::Done {
             return Ok(Outcome::Done);
@@ -214,32 +223,3 @@ impl Backend for Mixed {
         self.host.execute(op, Operands { reads: &reads, writes: &mut writes, batch: operands.batch })
     }
 }
-
-macro_rules! rules_of_the_device {
-    ($($rule:ty),+) => {$(
-        impl UpdateRule<Mixed> for $rule {
-            fn statistics(
-                &mut self,
-                memory: &Mixed,
-                shard: &mut SegmentShard<'_, CudaBuffer>,
-                scalars: &StepScalars<'_, CudaBuffer>,
-                earlier: &[CudaBuffer],
-                sums: &mut CudaBuffer,
-            ) -> Result<(), Error> {
-                self.statistics(&memory.cuda, shard, scalars, earlier, sums)
-            }
-
-            fn update(
-                &mut self,
-                memory: &Mixed,
-                shard: &mut SegmentShard<'_, CudaBuffer>,
-                scalars: &StepScalars<'_, CudaBuffer>,
-                statistics: &[CudaBuffer],
-            ) -> Result<(), Error> {
-                self.update(&memory.cuda, shard, scalars, statistics)
-            }
-        }
-    )+};
-}
-
-rules_of_the_device!(AdamW, AdamW8bit, Sgd, Adafactor, Lion, Muon, Ema);

@@ -1,15 +1,18 @@
 //! Checks that update rules on a device and in pinned memory give the bits of the host's rules, where sums have the
 //! same order.
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Category, HostSlice, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StateTensor, StepScalars, Updates};
 use fsdp_core::{DType, Error, Queue, Tallies};
-use fsdp_nn::HostMemory;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, AdamW8bit, Ema, GroupSettings, Groups, Lion, Sgd};
+use fsdp_nn::Backend;
+use fsdp_nn::update::{
+    Adafactor, AdafactorOptions, AdamW, AdamW8bit, Ema, GroupSettings, Groups, Lion, Part, Rule,
+    ScheduleFree, Sgd,
+};
 
-use super::subject::{Subject, subject};
+use super::subject::subject;
 use super::values::*;
 
 pub(crate) const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip: 0.7, finite: true };
@@ -65,9 +68,9 @@ enum Where {
 
 /// Runs four steps, one with the `finite` flag unset, and returns parameters, their low-precision copy and state after
 /// each.
-fn train<M: Memory, R: UpdateRule<M>>(
+fn train<M: Backend>(
     memory: &M,
-    rule: &mut R,
+    rule: &Rule,
     (master, gradients): (DType, DType),
     place: Where,
     shapes: Shapes,
@@ -121,8 +124,8 @@ fn train<M: Memory, R: UpdateRule<M>>(
     seen
 }
 
-pub(crate) fn run<M: Memory, R: UpdateRule<M>>(
-    rule: &mut R,
+pub(crate) fn run<M: Backend>(
+    rule: &Rule,
     memory: &M,
     shard: &mut SegmentShard<'_, M::Buffer>,
     scalars: &StepScalars<'_, M::Buffer>,
@@ -130,20 +133,22 @@ pub(crate) fn run<M: Memory, R: UpdateRule<M>>(
     let mut statistics = Vec::new();
     for len in rule.phases() {
         let mut sums = filled(memory, DType::F64, &vec![0.0; len]);
-        rule.statistics(memory, shard, scalars, &statistics, &mut sums)?;
+        let stage = Stage::Statistics { earlier: &statistics, sums: &mut sums };
+        rule.run(memory, stage, shard, scalars)?;
         statistics.push(sums);
     }
-    rule.update(memory, shard, scalars, &statistics)
+    rule.run(memory, Stage::Update { statistics: &statistics }, shard, scalars)
 }
 
 /// Compares a rule in device memory and in pinned memory to the host.
-fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, shapes: Shapes, what: &str) {
+fn compare(rule: impl Into<Part>, shapes: Shapes, what: &str) {
+    let rule = Rule::new(rule);
     let (cuda, host) = (&*subject(), &host());
     for master in [DType::F32, DType::F64] {
         for gradients in FLOATS {
-            let expected = train(host, &mut rule, (master, gradients), Where::Device, shapes);
+            let expected = train(host, &rule, (master, gradients), Where::Device, shapes);
             for place in [Where::Device, Where::Pinned] {
-                let got = train(cuda, &mut rule, (master, gradients), place, shapes);
+                let got = train(cuda, &rule, (master, gradients), place, shapes);
                 for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
                     let what =
                         format!("{what} of {master} by {gradients} on {place:?} after step {}", step + 1);
@@ -169,15 +174,18 @@ fn adamw_with_8_bit_moments_matches_host_bitwise() {
 }
 
 #[test]
+fn schedule_free_adamw_matches_host_bitwise() {
+    let rule = ScheduleFree { betas: (0.9, 0.99), eps: 1e-8, warmup_steps: 2, groups: groups(0.1) };
+    compare(rule, SHORT, "schedule-free AdamW");
+}
+
+#[test]
 fn lion_matches_host_bitwise() {
     compare(Lion { groups: groups(0.1), ..Lion::default() }, SHORT, "Lion");
 }
 
 /// Returns the averages after each of four steps, with different parameters in every step.
-fn averages<M: Memory>(memory: &M, master: DType, place: Where) -> Vec<Vec<f64>>
-where
-    Ema: UpdateRule<M>,
-{
+fn averages<M: Backend>(memory: &M, master: DType, place: Where) -> Vec<Vec<f64>> {
     let (pieces, len) = pieces(SHORT);
     let allocate = |dtype| match place {
         Where::Device => memory.allocate(Category::OptimizerState, dtype, len).unwrap(),
@@ -190,7 +198,8 @@ where
         buffer
     };
     let [mut params, gradient, average] = [zeros(), zeros(), zeros()];
-    let (mut rule, mut state, mut not_finite) = (Ema { decay: 0.9 }, [average], integers(memory, &[0]));
+    let rule = Rule::new(Ema { decay: 0.9 });
+    let (mut state, mut not_finite) = ([average], integers(memory, &[0]));
     let update = |step: u64| {
         let values_of = HostSlice::F64(&normal(step, len));
         memory.write(Queue::Compute, values_of, SliceMut::whole(&mut params)).unwrap();
@@ -207,7 +216,7 @@ where
             whole: None,
             not_finite: &mut not_finite,
         };
-        rule.update(memory, &mut shard, &scalars, &[]).unwrap();
+        rule.run(memory, Stage::Update { statistics: &[] }, &mut shard, &scalars).unwrap();
         let all = values(memory, &state[0]);
         pieces.iter().flat_map(|piece| all[piece.offset..piece.offset + piece.len].to_vec()).collect()
     };
@@ -259,11 +268,11 @@ fn adafactor_matches_host_bitwise() {
 fn adafactor_with_long_sums_matches_host_within_error_bound() {
     let options =
         AdafactorOptions { beta1: Some(0.9), groups: Groups::uniform(0.1), ..AdafactorOptions::default() };
-    let mut rule = Adafactor::new(options, &spec(LONG));
+    let rule = Rule::new(Adafactor::new(options, &spec(LONG)));
     for master in [DType::F32, DType::F64] {
         let types = (master, DType::F32);
-        let expected = train(&host(), &mut rule, types, Where::Device, LONG);
-        let got = train(&*subject(), &mut rule, types, Where::Device, LONG);
+        let expected = train(&host(), &rule, types, Where::Device, LONG);
+        let got = train(&*subject(), &rule, types, Where::Device, LONG);
         let share = 2.0 * 70_000.0 * 2f64.powi(-52) + 32.0 * unit(master);
         for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
             for (buffer, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -274,7 +283,7 @@ fn adafactor_with_long_sums_matches_host_within_error_bound() {
                 assert_within(got, expected, &bounds, &what);
             }
         }
-        let again = train(&*subject(), &mut rule, types, Where::Device, LONG);
+        let again = train(&*subject(), &rule, types, Where::Device, LONG);
         assert_bits(&again[3].concat(), &got[3].concat(), "the same steps again");
     }
 }
@@ -289,9 +298,9 @@ struct Edge {
 
 /// Updates a shard once, with these values in it and NaN padding. Returns the word in which the rule notes non-finite
 /// values, and whether a scan of all pieces finds one.
-fn noted<M: Memory, R: UpdateRule<M>>(
+fn noted<M: Backend>(
     memory: &M,
-    rule: &mut R,
+    rule: &Rule,
     master: DType,
     place: Where,
     shapes: Shapes,
@@ -357,7 +366,8 @@ fn noted<M: Memory, R: UpdateRule<M>>(
 }
 
 /// Compares a rule's note of non-finite values, in device and in pinned memory, to a scan of all values.
-fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, shapes: Shapes, what: &str) {
+fn compare_notes(rule: impl Into<Part>, shapes: Shapes, what: &str) {
+    let rule = Rule::new(rule);
     let bf16 = [f32::from_bits(0x7f7f_7fff), f32::from_bits(0xff7f_8000)].map(f64::from);
     let largest = [f64::from(f32::MAX), 0.0, 1e-45, 1e19, 1e25, f64::INFINITY, f64::NAN];
     let values: Vec<f64> = bf16.into_iter().chain(largest).collect();
@@ -368,7 +378,7 @@ fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, s
         for (master, place) in
             [(DType::F32, Where::Device), (DType::F64, Where::Device), (DType::F32, Where::Pinned)]
         {
-            let (word, found) = noted(&*subject(), &mut rule, master, place, shapes, (lr, edges));
+            let (word, found) = noted(&*subject(), &rule, master, place, shapes, (lr, edges));
             assert_eq!(word, i64::from(found), "{what} of {master} on {place:?} by {lr} with {edges:?}");
             seen[usize::from(found)] += 1;
         }

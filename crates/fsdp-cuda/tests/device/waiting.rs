@@ -2,16 +2,16 @@
 
 use fsdp_core::DType;
 use fsdp_core::memory::Slice;
-use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
-use fsdp_cuda::CudaMemory;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
+use fsdp_core::update::{RuleState, SegmentShard, StepScalars};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Part, Rule, Sgd};
 
 use crate::subject::cuda_on;
 use crate::update::{FACTORS, SHORT, pieces, run, spec};
 use crate::values::*;
 
 /// Runs a step of a rule, checks that it does not wait, and returns the number of kernels it launched.
-fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
+fn launches(rule: impl Into<Part>) -> usize {
+    let rule = Rule::new(rule);
     let device = crate::fake_cuda::device();
     let memory = &cuda_on(device);
     let (pieces, len) = pieces(SHORT);
@@ -37,7 +37,7 @@ fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
             whole: None,
             not_finite: &mut not_finite,
         };
-        run(&mut rule, memory, &mut shard, &scalars).unwrap();
+        run(&rule, memory, &mut shard, &scalars).unwrap();
     };
     // The first step allocates from the driver, and waits for the poisoning of new storage.
     step();

@@ -5,11 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, SegmentShard, Stage, StepScalars, Updates};
 use fsdp_core::{DType, ExactSum, Queue};
-use fsdp_nn::update::{AdamW, Sgd};
+use fsdp_nn::Backend;
+use fsdp_nn::update::{AdamW, Rule, Sgd};
 
-use crate::subject::{Subject, subject};
+use crate::subject::subject;
 use crate::values::*;
 
 const Q: Queue = Queue::Compute;
@@ -26,11 +27,9 @@ fn failed_sums_are_errors_and_updates_without_state_panic() {
     assert!(failed.to_string().contains("libtorch, in exact_sum"), "{failed}");
     let failed = memory.square_sum(Q, Slice::whole(&src), 3, SliceMut::whole(&mut wrong)).unwrap_err();
     assert!(failed.to_string().contains("libtorch, in square_sum"), "{failed}");
-    for rule in
-        [&mut AdamW::default() as &mut dyn UpdateRule<Subject>, &mut Sgd { momentum: 0.9, ..Sgd::default() }]
-    {
+    for rule in [Rule::new(AdamW::default()), Rule::new(Sgd { momentum: 0.9, ..Sgd::default() })] {
         let mut params = filled(memory, DType::F32, &[1.0; 6]);
-        let updated = catch_unwind(AssertUnwindSafe(|| update(memory, rule, &mut params, &mut [])));
+        let updated = catch_unwind(AssertUnwindSafe(|| update(memory, &rule, &mut params, &mut [])));
         let panic = updated.expect_err("it has no state");
         let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
         assert!(message.contains("0 state tensors"), "{message}");
@@ -82,15 +81,16 @@ fn blockwise_updates_match_host_bitwise() {
     let numbers = normal(1, MANY);
     let mut params = filled(memory, DType::F32, &numbers);
     let mut expected = filled(host, DType::F32, &numbers);
-    update(memory, &mut Sgd::default(), &mut params, &mut []).unwrap();
-    update(host, &mut Sgd::default(), &mut expected, &mut []).unwrap();
+    let rule = Rule::new(Sgd::default());
+    update(memory, &rule, &mut params, &mut []).unwrap();
+    update(host, &rule, &mut expected, &mut []).unwrap();
     assert_bits(&values(memory, &params), &values(host, &expected), "parameters");
 }
 
 /// Performs one update step with a random gradient for every element.
-fn update<M: Memory>(
+fn update<M: Backend>(
     memory: &M,
-    rule: &mut (impl UpdateRule<M> + ?Sized),
+    rule: &Rule,
     params: &mut M::Buffer,
     state: &mut [M::Buffer],
 ) -> Result<(), String> {
@@ -111,5 +111,6 @@ fn update<M: Memory>(
         whole: None,
         not_finite: &mut not_finite,
     };
-    rule.update(memory, &mut shard, &scalars, &[]).map_err(|error| error.to_string())
+    rule.run(memory, Stage::Update { statistics: &[] }, &mut shard, &scalars)
+        .map_err(|error| error.to_string())
 }

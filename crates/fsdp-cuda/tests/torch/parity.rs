@@ -14,8 +14,8 @@ use fsdp_nn::backend::{BatchFacts, Operands, Write};
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
 use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer};
+use fsdp_train::Job;
 use fsdp_train::verify::{VerifyOptions, WorldReport, verify};
-use fsdp_train::{Job, TrainBackend};
 
 use crate::hooked::{self, Hooked};
 use crate::ranks::{RankMemory, memory, threads};
@@ -28,7 +28,7 @@ fn check<A: Architecture + Clone>(job: &Job<A>, kernels: Kernels, worlds: &[usiz
 fn check_on<L, A>(launcher: &L, job: &Job<A>, worlds: &[usize]) -> Vec<WorldReport>
 where
     L: Launcher,
-    L::Memory: TrainBackend,
+    L::Memory: Backend,
     A: Architecture + Clone,
 {
     let report = verify(job, launcher, &VerifyOptions::new(worlds, 3));

@@ -13,12 +13,12 @@ use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates};
 use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::backend::{AttentionDims, BatchFacts, HeadDims, LinearDims, Orientation};
 use fsdp_nn::conformance::Calls;
 use fsdp_nn::op::Scores;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Sgd};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Rule, Sgd};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
 
 const ROWS: usize = 2048;
@@ -188,12 +188,12 @@ fn optimizers(c: &mut Criterion) {
         let mut not_finite = memory.allocate(Category::CommStaging, DType::I64, 1).expect("no limit");
         let scalars = StepScalars { step: 3, lr: 1e-3, factors: Slice::whole(&on_device) };
         // Adafactor's passes read the gradient thrice, and the parameters once more than they update them.
-        let rules: [(&str, usize, Box<dyn UpdateRule<HostMemory>>); 3] = [
-            ("adamw", 7, Box::new(AdamW::default())),
-            ("sgd", 3, Box::new(Sgd::default())),
-            ("adafactor", 6, Box::new(Adafactor::new(AdafactorOptions::default(), &one_param(len)))),
+        let rules = [
+            ("adamw", 7, Rule::new(AdamW::default())),
+            ("sgd", 3, Rule::new(Sgd::default())),
+            ("adafactor", 6, Rule::new(Adafactor::new(AdafactorOptions::default(), &one_param(len)))),
         ];
-        for (name, tensors, mut rule) in rules {
+        for (name, tensors, rule) in rules {
             let mut params = filled(&memory, len);
             let mut state = Vec::new();
             for tensor in rule.state(&[piece], len, DType::F32) {
@@ -219,10 +219,12 @@ fn optimizers(c: &mut Criterion) {
                     let found = memory.allocate(Category::CommStaging, DType::F64, count);
                     let mut found = found.expect("no limit");
                     memory.zero(Queue::Compute, write(&mut found)).expect("fits");
-                    rule.statistics(&memory, &mut shard, &scalars, &sums, &mut found).expect("fits");
+                    let stage = Stage::Statistics { earlier: &sums, sums: &mut found };
+                    rule.run(&memory, stage, &mut shard, &scalars).expect("fits");
                     sums.push(found);
                 }
-                rule.update(&memory, &mut shard, &scalars, &sums).expect("fits");
+                let stage = Stage::Update { statistics: &sums };
+                rule.run(&memory, stage, &mut shard, &scalars).expect("fits");
             });
         }
     }

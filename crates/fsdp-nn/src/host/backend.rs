@@ -1,6 +1,7 @@
 //! [`Backend`] on the host: one file of kernels per family of operations, selected by one `match`.
 
 use fsdp_core::memory::Buffer;
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error};
 
 use super::buffer::HostBuffer;
@@ -9,6 +10,7 @@ use super::floats::Target;
 use super::memory::HostMemory;
 use crate::backend::{Backend, Operands, Outcome, Write};
 use crate::op::Op;
+use crate::update::Part;
 
 /// Operands on the host.
 pub(super) type Call<'o, 'a> = Operands<'o, 'a, HostBuffer>;
@@ -29,6 +31,16 @@ impl Backend for HostMemory {
             Op::Experts(op) => self.experts::<E>(op, operands),
             Op::Head(op) => self.head::<E>(op, operands),
         })
+    }
+
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, HostBuffer>,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars<'_, HostBuffer>,
+    ) -> Result<Outcome, Error> {
+        self.update_part(part, stage, shard, scalars).map(|()| Outcome::Done)
     }
 }
 

@@ -13,6 +13,7 @@ use half::{bf16, f16};
 
 use super::floats::{Floats, FloatsMut};
 use super::math;
+use crate::update::Number;
 
 /// An element type of buffers.
 pub(crate) trait Scalar: Pod + Send + Sync + Debug {
@@ -53,6 +54,7 @@ pub(crate) trait Element: Scalar {
 /// A float type that arithmetic is done in.
 pub(crate) trait Float:
     Element<Acc = Self>
+    + Number
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>

@@ -10,19 +10,11 @@
 //! Only matrices are factored. (`transformers` also factors the last two of more dimensions; here such parameters
 //! keep their full second moment.) Every rank that holds rows of a matrix keeps all its column means.
 
-use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::DType;
 use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_core::update::{
-    Piece, RuleState, SegmentShard, StateAxis, StatePiece, StateTensor, StepScalars, UpdateRule,
-};
-use fsdp_core::{DType, Error};
+use fsdp_core::update::{Piece, StateAxis, StatePiece, StateTensor};
 
-use super::elementwise::HostScalars;
-use super::factored::{Pass, Stage};
-use super::finite_check::FiniteCheck;
 use super::groups::{GroupSettings, Groups};
-use crate::host::element::Float;
-use crate::host::{HostBuffer, HostMemory};
 
 /// The options of [`Adafactor`]. The learning rate is passed with each step and ignored under `relative_step`.
 #[derive(Clone, Debug)]
@@ -165,38 +157,8 @@ impl Adafactor {
         }
     }
 
-    fn run(
-        &self,
-        memory: &HostMemory,
-        shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars<'_, HostBuffer>,
-        stage: Stage<'_>,
-    ) -> Result<(), Error> {
-        let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
-        match shard.params.dtype() {
-            DType::F64 => self.typed::<f64>(memory, shard, scalars, stage),
-            _ => self.typed::<f32>(memory, shard, scalars, stage),
-        }
-    }
-
-    fn typed<A: Float>(
-        &self,
-        memory: &HostMemory,
-        shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &HostScalars,
-        mut stage: Stage<'_>,
-    ) -> Result<(), Error> {
-        let (pieces, limits) = (shard.pieces, FiniteCheck::finite(shard));
-        let mut pass = Pass::<A>::new(self, memory, shard, scalars)?;
-        for piece in pieces {
-            pass.piece(piece, &mut stage);
-        }
-        if pass.end().exceeds(&limits) { shard.note_not_finite(memory) } else { Ok(()) }
-    }
-}
-
-impl RuleState for Adafactor {
-    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+    /// The state tensors of a shard, as [`RuleState::state`](fsdp_core::update::RuleState::state).
+    pub fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
         let empty = |name| StateTensor { name, len: 0, dtype, pieces: Vec::new() };
         let [mut rows, mut cols, mut full] = ["exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"].map(empty);
         for piece in pieces {
@@ -215,41 +177,10 @@ impl RuleState for Adafactor {
         state
     }
 
-    fn phases(&self) -> Vec<usize> {
+    pub(super) fn phases(&self) -> Vec<usize> {
         let lens: [usize; Self::PHASES] =
             [self.params.iter().map(ParamStatistics::sum_count).sum(), self.params.len()];
         lens.to_vec()
-    }
-}
-
-impl UpdateRule<HostMemory> for Adafactor {
-    fn statistics(
-        &mut self,
-        memory: &HostMemory,
-        shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars<'_, HostBuffer>,
-        earlier: &[HostBuffer],
-        sums: &mut HostBuffer,
-    ) -> Result<(), Error> {
-        let sums = memory.elements_mut(SliceMut::whole(sums))?;
-        let stage = match earlier {
-            [] => Stage::Moments { sums },
-            [moments, ..] => Stage::Norms { moments: memory.elements(Slice::whole(moments))?, sums },
-        };
-        self.run(memory, shard, scalars, stage)
-    }
-
-    fn update(
-        &mut self,
-        memory: &HostMemory,
-        shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars<'_, HostBuffer>,
-        statistics: &[HostBuffer],
-    ) -> Result<(), Error> {
-        let [moments, norms] = [0, 1].map(|phase| memory.elements(Slice::whole(&statistics[phase])));
-        let stage = Stage::Update { moments: moments?, norms: norms? };
-        self.run(memory, shard, scalars, stage)?;
-        shard.refresh(memory)
     }
 }
 

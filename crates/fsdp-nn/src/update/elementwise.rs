@@ -1,136 +1,147 @@
-//! The common part of element-wise update rules: one pass over the pieces of a shard in small blocks.
+//! Element-wise update rules: each is one formula, which every device runs in its own way.
+//!
+//! The host compiles the formula for its numbers. Other devices get it as a list of calculations ([`Formula`]), of which
+//! they make a kernel, a part of a compiled program, or calls of a library. The order of operations is the same
+//! everywhere, so the bits are, too.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fmt::Debug;
+use std::ops::{Add, Div, Mul, Sub};
 
 use fsdp_core::Error;
-use fsdp_core::Queue;
-use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, SegmentShard, StepScalars};
+use fsdp_core::model::ParamId;
+use fsdp_core::update::SegmentShard;
 
-use super::finite_check::FiniteCheck;
-use crate::host::element::Float;
-use crate::host::floats::{Floats, transfer};
-use crate::host::workers::TASK_ELEMS;
+use super::formula::{Formula, record};
+use super::groups::{GroupSettings, Groups};
+use super::host::{HostScalars, each_block};
 use crate::host::{HostBuffer, HostMemory};
 
-/// Elements per block. The gradient of a block is converted to the master dtype on the stack.
-const BLOCK_ELEMS: usize = 1024;
+/// The largest number of state tensors of an element-wise rule.
+pub const STATES_MAX: usize = 3;
 
-/// The scalars of a step, read from memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HostScalars {
-    pub(super) step: u64,
-    pub(super) lr: f64,
-    pub(super) gradient_scale: f64,
-    pub(super) clip: f64,
+/// What a formula calculates with: numbers of the master dtype, or the steps of a recorded formula.
+pub trait Number:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// A constant, rounded to the master dtype.
+    #[must_use]
+    fn constant(self, value: f64) -> Self;
+
+    /// The square root, correctly rounded.
+    #[must_use]
+    fn square_root(self) -> Self;
+
+    /// `then` if this number is less than `other`; `otherwise` if it is not, or if one of them is NaN.
+    #[must_use]
+    fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self;
 }
 
-impl HostScalars {
-    /// Reads the scalars; `None` if the step must not update anything.
-    pub(super) fn read(
-        memory: &HostMemory,
-        scalars: &StepScalars<'_, HostBuffer>,
-    ) -> Result<Option<Self>, Error> {
-        let GradientFactors { scale, clip, finite } =
-            GradientFactors::read(memory, Queue::Compute, scalars.factors)?;
-        let StepScalars { step, lr, .. } = *scalars;
-        Ok(finite.then_some(Self { step, lr, gradient_scale: scale, clip }))
-    }
-}
-
-/// The factors of a gradient, applied one after the other, in the master dtype.
-#[derive(Clone, Copy)]
-pub(super) struct Scale<A> {
-    scale: A,
-    clip: A,
-}
-
-impl<A: Float> Scale<A> {
-    pub(super) fn new(scalars: &HostScalars) -> Self {
-        Self { scale: A::of(scalars.gradient_scale), clip: A::of(scalars.clip) }
-    }
-
-    /// Returns the gradient of the mean loss, clipped.
-    #[inline(always)]
-    pub(super) fn of(self, gradient: A) -> A {
-        gradient * self.scale * self.clip
-    }
-}
-
-/// A range of one piece, of the parameters and of `N` state tensors, with the whole shard's gradient.
-struct Task<'a, A, const N: usize> {
-    start: usize,
-    piece: Piece,
-    params: &'a mut [A],
-    state: [&'a mut [A]; N],
-}
-
-/// Runs `step(piece, gradient, parameters, states)` over blocks of every piece, and records whether all written
-/// values are finite. The gradient is in the master dtype; `step` applies [`Scale`], which saves a pass.
-pub(super) fn each_block<A: Float, const N: usize>(
-    memory: &HostMemory,
-    shard: &mut SegmentShard<'_, HostBuffer>,
-    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) -> FiniteCheck<A> + Sync + Send,
-) -> Result<(), Error> {
-    let (limits, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
-    let gradient = memory.floats(Slice::whole(shard.gradient))?;
-    let mut params = memory.elements_mut::<A>(SliceMut::whole(shard.params))?;
-    let mut states = Vec::with_capacity(N);
-    for buffer in shard.state.iter_mut() {
-        states.push(memory.elements_mut::<A>(SliceMut::whole(buffer))?);
-    }
-    let mut states: [&mut [A]; N] = states.try_into().unwrap_or_else(|states: Vec<_>| {
-        panic!("{} state tensors where the rule declared {N}", states.len())
-    });
-    let mut tasks = Vec::new();
-    let mut position = 0;
-    for piece in shard.pieces {
-        assert!(piece.offset >= position, "pieces are disjoint and in order");
-        skip(&mut params, piece.offset - position);
-        for state in &mut states {
-            skip(state, piece.offset - position);
-        }
-        for start in (0..piece.len).step_by(TASK_ELEMS) {
-            let len = TASK_ELEMS.min(piece.len - start);
-            let state = states.each_mut().map(|state| skip(state, len));
-            tasks.push(Task {
-                start: piece.offset + start,
-                piece: *piece,
-                params: skip(&mut params, len),
-                state,
-            });
-        }
-        position = piece.offset + piece.len;
-    }
-    memory.workers().each(tasks.into_iter(), |task| {
-        run_task(gradient, task, |piece, gradient, params, state| {
-            if step(piece, gradient, params, state).exceeds(&limits) {
-                exceeds.store(true, Ordering::Relaxed);
+macro_rules! number {
+    ($($float:ty),*) => {$(
+        impl Number for $float {
+            #[inline(always)]
+            fn constant(self, value: f64) -> Self {
+                value as $float
             }
-        });
-    });
-    if exceeds.into_inner() { shard.note_not_finite(memory) } else { Ok(()) }
+
+            #[inline(always)]
+            fn square_root(self) -> Self {
+                self.sqrt()
+            }
+
+            #[inline(always)]
+            fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self {
+                if self < other { then } else { otherwise }
+            }
+        }
+    )*};
 }
 
-/// Splits the first `count` elements off a slice.
-pub(super) fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
-    let (first, rest) = std::mem::take(slice).split_at_mut(count);
-    *slice = rest;
-    first
+number!(f32, f64);
+
+/// Linear interpolation like PyTorch's `lerp` on CPUs: from the end for weights of at least one half.
+#[inline(always)]
+pub(super) fn lerp<N: Number>(from: N, to: N, weight: f64) -> N {
+    let weight_of = from.constant(weight);
+    if weight >= 0.5 {
+        to - (to - from) * (from.constant(1.0) - weight_of)
+    } else {
+        from + weight_of * (to - from)
+    }
 }
 
-fn run_task<A: Float, const N: usize>(
-    gradient: Floats<'_>,
-    task: Task<'_, A, N>,
-    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]),
-) {
-    let Task { start, piece, params, mut state } = task;
-    let mut block = [A::ZERO; BLOCK_ELEMS];
-    for (index, params) in params.chunks_mut(BLOCK_ELEMS).enumerate() {
-        let (offset, len) = (index * BLOCK_ELEMS, params.len());
-        let block = &mut block[..len];
-        transfer(gradient.range(start + offset, len), A::floats_mut(block), false);
-        step(&piece, block, params, state.each_mut().map(|state| &mut state[offset..offset + len]));
+/// A rule that treats each element by itself.
+pub trait Elementwise: Clone + Debug + Send + Sync + 'static {
+    /// Names of the state tensors, of which there are up to [`STATES_MAX`].
+    fn state(&self) -> &'static [&'static str];
+
+    /// The settings of parameters; `None` if they have no effect.
+    fn groups(&self) -> Option<&Groups>;
+
+    /// The numbers in which a step differs from other steps, or a parameter from other parameters: always as many.
+    fn factors(&self, settings: GroupSettings, step: u64, lr: f64) -> Vec<f64>;
+
+    /// Updates the state of an element (unused ones are to be left alone) and returns the new parameter. The gradient is
+    /// that of the mean loss, clipped.
+    fn step<N: Number>(&self, factors: &[N], gradient: N, param: N, state: &mut [N; STATES_MAX]) -> N;
+}
+
+/// [`Elementwise`] as an object.
+pub trait ElementwiseRule: Debug + Send + Sync {
+    /// As [`Elementwise::state`].
+    fn state(&self) -> &'static [&'static str];
+
+    /// As [`Elementwise::groups`].
+    fn groups(&self) -> Option<&Groups>;
+
+    /// The factors of a step of the run for a parameter: [`Elementwise::factors`].
+    fn factors_of(&self, param: ParamId, step: u64, lr: f64) -> Vec<f64>;
+
+    /// The formula, and the values of its constants.
+    fn formula(&self) -> (Formula, Vec<f64>);
+
+    /// Whether parameters change, or only state.
+    fn changes_params(&self) -> bool {
+        self.formula().0.param.is_some()
+    }
+
+    /// Updates parameters and state of a shard in host memory.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn update_on_host(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &HostScalars,
+    ) -> Result<(), Error>;
+}
+
+impl<R: Elementwise> ElementwiseRule for R {
+    fn state(&self) -> &'static [&'static str] {
+        Elementwise::state(self)
+    }
+
+    fn groups(&self) -> Option<&Groups> {
+        Elementwise::groups(self)
+    }
+
+    fn factors_of(&self, param: ParamId, step: u64, lr: f64) -> Vec<f64> {
+        let settings = Elementwise::groups(self).map_or(GroupSettings::PLAIN, |groups| groups.of(param));
+        self.factors(settings, settings.own_step(step), lr * settings.lr_scale)
+    }
+
+    fn formula(&self) -> (Formula, Vec<f64>) {
+        let factors = self.factors_of(ParamId(0), 1, 0.0).len();
+        record(self, factors)
+    }
+
+    fn update_on_host(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &HostScalars,
+    ) -> Result<(), Error> {
+        each_block(self, memory, shard, scalars)
     }
 }

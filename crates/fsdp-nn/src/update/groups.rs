@@ -16,6 +16,9 @@ pub struct GroupSettings {
 }
 
 impl GroupSettings {
+    /// The settings of parameters that have none of their own.
+    pub const PLAIN: Self = Self { lr_scale: 1.0, weight_decay: 0.0, late: 0 };
+
     /// Returns the number of a step of the run among the steps of these parameters, both counted from 1.
     pub fn own_step(&self, step: u64) -> u64 {
         step.saturating_sub(self.late)

@@ -1,17 +1,8 @@
 //! Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, program 1): the sign of a running average
 //! of the gradient, with decoupled weight decay, operation by operation as in the authors' `lion_pytorch.py`.
 
-use fsdp_core::memory::Buffer;
-use fsdp_core::model::ParamId;
-use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
-use fsdp_core::{DType, Error};
-
-use super::elementwise::{HostScalars, Scale, each_block};
-use super::finite_check::FiniteCheck;
+use super::elementwise::{Elementwise, Number, STATES_MAX};
 use super::groups::{GroupSettings, Groups};
-use crate::host::element::Float;
-use crate::host::raw::vectorized;
-use crate::host::{HostBuffer, HostMemory};
 
 /// Lion. State: `exp_avg`.
 #[derive(Clone, Debug)]
@@ -28,90 +19,29 @@ impl Default for Lion {
     }
 }
 
-/// The factors of one step of [`Lion`] for a parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LionFactors {
-    /// Factor of the parameter: one minus its weight decay.
-    pub keep: f64,
-    /// Weights of the average and of the gradient in the direction.
-    pub direction: [f64; 2],
-    /// Weights of the average and of the gradient in the new average.
-    pub average: [f64; 2],
-    /// Factor of the sign; negative.
-    pub step_size: f64,
-}
-
-vectorized! {
-    fn step<A: Float>(
-        f: LionFactors,
-        scale: Scale<A>,
-        gradient: &[A],
-        params: &mut [A],
-        averages: &mut [A],
-    ) -> FiniteCheck<A> {
-        let [keep, step_size] = [f.keep, f.step_size].map(A::of);
-        let [[old, new], [kept, added]] = [f.direction, f.average].map(|weights| weights.map(A::of));
-        let mut largest = FiniteCheck::none();
-        for ((p, m), &g) in params.iter_mut().zip(averages).zip(gradient) {
-            let g = scale.of(g);
-            let direction = *m * old + new * g;
-            let up = if direction > A::ZERO { step_size } else { A::ZERO };
-            let down = if direction < A::ZERO { step_size } else { A::ZERO };
-            *p = *p * keep + (up - down);
-            *m = *m * kept + added * g;
-            // The sign of a non-finite number is finite, so the average is checked too.
-            largest.param(*p);
-            largest.state(*m);
-        }
-        largest
-    }
-}
-
-impl Lion {
-    /// Returns the factors of a step for a parameter.
-    pub fn factors(&self, param: ParamId, lr: f64) -> LionFactors {
-        let GroupSettings { lr_scale, weight_decay, .. } = self.groups.of(param);
-        let ((beta1, beta2), lr) = (self.betas, lr * lr_scale);
-        LionFactors {
-            keep: 1.0 - lr * weight_decay,
-            direction: [beta1, 1.0 - beta1],
-            average: [beta2, 1.0 - beta2],
-            step_size: -lr,
-        }
+impl Elementwise for Lion {
+    fn state(&self) -> &'static [&'static str] {
+        &["exp_avg"]
     }
 
-    fn typed<A: Float>(
-        &self,
-        memory: &HostMemory,
-        shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &HostScalars,
-    ) -> Result<(), Error> {
-        let scale = Scale::<A>::new(scalars);
-        each_block(memory, shard, |piece, gradient, params, [averages]| {
-            step(self.factors(piece.param, scalars.lr), scale, gradient, params, averages)
-        })
+    fn groups(&self) -> Option<&Groups> {
+        Some(&self.groups)
     }
-}
 
-impl RuleState for Lion {
-    fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor> {
-        vec![StateTensor::elementwise("exp_avg", pieces, shard_len, dtype)]
+    fn factors(&self, settings: GroupSettings, _step: u64, lr: f64) -> Vec<f64> {
+        vec![1.0 - lr * settings.weight_decay, -lr]
     }
-}
 
-impl UpdateRule<HostMemory> for Lion {
-    fn update(
-        &mut self,
-        memory: &HostMemory,
-        shard: &mut SegmentShard<'_, HostBuffer>,
-        scalars: &StepScalars<'_, HostBuffer>,
-        _statistics: &[HostBuffer],
-    ) -> Result<(), Error> {
-        let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
-        match shard.params.dtype() {
-            DType::F64 => self.typed::<f64>(memory, shard, scalars)?,
-            _ => self.typed::<f32>(memory, shard, scalars)?,
-        }
-        shard.refresh(memory)
+    #[inline(always)]
+    fn step<N: Number>(&self, factors: &[N], gradient: N, param: N, state: &mut [N; STATES_MAX]) -> N {
+        let &[keep, step_size] = factors else { unreachable!("the factors of Lion") };
+        let (average, zero) = (state[0], gradient.constant(0.0));
+        let weighted =
+            |beta: f64| average * gradient.constant(beta) + gradient.constant(1.0 - beta) * gradient;
+        let direction = weighted(self.betas.0);
+        let up = zero.if_less(direction, step_size, zero);
+        let down = direction.if_less(zero, step_size, zero);
+        state[0] = weighted(self.betas.1);
+        param * keep + (up - down)
     }
 }

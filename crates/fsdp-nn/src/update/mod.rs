@@ -1,4 +1,4 @@
-//! Update rules of the host backend: fused passes over the shard of a segment.
+//! Update rules: what each of them keeps and calculates, for all devices; and how the host runs them.
 //!
 //! AdamW, SGD, Lion and averages are element-wise, and AdamW with 8-bit moments works on blocks within a row, so
 //! their results do not depend on how a segment is sharded. Neither do those of Muon, which works on the directions
@@ -7,28 +7,31 @@
 mod adafactor;
 mod adamw;
 mod adamw8bit;
-mod both;
 mod dynamic;
 mod elementwise;
 mod ema;
-mod factored;
-mod finite_check;
+mod formula;
 mod groups;
+mod host;
 mod lion;
-mod momentum;
 mod muon;
-mod orthogonal;
+mod rule;
+mod schedule_free;
 mod sgd;
 #[cfg(test)]
 mod tests;
 
 pub use adafactor::{Adafactor, AdafactorFactors, AdafactorOptions};
-pub use adamw::{AdamW, AdamWFactors};
+pub use adamw::AdamW;
 pub use adamw8bit::AdamW8bit;
-pub use both::Both;
 pub use dynamic::CodeBook;
+pub use elementwise::{Elementwise, ElementwiseRule, Number, STATES_MAX};
 pub use ema::Ema;
+pub use formula::{Calculation, Formula, Input, Term};
 pub use groups::{GroupSettings, Groups};
-pub use lion::{Lion, LionFactors};
+pub use host::HostScalars;
+pub use lion::Lion;
 pub use muon::{AdjustLr, Muon, MuonOptions};
+pub use rule::{Part, Rule};
+pub use schedule_free::ScheduleFree;
 pub use sgd::Sgd;

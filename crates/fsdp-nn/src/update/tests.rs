@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, RuleState, SegmentShard, StateAxis, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StateAxis, StepScalars, Updates};
 use fsdp_core::{DType, Queue, Tallies};
 use proptest::prelude::*;
 
-use super::{Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSettings, Groups, Lion, Sgd};
+use super::{
+    Adafactor, AdafactorOptions, AdamW, AdamW8bit, ElementwiseRule, Ema, GroupSettings, Groups, Lion, Part,
+    Rule, ScheduleFree, Sgd,
+};
 use crate::random;
 use crate::{HostBuffer, HostMemory, HostOptions};
 
@@ -91,13 +94,7 @@ fn pieces(rank: usize, world: usize) -> (Vec<Piece>, Vec<usize>) {
 }
 
 impl Shard {
-    fn new(
-        rule: &dyn UpdateRule<HostMemory>,
-        dtype: DType,
-        rank: usize,
-        world: usize,
-        threads: usize,
-    ) -> Self {
+    fn new(rule: &Rule, dtype: DType, rank: usize, world: usize, threads: usize) -> Self {
         let memory = HostMemory::new(HostOptions { threads, ..HostOptions::default() }).unwrap();
         let (pieces, places) = pieces(rank, world);
         let len = pieces.last().map_or(0, |piece| piece.offset + piece.len) + 2;
@@ -184,7 +181,7 @@ impl Shard {
 }
 
 /// Runs one step of a rule on all shards.
-fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) {
+fn step(rule: &Rule, shards: &mut [Shard], step: u64) {
     let gradient = numbers(100 + step, total());
     shards.iter_mut().for_each(|shard| shard.scatter(&gradient, false));
     let mut statistics = Vec::new();
@@ -194,18 +191,20 @@ fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) 
         memory.zero(Queue::Compute, SliceMut::whole(&mut sums)).unwrap();
         for shard in shards.iter_mut() {
             let (memory, mut view, scalars) = shard.view(step);
-            rule.statistics(memory, &mut view, &scalars, &statistics, &mut sums).unwrap();
+            let stage = Stage::Statistics { earlier: &statistics, sums: &mut sums };
+            rule.run(memory, stage, &mut view, &scalars).unwrap();
         }
         statistics.push(sums);
     }
     for shard in shards {
         let (memory, mut view, scalars) = shard.view(step);
-        rule.update(memory, &mut view, &scalars, &statistics).unwrap();
+        rule.run(memory, Stage::Update { statistics: &statistics }, &mut view, &scalars).unwrap();
     }
 }
 
 /// Trains for `STEPS` steps on `world` ranks and returns the parameters.
-fn train(rule: &mut dyn UpdateRule<HostMemory>, dtype: DType, world: usize, threads: usize) -> Vec<f64> {
+fn train(rule: impl Into<Part>, dtype: DType, world: usize, threads: usize) -> Vec<f64> {
+    let rule = &Rule::new(rule);
     let mut shards: Vec<_> = (0..world).map(|rank| Shard::new(rule, dtype, rank, world, threads)).collect();
     (1..=STEPS).for_each(|number| step(rule, &mut shards, number));
     shards.iter().for_each(Shard::assert_copied);
@@ -234,8 +233,8 @@ fn delayed_parameters_count_their_own_steps() {
     };
     for step in 1..8 {
         let (ours, theirs) = (adamw(&delayed), adamw(&on_time));
-        assert_eq!(ours.factors(param, step + late, 0.1), theirs.factors(param, step, 0.1));
-        assert_eq!(ours.factors(ParamId(0), step, 0.1), theirs.factors(ParamId(0), step, 0.1));
+        assert_eq!(ours.factors_of(param, step + late, 0.1), theirs.factors_of(param, step, 0.1));
+        assert_eq!(ours.factors_of(ParamId(0), step, 0.1), theirs.factors_of(ParamId(0), step, 0.1));
         let (ours, theirs) = (adafactor(&delayed), adafactor(&on_time));
         assert_eq!(ours.factors(param, step + late, 0.1), theirs.factors(param, step, 0.1));
     }
@@ -246,9 +245,9 @@ fn delayed_parameters_count_their_own_steps() {
 fn momentum_of_delayed_parameter_begins_with_gradient() {
     let momentum_after = |late: u64, number: u64| {
         let groups = Groups::uniform(0.0).delayed(ParamId(0), late);
-        let mut rule = Sgd { momentum: 0.9, dampening: 0.5, groups, ..Sgd::default() };
+        let rule = Rule::new(Sgd { momentum: 0.9, dampening: 0.5, groups, ..Sgd::default() });
         let mut shards = vec![Shard::new(&rule, DType::F32, 0, 1, 1)];
-        step(&mut rule, &mut shards, number);
+        step(&rule, &mut shards, number);
         (shards[0].contents()[1].clone(), shards[0].pieces.clone())
     };
     let ((fresh, pieces), (old, _)) = (momentum_after(6, 7), momentum_after(0, 7));
@@ -339,29 +338,29 @@ fn spec() -> ModelSpec {
 #[test]
 fn adamw_matches_torch() {
     for betas in [(0.9, 0.95), (0.3, 0.999)] {
-        let mut rule = AdamW { betas, eps: 1e-3, groups: groups(0.1) };
+        let rule = AdamW { betas, eps: 1e-3, groups: groups(0.1) };
         let expected = adamw_reference(&rule);
-        assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
-        assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
+        assert_close(&train(rule.clone(), DType::F64, 1, 1), &expected, 1e-13);
+        assert_close(&train(rule.clone(), DType::F32, 1, 1), &expected, 2e-6);
     }
 }
 
 #[test]
 fn lion_matches_published_reference() {
-    let mut rule = Lion { betas: (0.9, 0.98), groups: groups(0.1) };
+    let rule = Lion { betas: (0.9, 0.98), groups: groups(0.1) };
     let expected = lion_reference(&rule);
-    assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
-    assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
+    assert_close(&train(rule.clone(), DType::F64, 1, 1), &expected, 1e-13);
+    assert_close(&train(rule.clone(), DType::F32, 1, 1), &expected, 2e-6);
 }
 
 #[test]
 fn lion_does_not_move_at_zero_gradient_and_momentum() {
-    let mut rule = Lion::default();
+    let rule = Rule::new(Lion::default());
     let mut shards = [Shard::new(&rule, DType::F32, 0, 1, 1)];
     let before = shards[0].contents();
     shards[0].scatter(&vec![0.0; total()], false);
     let (memory, mut view, scalars) = shards[0].view(1);
-    rule.update(memory, &mut view, &scalars, &[]).unwrap();
+    rule.run(memory, Stage::Update { statistics: &[] }, &mut view, &scalars).unwrap();
     assert_eq!(shards[0].contents(), before);
 }
 
@@ -370,11 +369,11 @@ fn lion_does_not_move_at_zero_gradient_and_momentum() {
 fn ema_starts_at_parameters_and_follows_them() {
     for decay in [0.3, 0.9, 0.999] {
         let plain = Sgd { momentum: 0.9, groups: groups(0.1), ..Sgd::default() };
-        let mut rule: Both<HostMemory> = Both::new(Box::new(plain), Box::new(Ema { decay }));
+        let rule = Rule::new(plain).then(Ema { decay });
         let mut shards = [Shard::new(&rule, DType::F64, 0, 1, 1)];
         let mut expected: Option<Vec<f64>> = None;
         for number in 1..=STEPS {
-            step(&mut rule, &mut shards, number);
+            step(&rule, &mut shards, number);
             let contents = shards[0].contents();
             let [params, _, average] = &contents[..] else { panic!("parameters, momentum and average") };
             let followed = match expected {
@@ -395,23 +394,26 @@ proptest! {
     #[test]
     fn sgd_matches_torch(momentum in 0.0f64..0.99, dampening in 0.0f64..0.5, decay in 0.0f64..0.2, kind in 0usize..3) {
         let (momentum, dampening) = [(0.0, 0.0), (momentum, dampening), (momentum, 0.0)][kind];
-        let mut rule = Sgd { momentum, dampening, nesterov: kind == 2, groups: groups(decay) };
+        let rule = Sgd { momentum, dampening, nesterov: kind == 2, groups: groups(decay) };
         let expected = sgd_reference(&rule);
-        assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
-        assert_close(&train(&mut rule, DType::F32, 1, 1), &expected, 2e-6);
+        assert_close(&train(rule.clone(), DType::F64, 1, 1), &expected, 1e-13);
+        assert_close(&train(rule.clone(), DType::F32, 1, 1), &expected, 2e-6);
     }
 
     #[test]
     fn elementwise_rules_match_bitwise_for_any_sharding(world in 1usize..9, threads in 1usize..4) {
         for dtype in [DType::F32, DType::F64] {
-            let mut adamw = AdamW { groups: groups(0.1), ..AdamW::default() };
-            let mut sgd = Sgd { momentum: 0.9, groups: groups(0.1), ..Sgd::default() };
-            prop_assert_eq!(train(&mut adamw, dtype, 1, 1), train(&mut adamw, dtype, world, threads));
-            prop_assert_eq!(train(&mut sgd, dtype, 1, 1), train(&mut sgd, dtype, world, threads));
-            let mut lion = Lion { groups: groups(0.1), ..Lion::default() };
-            prop_assert_eq!(train(&mut lion, dtype, 1, 1), train(&mut lion, dtype, world, threads));
-            let mut coded = AdamW8bit::new(adamw, &spec());
-            prop_assert_eq!(train(&mut coded, dtype, 1, 1), train(&mut coded, dtype, world, threads));
+            let adamw = AdamW { groups: groups(0.1), ..AdamW::default() };
+            let sgd = Sgd { momentum: 0.9, groups: groups(0.1), ..Sgd::default() };
+            prop_assert_eq!(train(adamw.clone(), dtype, 1, 1), train(adamw.clone(), dtype, world, threads));
+            prop_assert_eq!(train(sgd.clone(), dtype, 1, 1), train(sgd.clone(), dtype, world, threads));
+            let lion = Lion { groups: groups(0.1), ..Lion::default() };
+            prop_assert_eq!(train(lion.clone(), dtype, 1, 1), train(lion.clone(), dtype, world, threads));
+            let betas = (0.9, 0.99);
+            let free = ScheduleFree { betas, eps: 1e-8, warmup_steps: 2, groups: groups(0.1) };
+            prop_assert_eq!(train(free.clone(), dtype, 1, 1), train(free.clone(), dtype, world, threads));
+            let coded = AdamW8bit::new(adamw, &spec());
+            prop_assert_eq!(train(coded.clone(), dtype, 1, 1), train(coded.clone(), dtype, world, threads));
         }
     }
 }
@@ -424,10 +426,10 @@ fn state_pieces_cover_state_of_every_parameter() {
     let adafactor = Adafactor::new(options, &spec());
     let sgd = Sgd { momentum: 0.9, ..Sgd::default() };
     let adamw = AdamW::default();
-    let lion: Both<HostMemory> = Both::new(Box::new(Lion::default()), Box::new(Ema { decay: 0.9 }));
+    let lion = Rule::new(Lion::default()).then(Ema { decay: 0.9 });
     let coded = AdamW8bit::new(adamw.clone(), &spec());
-    let rules: [&dyn UpdateRule<HostMemory>; 5] = [&adafactor, &sgd, &adamw, &lion, &coded];
-    for (rule, world) in rules.into_iter().flat_map(|rule| (1..9).map(move |world| (rule, world))) {
+    let rules = [Rule::new(adafactor), Rule::new(sgd), Rule::new(adamw), lion, Rule::new(coded)];
+    for (rule, world) in rules.iter().flat_map(|rule| (1..9).map(move |world| (rule, world))) {
         let mut held: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
         for rank in 0..world {
             let (pieces, _) = pieces(rank, world);
@@ -465,23 +467,23 @@ fn state_pieces_cover_state_of_every_parameter() {
 #[test]
 fn non_finite_step_changes_no_state() {
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
-    let lion = Both::new(Box::new(Lion::default()), Box::new(Ema { decay: 0.9 }));
-    let rules: [Box<dyn UpdateRule<HostMemory>>; 5] = [
-        Box::new(lion),
-        Box::new(AdamW8bit::new(AdamW::default(), &spec())),
-        Box::new(AdamW::default()),
-        Box::new(Sgd { momentum: 0.9, ..Sgd::default() }),
-        Box::new(Adafactor::new(options, &spec())),
+    let lion = Rule::new(Lion::default()).then(Ema { decay: 0.9 });
+    let rules = [
+        lion,
+        Rule::new(AdamW8bit::new(AdamW::default(), &spec())),
+        Rule::new(AdamW::default()),
+        Rule::new(Sgd { momentum: 0.9, ..Sgd::default() }),
+        Rule::new(Adafactor::new(options, &spec())),
     ];
-    for mut rule in rules {
-        let mut shards = [Shard::new(&*rule, DType::F32, 0, 1, 1)];
-        step(&mut *rule, &mut shards, 1);
+    for rule in &rules {
+        let mut shards = [Shard::new(rule, DType::F32, 0, 1, 1)];
+        step(rule, &mut shards, 1);
         let before = shards[0].contents();
         shards[0].set_factors(GradientFactors { finite: false, ..FACTORS });
-        step(&mut *rule, &mut shards, 2);
+        step(rule, &mut shards, 2);
         assert_eq!(shards[0].contents(), before);
         shards[0].set_factors(FACTORS);
-        step(&mut *rule, &mut shards, 3);
+        step(rule, &mut shards, 3);
         assert_ne!(shards[0].contents(), before);
     }
 }

@@ -8,14 +8,13 @@ use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, RuleState};
 use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Axis, Error, Mesh, Rank};
-use fsdp_nn::HostMemory;
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::listing::listings;
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, Decoder};
 use fsdp_nn::op::LossTerms;
-use fsdp_nn::update::AdamW;
+use fsdp_nn::update::{AdamW, Rule};
 
 use super::hardware;
 use super::recipe::{self, INCOMPLETE};
@@ -132,7 +131,7 @@ impl Run {
         let units = wrap::units(&spec, &WrapPolicy::Classes(vec!["LlamaDecoderLayer".to_owned()]))?;
         let policy = self.policy;
         let layout = Layout::new(&spec, &units, self.mesh.size(Axis::Shard), policy.param_dtype);
-        let rule = AdamW::default();
+        let rule = Rule::new(AdamW::default());
         let decl = rule.declare(policy.param_dtype.master());
         let plan = Plan::new_unchecked(spec, layout, self.mesh, policy, &decl, self.rounds())?;
         let shape = RunShape {
@@ -147,7 +146,7 @@ impl Run {
         let calls: Vec<BlockCall> = plan.step.calls().into_iter().filter_map(BlockCall::of).collect();
         let listings = listings(&architecture, &plan.spec, shape, &calls)?;
         let listed: Vec<_> = calls.into_iter().zip(listings).collect();
-        let tables = RankTables::new::<HostMemory>(&plan, &rule, Rank(0));
+        let tables = RankTables::new(&plan, &rule, Rank(0));
         let work = StepWork::new(&plan, Arc::new(Calls::new(shape, &listed)), &tables);
         Ok((plan, work))
     }

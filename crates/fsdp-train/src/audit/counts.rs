@@ -5,13 +5,12 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use fsdp_core::model::ParamId;
-use fsdp_nn::HostMemory;
 
 use super::AuditError;
 use crate::checkpoint::{Foreign, ImportSummary, StateTable};
 use crate::error::{OptimizerStateError, TrainError};
 use crate::job::Job;
-use crate::rule::TrainBackend;
+use crate::rule;
 
 /// No run has done more steps. Some of what is computed takes longer with more.
 pub(super) const STEPS_MAX: u64 = 1 << 27;
@@ -46,8 +45,8 @@ pub fn steps_done<A>(
 /// # Errors
 /// Errors of checkpoints that cannot be read or do not fit the model.
 pub(super) fn open<A>(job: &Job<A>, [before, after]: [&Path; 2]) -> Result<[Foreign; 2], TrainError> {
-    let rule = HostMemory::rule(&job.config.train, &job.plan.spec)?;
-    let table = StateTable::new(&job.plan, &*rule);
+    let rule = rule::rule(&job.config.train, &job.plan.spec)?;
+    let table = StateTable::new(&job.plan, &rule);
     let open = |path| {
         Foreign::open(job, &table, path).map_err(|error| match error {
             TrainError::OptimizerState(OptimizerStateError::Missing { path }) => {

@@ -6,13 +6,12 @@ use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::checkpoint::{Checkpoint, Key, Role, Value};
 use fsdp_ckpt::formats;
-use fsdp_nn::HostMemory;
 
 use super::AuditError;
 use crate::checkpoint::{Foreign, ImportSummary, StateTable};
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::rule::TrainBackend;
+use crate::rule;
 
 /// The settings of an optimizer, by the parameters of a model.
 #[derive(Clone, Debug)]
@@ -30,8 +29,8 @@ impl SavedOptimizer {
     /// # Errors
     /// Errors of checkpoints that cannot be read or do not fit the model.
     pub fn read<A>(job: &Job<A>, path: &Path) -> Result<Self, TrainError> {
-        let rule = HostMemory::rule(&job.config.train, &job.plan.spec)?;
-        let foreign = Foreign::open(job, &StateTable::new(&job.plan, &*rule), path)?;
+        let rule = rule::rule(&job.config.train, &job.plan.spec)?;
+        let foreign = Foreign::open(job, &StateTable::new(&job.plan, &rule), path)?;
         let steps = foreign.steps(job, None, &AtomicBool::new(false), &mut ImportSummary::default());
         Ok(Self { steps: steps.ok().map(|(steps, _)| steps), settings: foreign.settings().to_vec() })
     }

@@ -3,13 +3,11 @@
 use fsdp_ckpt::native::{SavePlan, SaveSpace};
 use fsdp_core::Axis;
 use fsdp_core::plan::Plan;
-use fsdp_core::update::UpdateRule;
-use fsdp_nn::HostMemory;
 
 use super::table::StateTable;
 use crate::config::Resolved;
 use crate::error::TrainError;
-use crate::rule::TrainBackend as _;
+use crate::rule;
 
 /// Bytes that a run writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +27,8 @@ impl DiskNeed {
     /// # Errors
     /// [`TrainError::Checkpoint`] for a model that the format cannot hold; those of the update rule.
     pub fn of(config: &Resolved, plan: &Plan) -> Result<Self, TrainError> {
-        let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &plan.spec)?;
-        let table = StateTable::new(plan, &*rule);
+        let rule = rule::rule(&config.train, &plan.spec)?;
+        let table = StateTable::new(plan, &rule);
         let space = SaveSpace::new(&SavePlan::new(plan.mesh.size(Axis::Shard), table.tensors)?)?;
         let checkpoint = &config.checkpoint;
         // The last step is saved even if it is not due.

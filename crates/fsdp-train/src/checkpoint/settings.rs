@@ -72,9 +72,10 @@ fn flags(optimizer: &OptimizerConfig) -> Vec<(&'static str, bool, bool)> {
             vec![maximize, ("amsgrad", false, true), ("decoupled_weight_decay", true, true)]
         }
         OptimizerConfig::Sgd(c) => vec![maximize, ("nesterov", c.nesterov, false)],
-        OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) | OptimizerConfig::Muon(_) => {
-            vec![maximize]
-        }
+        OptimizerConfig::Adafactor(_)
+        | OptimizerConfig::Lion(_)
+        | OptimizerConfig::Muon(_)
+        | OptimizerConfig::ScheduleFree(_) => vec![maximize],
     }
 }
 
@@ -93,6 +94,9 @@ fn ours<A>(job: &Job<A>, group: GroupSettings, step: u64) -> Vec<(&'static str, 
         OptimizerConfig::Lion(c) => vec![lr, ("betas", c.betas.to_vec()), decay],
         // Only the settings that matrices and other parameters share.
         OptimizerConfig::Muon(_) => vec![lr, decay],
+        OptimizerConfig::ScheduleFree(c) => {
+            vec![lr, ("betas", c.betas.to_vec()), ("eps", vec![c.eps]), decay]
+        }
     }
 }
 
@@ -109,7 +113,8 @@ pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
         OptimizerConfig::Adamw8bit(_)
         | OptimizerConfig::Adafactor(_)
         | OptimizerConfig::Lion(_)
-        | OptimizerConfig::Muon(_) => return Json::Null,
+        | OptimizerConfig::Muon(_)
+        | OptimizerConfig::ScheduleFree(_) => return Json::Null,
     };
     let spec = &job.plan.spec;
     let mut groups = rule::param_groups(optimizer, spec).expect("the rule of the job was made of them");

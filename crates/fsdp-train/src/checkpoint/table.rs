@@ -13,8 +13,8 @@ use fsdp_ckpt::native::SavedTensor;
 use fsdp_ckpt::safetensors::TensorSpec;
 use fsdp_core::model::{ParamId, ParamSpec};
 use fsdp_core::plan::Plan;
-use fsdp_core::update::{StateAxis, StatePiece, StateTensor, UpdateRule};
-use fsdp_core::{Axis, DType, Memory};
+use fsdp_core::update::{RuleState, StateAxis, StatePiece, StateTensor};
+use fsdp_core::{Axis, DType};
 
 /// The name of a parameter's step count, a 0-d `f32` as in PyTorch.
 pub(super) const STEPS: &str = "step";
@@ -50,7 +50,7 @@ pub(crate) enum ValueLocation {
 
 impl StateTable {
     /// Builds the table for a plan and an update rule.
-    pub(crate) fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>) -> Self {
+    pub(crate) fn new(plan: &Plan, rule: &dyn RuleState) -> Self {
         let table = Self { tensors: Vec::new(), held: Vec::new() };
         let mut builder = Builder { plan, table, index: BTreeMap::new() };
         for param in plan.spec.params.iter().filter(|param| is_saved(plan, param.trainable)) {
@@ -131,7 +131,7 @@ impl Builder<'_> {
         self.tensor(spec, path, Role::Optimizer)
     }
 
-    fn shard<M: Memory>(&mut self, rule: &dyn UpdateRule<M>, shard: usize) {
+    fn shard(&mut self, rule: &dyn RuleState, shard: usize) {
         let dtype = self.plan.policy.param_dtype.master();
         self.table.held.push(Vec::new());
         for (unit, layout) in self.plan.layout.units.iter().enumerate() {

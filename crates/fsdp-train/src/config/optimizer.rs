@@ -1,12 +1,12 @@
 //! `train.optimizer`: the update rules and their hyperparameters, with the defaults of `PyTorch` (`AdamW`,
-//! SGD, Muon), transformers (Adafactor) and the authors (Lion).
+//! SGD, Muon), transformers (Adafactor) and the authors (Lion, schedule-free `AdamW`).
 
 use fsdp_nn::update::AdjustLr;
 use serde::Serialize;
 
 use super::error::ConfigError;
 use super::group::{GROUPS, GroupConfig, group_patterns};
-use super::kind::{BETA, BETAS, BOOL, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE};
+use super::kind::{BETA, BETAS, BOOL, COUNT, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE};
 use super::named::named;
 use super::reader::Reader;
 use super::schema::{self, TableSchema};
@@ -29,6 +29,9 @@ pub enum OptimizerConfig {
     Lion(LionConfig),
     /// `torch.optim.Muon` for hidden matrices, and `torch.optim.AdamW` for all other parameters.
     Muon(MuonConfig),
+    /// Schedule-free `AdamW` (Defazio et al. 2024).
+    #[serde(rename = "schedule_free_adamw")]
+    ScheduleFree(ScheduleFreeConfig),
 }
 
 named! {
@@ -149,12 +152,32 @@ table! {
     }
 }
 
+table! {
+    /// Hyperparameters of schedule-free `AdamW`, with the defaults of its authors.
+    pub struct ScheduleFreeConfig {
+        /// Learning rate.
+        lr: f64 = or(NON_NEGATIVE, 2.5e-3),
+        /// Share of the average in the parameters that gradients are taken at, and decay of the second moment.
+        betas: [f64; 2] = or(BETAS, [0.9, 0.999]),
+        /// Added to the square root of the second moment.
+        eps: f64 = or(NON_NEGATIVE, 1e-8),
+        /// Weight decay, scaled by the learning rate.
+        weight_decay: f64 = or(NON_NEGATIVE, 0.0),
+        /// Steps in which the learning rate rises from 0 to `lr`.
+        warmup_steps: u64 = or(COUNT, 0),
+        /// Regular expressions, found anywhere in a name, of parameters without weight decay.
+        no_decay: Vec<String> = patterns(),
+        /// Parameter groups with their own settings.
+        group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
+    }
+}
+
 /// An update rule: its name, a function that reads its settings, and a function that returns their schema.
 type Rule =
     (&'static str, fn(&Reader<'_>) -> Result<OptimizerConfig, ConfigError>, fn() -> serde_json::Value);
 
 /// All update rules, the default first.
-const RULES: [Rule; 6] = [
+const RULES: [Rule; 7] = [
     ("adamw", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw), AdamwConfig::schema),
     ("adamw8bit", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw8bit), AdamwConfig::schema),
     ("sgd", |reader| SgdConfig::read(reader)?.checked(reader).map(OptimizerConfig::Sgd), SgdConfig::schema),
@@ -165,6 +188,11 @@ const RULES: [Rule; 6] = [
     ),
     ("lion", |reader| LionConfig::read(reader).map(OptimizerConfig::Lion), LionConfig::schema),
     ("muon", |reader| MuonConfig::read(reader).map(OptimizerConfig::Muon), MuonConfig::schema),
+    (
+        "schedule_free_adamw",
+        |reader| ScheduleFreeConfig::read(reader).map(OptimizerConfig::ScheduleFree),
+        ScheduleFreeConfig::schema,
+    ),
 ];
 
 impl TableSchema for OptimizerConfig {
@@ -182,6 +210,7 @@ macro_rules! chosen {
             OptimizerConfig::Adafactor($settings) => $value,
             OptimizerConfig::Lion($settings) => $value,
             OptimizerConfig::Muon($settings) => $value,
+            OptimizerConfig::ScheduleFree($settings) => $value,
         }
     };
 }
@@ -220,6 +249,7 @@ impl OptimizerConfig {
             OptimizerConfig::Adafactor(adafactor) => adafactor.lr,
             OptimizerConfig::Lion(lion) => Some(lion.lr),
             OptimizerConfig::Muon(muon) => Some(muon.lr),
+            OptimizerConfig::ScheduleFree(free) => Some(free.lr),
         }
     }
 

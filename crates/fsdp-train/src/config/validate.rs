@@ -199,7 +199,9 @@ fn xla(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         OptimizerConfig::Muon(_) => "muon",
         _ => return Ok(()),
     };
-    let allowed = "\"adamw\", \"sgd\", \"lion\" or \"adafactor\" with run.device = \"xla\"".to_owned();
+    let allowed =
+        "\"adamw\", \"sgd\", \"lion\", \"schedule_free_adamw\" or \"adafactor\" with run.device = \"xla\""
+            .to_owned();
     Err(out_of_range(origin, "train.optimizer.name", &format!("\"{unsupported}\""), allowed))
 }
 
@@ -226,7 +228,31 @@ fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> 
         let allowed = format!("at most train.optimizer.lr = {lr}");
         return Err(out_of_range(origin, "train.lr_schedule.min_lr", &min_lr.to_string(), allowed));
     }
+    schedule_free(config, origin)?;
     adafactor_schedule(config, origin)
+}
+
+/// A schedule-free rule has its own warm-up and average, and exports what the ranks hold.
+fn schedule_free(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    if !matches!(config.train.optimizer, OptimizerConfig::ScheduleFree(_)) {
+        return Ok(());
+    }
+    let (train, rule) = (&config.train, "with train.optimizer.name = \"schedule_free_adamw\"");
+    let schedule = &train.lr_schedule;
+    let (key, value, allowed) = if schedule.shape != LrShape::Constant || schedule.warmup.steps > 0 {
+        (
+            "train.lr_schedule",
+            "a schedule".to_owned(),
+            "left out, or \"constant\" without warm-up (the rule has its own warmup_steps),",
+        )
+    } else if let Some(decay) = train.ema_decay {
+        ("train.ema_decay", decay.to_string(), "\"none\"")
+    } else if is_url(&config.run.out_dir) {
+        ("run.out_dir", format!("\"{}\"", config.run.out_dir), "a folder, not an object store,")
+    } else {
+        return Ok(());
+    };
+    Err(out_of_range(origin, key, &value, format!("{allowed} {rule}")))
 }
 
 /// Adafactor's own learning rate cannot have a schedule.

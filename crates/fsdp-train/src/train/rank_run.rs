@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use fsdp_ckpt::is_url;
 use fsdp_core::engine::{Observer, ProgramOrder};
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use super::run::{RankResult, Run};
@@ -17,11 +18,10 @@ use crate::error::TrainError;
 use crate::events;
 use crate::export::export_model;
 use crate::rank::{Evaluation, RankTrainer};
-use crate::rule::TrainBackend;
 use crate::waiting::{self, WaitReports, WaitTimer};
 
 /// The run of one rank.
-pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
+pub(super) struct RankRun<'a, 'r, M: Backend, A: Architecture + Clone> {
     run: &'r Run<'a, A>,
     trainer: RankTrainer<'a, M, A>,
     saver: Option<Saver>,
@@ -37,7 +37,7 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     clock: StepClock,
 }
 
-impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
+impl<'a, 'r, M: Backend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Creates a rank that is ready for its first step.
     pub(super) fn new(
         run: &'r Run<'a, A>,

@@ -14,6 +14,7 @@ use fsdp_core::Rank;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::StepReport;
 use fsdp_core::memory::Usage;
+use fsdp_nn::Backend;
 use fsdp_nn::model::{Architecture, Counted};
 
 use super::losses::Losses;
@@ -34,7 +35,6 @@ use crate::metrics::{
     self, EvalMetrics, MetricsServer, ProcessTable, Recorder, Scaling, StepMetrics, Waiting,
 };
 use crate::rank::{Evaluation, RankTrainer};
-use crate::rule::TrainBackend;
 use crate::wire_result;
 
 /// Topic on which ranks give the receipts of their exports.
@@ -113,12 +113,12 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     }
 
     /// Runs one rank. A failure is announced to all ranks.
-    pub(super) fn rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
+    pub(super) fn rank<M: Backend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let rank = seat.rank;
         self.run_rank(seat).inspect_err(|error| self.assembly.fail(rank, error.kind(), error.to_string()))
     }
 
-    fn run_rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
+    fn run_rank<M: Backend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let observer = (self.options.observer)(seat.rank);
         let mut trainer = match &self.start.source {
             Some(Source::Native(checkpoint)) => RankTrainer::resume(self.job, seat, checkpoint)?,

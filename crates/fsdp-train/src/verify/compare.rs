@@ -6,6 +6,8 @@ use fsdp_core::engine::{Origin, StepReport};
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::update::RuleDecl;
+use fsdp_core::update::RuleState;
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use super::bound;
@@ -17,11 +19,11 @@ use super::snapshot::{Pieces, Snapshot};
 use super::{RankRun, Reference};
 use crate::error::TrainError;
 use crate::job::Job;
-use crate::rule::TrainBackend;
+use crate::rule;
 use crate::shard_runs::Kind;
 
 /// Creates the report of one world size.
-pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
+pub(super) fn world<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     reference: &Reference,
     ranks: &[RankRun],
@@ -29,7 +31,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
 ) -> Result<WorldReport, TrainError> {
     let (plan, spec) = (&job.plan, &job.plan.spec);
     let promise = Promise::of(&job.config);
-    let rule = M::rule(&job.config.train, spec)?.declare(plan.policy.param_dtype.master());
+    let rule = rule::rule(&job.config.train, spec)?.declare(plan.policy.param_dtype.master());
     let largest = |value: fn(&StepReport) -> f64| {
         let pairs = ranks[0].reports.iter().zip(&reference.reports);
         pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
@@ -224,7 +226,7 @@ fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, rule: &RuleDecl
     TrafficLine::of(got, want)
 }
 
-fn memory_lines<M: TrainBackend, A: Architecture + Clone>(
+fn memory_lines<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks: &[RankRun],
 ) -> Result<Vec<MemoryLine>, TrainError> {

@@ -31,6 +31,7 @@ use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{IssueOrder, ProgramOrder, StepReport};
 use fsdp_core::memory::Usage;
 use fsdp_core::{FailureKind, Rank};
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use crate::checkpoint::assembly_error;
@@ -39,7 +40,6 @@ use crate::job::Job;
 use crate::memory::expect_room_to_verify;
 use crate::oracle::Oracle;
 use crate::rank::RankTrainer;
-use crate::rule::TrainBackend;
 use crate::wire_result;
 
 use bound::Rounding;
@@ -121,7 +121,7 @@ pub fn verify<L, A>(
 ) -> Result<VerifyReport, TrainError>
 where
     L: Launcher,
-    L::Memory: TrainBackend,
+    L::Memory: Backend,
     A: Architecture + Clone,
 {
     let verified = verify_together(job, launcher, options)?;
@@ -140,7 +140,7 @@ pub fn verify_together<L, A>(
 ) -> Result<Verified, TrainError>
 where
     L: Launcher,
-    L::Memory: TrainBackend,
+    L::Memory: Backend,
     A: Architecture + Clone,
 {
     let mut report = VerifyReport::new(job, options.steps);
@@ -221,7 +221,7 @@ fn conclude(assembly: &dyn Assembly, report: VerifyReport) -> Result<Verified, T
     Ok(Verified { holds, report: None })
 }
 
-fn oracle<M: TrainBackend, A: Architecture + Clone>(
+fn oracle<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     seat: Seat<M>,
     steps: u64,
@@ -255,7 +255,7 @@ fn oracle<M: TrainBackend, A: Architecture + Clone>(
 /// Measures the rounding errors of the first applied step, by repeating it in double precision: skipped steps change no
 /// parameters. Initial values are not rounded there, so their rounding counts too. Takes twice the memory of an oracle in
 /// single precision, which is dropped before.
-fn rounding<M: TrainBackend, A: Architecture + Clone>(
+fn rounding<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     memory: Arc<M>,
     (reports, first, scale): (&[StepReport], &Snapshot, f64),
@@ -273,7 +273,7 @@ fn rounding<M: TrainBackend, A: Architecture + Clone>(
     Ok(Rounding { loss: (reports[step].loss - report.loss).abs(), gradients: gradients.collect() })
 }
 
-fn sharded<M: TrainBackend, A: Architecture + Clone>(
+fn sharded<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     seat: Seat<M>,
     steps: u64,

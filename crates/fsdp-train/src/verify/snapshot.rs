@@ -4,11 +4,11 @@ use fsdp_core::engine::Engine;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::program::Program;
 use fsdp_core::{Memory, Queue};
+use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use crate::error::TrainError;
 use crate::oracle::Oracle;
-use crate::rule::TrainBackend;
 use crate::shard_runs::{Kind, Run, runs};
 
 /// All values of a model, indexed by parameter.
@@ -21,7 +21,7 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    pub(super) fn of_oracle<M: TrainBackend, A: Architecture + Clone>(
+    pub(super) fn of_oracle<M: Backend, A: Architecture + Clone>(
         oracle: &Oracle<'_, M, A>,
         spec: &ModelSpec,
     ) -> Result<Self, TrainError> {

@@ -13,10 +13,12 @@ mod pointwise;
 mod random;
 
 use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{Error, Queue};
 use fsdp_nn::HostBuffer;
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome, Write};
 use fsdp_nn::op::Op;
+use fsdp_nn::update::Part;
 
 use crate::buffer::{Content, XlaBuffer};
 use crate::hlo::Value;
@@ -53,6 +55,16 @@ impl Backend for XlaMemory {
             Op::Experts(_) => return Ok(Outcome::Unsupported),
         }
         Ok(Outcome::Done)
+    }
+
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, XlaBuffer>,
+        shard: &mut SegmentShard<'_, XlaBuffer>,
+        scalars: &StepScalars<'_, XlaBuffer>,
+    ) -> Result<Outcome, Error> {
+        self.update_part(part, stage, shard, scalars)
     }
 }
 

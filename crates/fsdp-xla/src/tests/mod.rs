@@ -12,10 +12,12 @@ use fsdp_comm::ThreadOptions;
 use fsdp_comm::launch::{FailureReason, Launcher};
 use fsdp_core::comm::CommError;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
 use fsdp_nn::conformance::{Subject, operations};
 use fsdp_nn::op::Op;
+use fsdp_nn::update::Part;
 
 use crate::buffer::XlaBuffer;
 use crate::memory::{In, Out, TraceEvent, XlaMemory};
@@ -142,6 +144,16 @@ impl Backend for Compiled {
         let outcome = self.memory.execute(op, operands)?;
         self.memory.end_schedule()?;
         Ok(outcome)
+    }
+
+    fn update(
+        &self,
+        part: &Part,
+        stage: &mut Stage<'_, XlaBuffer>,
+        shard: &mut SegmentShard<'_, XlaBuffer>,
+        scalars: &StepScalars<'_, XlaBuffer>,
+    ) -> Result<Outcome, Error> {
+        self.memory.update(part, stage, shard, scalars)
     }
 
     fn head_chunks(&self) -> HeadChunks {

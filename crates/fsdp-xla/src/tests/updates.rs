@@ -4,15 +4,16 @@ use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, RuleState, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates};
 use fsdp_core::wrap::Unit;
 use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::random::normal;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, GroupSettings, Groups, Lion, Sgd};
-use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_nn::update::{
+    Adafactor, AdafactorOptions, AdamW, Ema, GroupSettings, Groups, Lion, Part, Rule, ScheduleFree, Sgd,
+};
+use fsdp_nn::{Backend, HostMemory, HostOptions};
 
 use super::with_memory;
-use crate::memory::XlaMemory;
 
 const QUEUE: Queue = Queue::Compute;
 const STEPS: u64 = 4;
@@ -147,7 +148,7 @@ impl<'a, B: Buffer> ShardState<'a, B> {
 }
 
 /// Runs a few steps; returns the parameters and state of each shard, and whether anything was noted.
-fn train<M: Memory>(memory: &M, rule: &mut impl UpdateRule<M>, case: &Case) -> (Vec<Vec<Vec<f64>>>, bool) {
+fn train<M: Backend>(memory: &M, rule: &Rule, case: &Case) -> (Vec<Vec<Vec<f64>>>, bool) {
     let spec = spec();
     let unit = Unit { name: "all".into(), is_root: true, params: (0..SHAPES.len()).map(ParamId).collect() };
     let layout = Layout::new(&spec, &[unit], case.shards, case.dtypes[0]);
@@ -168,12 +169,14 @@ fn train<M: Memory>(memory: &M, rule: &mut impl UpdateRule<M>, case: &Case) -> (
             let mut sums = memory.allocate(Category::CommStaging, DType::F64, len).unwrap();
             memory.zero(QUEUE, SliceMut::whole(&mut sums)).unwrap();
             for held in &mut held {
-                rule.statistics(memory, &mut held.view(), &scalars, &statistics, &mut sums).unwrap();
+                let stage = Stage::Statistics { earlier: &statistics, sums: &mut sums };
+                rule.run(memory, stage, &mut held.view(), &scalars).unwrap();
             }
             statistics.push(sums);
         }
         for held in &mut held {
-            rule.update(memory, &mut held.view(), &scalars, &statistics).unwrap();
+            let stage = Stage::Update { statistics: &statistics };
+            rule.run(memory, stage, &mut held.view(), &scalars).unwrap();
         }
         drop(statistics);
         memory.end_schedule().unwrap();
@@ -202,11 +205,15 @@ const ROUNDINGS: f64 = 32.0;
 /// Number of terms of the longest sum in double precision: two orders of summation differ by twice as many roundings.
 const TERMS: f64 = 31.0 * 12.0;
 
-fn check<R: UpdateRule<HostMemory> + UpdateRule<XlaMemory>>(rule: impl Fn() -> R + Sync, case: Case) {
+fn check(rule: impl Into<Part>, case: Case) {
+    check_rule(&Rule::new(rule), case);
+}
+
+fn check_rule(rule: &Rule, case: Case) {
     with_memory("this test", |memory| {
         let host = HostMemory::new(HostOptions { poison: true, ..HostOptions::default() }).unwrap();
-        let (expected, _) = train(&host, &mut rule(), &case);
-        let (found, is_noted) = train(&**memory, &mut rule(), &case);
+        let (expected, _) = train(&host, rule, &case);
+        let (found, is_noted) = train(&**memory, rule, &case);
         assert!(!is_noted, "all of it is finite");
         let unit = if case.dtypes[0] == DType::F64 { 2f64.powi(-53) } else { 2f64.powi(-24) };
         let mut max_error = 0f64;
@@ -246,20 +253,22 @@ fn adafactor(options: &AdafactorOptions) -> Adafactor {
 
 #[test]
 fn elementwise_update_rules_match_host() {
-    let adamw = || AdamW { groups: groups(), ..AdamW::default() };
-    check(adamw, shards(3));
-    check(|| AdamW { betas: (0.4, 0.95), eps: 1e-3, groups: Groups::uniform(0.0) }, shards(1));
-    check(adamw, Case { dtypes: [DType::F64, DType::F64], ..shards(2) });
+    let adamw = AdamW { groups: groups(), ..AdamW::default() };
+    check(adamw.clone(), shards(3));
+    check_rule(&Rule::new(adamw.clone()).then(Ema { decay: 0.9 }), shards(2));
+    check(AdamW { betas: (0.4, 0.95), eps: 1e-3, groups: Groups::uniform(0.0) }, shards(1));
+    check(adamw.clone(), Case { dtypes: [DType::F64, DType::F64], ..shards(2) });
     check(adamw, Case { dtypes: [DType::F32, DType::Bf16], ..shards(8) });
-    check(|| Sgd { groups: groups(), ..Sgd::default() }, shards(3));
-    check(|| Sgd { momentum: 0.9, dampening: 0.1, groups: groups(), ..Sgd::default() }, shards(2));
-    check(|| Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, shards(1));
-    check(|| Lion { groups: groups(), ..Lion::default() }, shards(3));
+    check(Sgd { groups: groups(), ..Sgd::default() }, shards(3));
+    check(Sgd { momentum: 0.9, dampening: 0.1, groups: groups(), ..Sgd::default() }, shards(2));
+    check(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, shards(1));
+    check(Lion { groups: groups(), ..Lion::default() }, shards(3));
+    check(ScheduleFree { betas: (0.9, 0.99), eps: 1e-3, warmup_steps: 2, groups: groups() }, shards(2));
 }
 
 #[test]
 fn adafactor_matches_host_for_every_shard_count() {
-    [1, 2, 3, 8].into_iter().for_each(|count| check(|| adafactor(&options()), shards(count)));
+    [1, 2, 3, 8].into_iter().for_each(|count| check(adafactor(&options()), shards(count)));
 }
 
 #[test]
@@ -271,10 +280,10 @@ fn adafactor_options_match_host() {
         clip_threshold: 0.3,
         ..AdafactorOptions::default()
     };
-    check(|| adafactor(&averaged), shards(3));
-    check(|| adafactor(&plain), shards(2));
-    check(|| adafactor(&averaged), Case { dtypes: [DType::F64, DType::F64], ..shards(4) });
-    check(|| adafactor(&plain), Case { dtypes: [DType::F32, DType::Bf16], ..shards(1) });
+    check(adafactor(&averaged), shards(3));
+    check(adafactor(&plain), shards(2));
+    check(adafactor(&averaged), Case { dtypes: [DType::F64, DType::F64], ..shards(4) });
+    check(adafactor(&plain), Case { dtypes: [DType::F32, DType::Bf16], ..shards(1) });
 }
 
 #[test]
@@ -284,10 +293,8 @@ fn adafactor_detects_non_finite_gradients() {
         // A square that overflows, one that does not, and NaN.
         for (planted, is_noted) in [(1e25, true), (1e15, false), (f64::NAN, true)] {
             let case = Case { planted: Some(planted), ..shards(3) };
-            let noted = [
-                train(&host, &mut adafactor(&options()), &case).1,
-                train(&**memory, &mut adafactor(&options()), &case).1,
-            ];
+            let rule = Rule::new(adafactor(&options()));
+            let noted = [train(&host, &rule, &case).1, train(&**memory, &rule, &case).1];
             assert_eq!(noted, [is_noted; 2], "{planted}");
         }
     });

@@ -1,88 +1,75 @@
-//! Shared code of elementwise rules: one pass over a shard.
+//! Element-wise rules: one pass over a shard.
 
+use fsdp_core::Queue;
 use fsdp_core::layout::Segment;
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::update::{SegmentShard, StepScalars};
-use fsdp_core::{Error, Queue};
+use fsdp_nn::update::{Calculation, ElementwiseRule, Groups, Input};
 
 use crate::buffer::XlaBuffer;
 use crate::hlo::{Builder, Element, Value};
-use crate::memory::XlaMemory;
 use crate::trace::Trace;
 
 const QUEUE: Queue = Queue::Compute;
-
-/// The factors of a step for the elements of each parameter.
-pub(super) struct Factors<'a, const F: usize> {
-    /// The factors of a parameter.
-    pub(super) of: &'a dyn Fn(ParamId) -> [f64; F],
-    /// Whether they are the same for all parameters of the model.
-    pub(super) is_uniform: bool,
-}
-
-/// A shard before an update: vectors in the master dtype.
-pub(super) struct Before<const F: usize> {
-    /// Scaled and clipped.
-    pub(super) gradient: Value,
-    pub(super) params: Value,
-    pub(super) state: Vec<Value>,
-    pub(super) factors: [Value; F],
-}
-
-/// A shard after an update. `params` is `None` if they are unchanged.
-pub(super) struct After {
-    pub(super) params: Option<Value>,
-    pub(super) state: Vec<Value>,
-}
-
-/// Applies a rule to a shard. If the step is finite, the results are kept, and non-finite ones are noted.
-pub(super) fn each_element<const F: usize>(
-    memory: &XlaMemory,
-    shard: &mut SegmentShard<'_, XlaBuffer>,
-    scalars: &StepScalars<'_, XlaBuffer>,
-    factors: &Factors<'_, F>,
-    step: impl FnOnce(&mut Builder, Before<F>) -> After,
-) -> Result<(), Error> {
-    if let Some(trace) = &mut *memory.lock() {
-        trace.update(shard, scalars, factors, step);
-    }
-    shard.refresh(memory)
-}
 
 /// The segment of a shard.
 pub(super) fn segment<'s>(shard: &SegmentShard<'s, XlaBuffer>) -> &'s Segment {
     shard.segment.expect("schedules update segments")
 }
 
+impl Builder {
+    fn calculate(&mut self, calculation: Calculation<Value>) -> Value {
+        match calculation {
+            Calculation::Add(a, b) => self.add(&a, &b),
+            Calculation::Subtract(a, b) => self.subtract(&a, &b),
+            Calculation::Multiply(a, b) => self.multiply(&a, &b),
+            Calculation::Divide(a, b) => self.divide(&a, &b),
+            Calculation::SquareRoot(a) => self.unary("sqrt", &a),
+            Calculation::IfLess(a, b, then, otherwise) => {
+                let is_less = self.compare("LT", &a, &b);
+                self.select(&is_less, &then, &otherwise)
+            }
+        }
+    }
+}
+
 impl Trace {
-    fn update<const F: usize>(
+    /// Applies a rule to a shard. If the step is finite, the results are kept, and non-finite ones are noted.
+    pub(super) fn elementwise(
         &mut self,
+        rule: &dyn ElementwiseRule,
         shard: &mut SegmentShard<'_, XlaBuffer>,
         scalars: &StepScalars<'_, XlaBuffer>,
-        factors: &Factors<'_, F>,
-        step: impl FnOnce(&mut Builder, Before<F>) -> After,
     ) {
         let mut params = self.load(QUEUE, Slice::whole(shard.params));
         // Updates run one after the other, after the note that each of them makes last; XLA for CPUs would otherwise compute
         // all new parameters before replacing any old one.
         let note = self.load(QUEUE, Slice::whole(shard.not_finite));
         params = self.hlo.after(&params, &note);
-        let element = params.element();
         let state: Vec<Value> =
             shard.state.iter().map(|buffer| self.load(QUEUE, Slice::whole(buffer))).collect();
         let (gradient, is_finite) = self.scaled_gradient(shard, scalars);
-        let factors = self.factors(shard, factors, element);
-        let before = Before { gradient, params: params.clone(), state: state.clone(), factors };
-        let after = step(&mut self.hlo, before);
+        let factors = self.factors(rule, shard, scalars, params.element());
+        let (formula, constants) = rule.formula();
+        let constant = |hlo: &mut Builder, value: f64| hlo.float(value, params.dims(), params.element());
+        let constants: Vec<Value> = constants.iter().map(|&value| constant(&mut self.hlo, value)).collect();
+        let input = |input| match input {
+            Input::Gradient => gradient.clone(),
+            Input::Param => params.clone(),
+            Input::State(index) => state[index].clone(),
+            Input::Factor(index) => factors[index].clone(),
+            Input::Constant(index) => constants[index].clone(),
+        };
+        let (new_params, new_state) = formula.results(input, |calculation| self.hlo.calculate(calculation));
         let mut non_finite = Vec::new();
-        if let Some(new) = after.params {
+        if let Some(new) = new_params {
             non_finite.push(self.exceeding(&new, shard.largest_param()));
             let kept = self.hlo.select(&is_finite, &new, &params);
             self.store(QUEUE, &SliceMut::whole(shard.params), &kept);
         }
         let largest = shard.params.dtype().largest();
-        for ((new, old), buffer) in after.state.iter().zip(&state).zip(shard.state.iter_mut()) {
+        for ((new, old), buffer) in new_state.iter().zip(&state).zip(shard.state.iter_mut()) {
             non_finite.push(self.exceeding(new, largest));
             let kept = self.hlo.select(&is_finite, new, old);
             self.store(QUEUE, &SliceMut::whole(buffer), &kept);
@@ -119,33 +106,37 @@ impl Trace {
         })
     }
 
-    /// Broadcasts the factors to all elements: from one number each, or from tables with a number per row.
-    fn factors<const F: usize>(
+    /// Broadcasts the factors of a rule to all elements: from one number each, or from tables with a number per row.
+    fn factors(
         &mut self,
+        rule: &dyn ElementwiseRule,
         shard: &SegmentShard<'_, XlaBuffer>,
-        factors: &Factors<'_, F>,
+        scalars: &StepScalars<'_, XlaBuffer>,
         element: Element,
-    ) -> [Value; F] {
-        let (len, row_len) = (shard.params.len(), segment(shard).row_len);
-        if factors.is_uniform {
-            let all = self.input_floats(&(factors.of)(ParamId(0)), element);
-            return std::array::from_fn(|index| {
+    ) -> Vec<Value> {
+        let of = |param| rule.factors_of(param, scalars.step, scalars.lr);
+        let (len, row_len, first) = (shard.params.len(), segment(shard).row_len, of(ParamId(0)));
+        if rule.groups().is_none_or(Groups::is_uniform) {
+            let all = self.input_floats(&first, element);
+            let of_all = |index| {
                 let one = self.hlo.range(&all, index..index + 1);
                 self.hlo.fill(&one, &[len])
-            });
+            };
+            return (0..first.len()).map(of_all).collect();
         }
         // A row without a parameter is padding: multiplied by ones, it stays zero.
-        let mut rows = vec![[1.0; F]; len / row_len];
+        let mut rows = vec![vec![1.0; first.len()]; len / row_len];
         for piece in shard.pieces {
             let piece_rows = piece.offset / row_len..(piece.offset + piece.len).div_ceil(row_len);
-            rows[piece_rows].fill((factors.of)(piece.param));
+            rows[piece_rows].fill(of(piece.param));
         }
-        std::array::from_fn(|index| {
+        let of_rows = |index: usize| {
             let column: Vec<f64> = rows.iter().map(|row| row[index]).collect();
             let column = self.input_floats(&column, element);
             let all = self.hlo.broadcast(&column, &[0], &[rows.len(), row_len]);
             self.hlo.reshape(&all, &[len])
-        })
+        };
+        (0..first.len()).map(of_rows).collect()
     }
 
     /// Number of elements whose magnitude exceeds `limit` or is NaN.

@@ -3,15 +3,15 @@
 use fsdp_core::layout::Segment;
 use fsdp_core::memory::Buffer;
 use fsdp_core::model::ParamId;
-use fsdp_core::update::{Piece, RuleState, SegmentShard};
-use fsdp_nn::update::AdafactorFactors;
+use fsdp_core::update::{Piece, SegmentShard};
+use fsdp_nn::update::{Adafactor, AdafactorFactors};
 
 use super::elementwise::segment;
 use crate::buffer::XlaBuffer;
 
 /// Gives a shard's state, in programs, the length that it has on the rank with the most of it: programs are the same on
 /// all ranks. The state that is kept, saved and counted is not longer for that.
-pub(super) fn widen(rule: &dyn RuleState, shard: &SegmentShard<'_, XlaBuffer>) {
+pub(super) fn widen(rule: &Adafactor, shard: &SegmentShard<'_, XlaBuffer>) {
     if shard.state.iter().all(|buffer| buffer.storage.is_widened()) {
         return;
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_core::{Error, Queue};
+use fsdp_nn::Backend;
 use fsdp_nn::hf::HfModel;
-use fsdp_train::{RankTrainer, TrainBackend, TrainError};
+use fsdp_train::{RankTrainer, TrainError};
 
 use super::timeline::{Interval, busy, exposed};
 use crate::clock::Clock;
@@ -24,7 +25,7 @@ pub(super) struct Observed {
 }
 
 /// Observes some steps.
-pub(super) fn measure<M: TrainBackend + Clock>(
+pub(super) fn measure<M: Backend + Clock>(
     trainer: &mut RankTrainer<'_, M, HfModel>,
     memory: &Arc<M>,
     steps: Range<u64>,

@@ -4,9 +4,10 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::DType;
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_core::schedule::{OpId, OpKind, Schedule};
+use fsdp_nn::Backend;
 use fsdp_sim::virtual_time::{Pace, Timeline, Work as Taken, simulate};
 use fsdp_train::config::Device;
-use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
+use fsdp_train::{Job, RankTrainer, TrainError};
 
 use super::super::models::shapes;
 use super::Watch;
@@ -56,7 +57,7 @@ impl Work for Traced<'_> {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend + Clock,
+        L::Memory: Backend + Clock,
     {
         let job = self.0;
         let traced = |seat: Seat<L::Memory>| -> Result<Vec<Trace>, TrainError> {

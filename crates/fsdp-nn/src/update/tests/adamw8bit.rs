@@ -31,12 +31,12 @@ fn rounded(book: &CodeBook, row: &mut [f64]) -> (Vec<f64>, Vec<u8>) {
 #[test]
 fn adamw8bit_matches_adamw_with_moments_rounded_to_codes() {
     let adamw = AdamW { eps: 1e-3, groups: groups(0.1), ..AdamW::default() };
-    let mut rule = AdamW8bit::new(adamw.clone(), &spec());
+    let rule = Rule::new(AdamW8bit::new(adamw.clone(), &spec()));
     let mut shards = [Shard::new(&rule, DType::F64, 0, 1, 1)];
     let start: usize = SHAPES[..LARGE].iter().map(|shape| shape.iter().product::<usize>()).sum();
     let (mut p, mut m, mut v) = (numbers(1, total()), vec![0.0; total()], vec![0.0; total()]);
     for number in 1..=STEPS {
-        step(&mut rule, &mut shards, number);
+        step(&rule, &mut shards, number);
         let (gradient, lr) = (scaled(number), lr(number));
         for i in 0..total() {
             let GroupSettings { lr_scale, weight_decay, .. } = adamw.groups.of(ParamId(owners()[i]));

@@ -6,7 +6,7 @@ use super::*;
 use crate::host::HostPool;
 use crate::host::element::Float;
 use crate::host::workers::Workers;
-use crate::update::orthogonal::{Shape, orthogonalize};
+use crate::update::host::{Shape, orthogonalize};
 use crate::update::{AdjustLr, Muon, MuonOptions};
 
 /// A matrix of `f64`, row by row.
@@ -163,20 +163,20 @@ fn options(adjust_lr: AdjustLr) -> MuonOptions {
 }
 
 /// A rule that orthogonalizes two of the matrices; AdamW updates the other parameters.
-fn rule(adjust_lr: AdjustLr) -> Muon {
-    Muon::new(options(adjust_lr), &spec(), &[ParamId(2), ParamId(4)].into())
+fn rule(adjust_lr: AdjustLr) -> Rule {
+    Rule::new(Muon::new(options(adjust_lr), &spec(), &[ParamId(2), ParamId(4)].into()))
 }
 
 /// Runs a step, with buffers for the directions of a shard of everything and for scratch.
-fn update(rule: &mut Muon, shard: &mut Shard, number: u64) {
+fn update(rule: &Rule, shard: &mut Shard, number: u64) {
     let (dtype, len) = (shard.params.dtype(), shard.params.len());
     let memory = &shard.memory;
     let mut directions = memory.allocate(Category::GradientSlot, DType::F64, len).unwrap();
     let mut scratch = memory.allocate(Category::Workspace, dtype, rule.scratch()).unwrap();
     let (memory, mut view, scalars) = shard.view(number);
-    rule.direct(memory, &mut view, &scalars, &mut directions).unwrap();
+    rule.run(memory, Stage::Direct { direction: &mut directions }, &mut view, &scalars).unwrap();
     view.whole = Some(WholeDirections { directions: &directions, start: 0, scratch: &mut scratch });
-    rule.update(memory, &mut view, &scalars, &[]).unwrap();
+    rule.run(memory, Stage::Update { statistics: &[] }, &mut view, &scalars).unwrap();
 }
 
 /// `torch.optim.Muon` with the naive iteration, and AdamW for the other parameters.
@@ -220,11 +220,11 @@ fn step_orthogonalizes_momentum_and_uses_adamw_elsewhere() {
         for (dtype, threads, tolerance) in
             [(DType::F64, 1, 1e-12), (DType::F32, 1, 1e-5), (DType::F32, 3, 1e-5)]
         {
-            let mut rule = rule(adjust_lr);
+            let rule = rule(adjust_lr);
             let mut shard = Shard::new(&rule, dtype, 0, 1, threads);
             for step in 1..=STEPS {
                 shard.scatter(&numbers(100 + step, total()), false);
-                update(&mut rule, &mut shard, step);
+                update(&rule, &mut shard, step);
             }
             shard.assert_copied();
             let mut params = vec![f64::NAN; total()];
@@ -236,12 +236,12 @@ fn step_orthogonalizes_momentum_and_uses_adamw_elsewhere() {
 
 #[test]
 fn muon_records_non_finite_and_skips_flagged_steps() {
-    let mut rule = rule(AdjustLr::Original);
+    let rule = rule(AdjustLr::Original);
     let mut shard = Shard::new(&rule, DType::F32, 0, 1, 1);
     shard.scatter(&numbers(101, total()), false);
     let before = shard.contents();
     shard.set_factors(GradientFactors { finite: false, ..FACTORS });
-    update(&mut rule, &mut shard, 1);
+    update(&rule, &mut shard, 1);
     assert_eq!(shard.contents(), before);
     let noted = |shard: &Shard| {
         let mut word = [0];
@@ -252,13 +252,13 @@ fn muon_records_non_finite_and_skips_flagged_steps() {
         word == [1]
     };
     shard.set_factors(FACTORS);
-    update(&mut rule, &mut shard, 1);
+    update(&rule, &mut shard, 1);
     assert!(!noted(&shard));
     // One element of a matrix, which makes the whole matrix non-finite.
     let at = shard.pieces[2].offset + 1;
     let infinite = HostSlice::F64(&[f64::INFINITY]);
     shard.memory.write(Queue::Compute, infinite, SliceMut::new(&mut shard.gradient, at, 1)).unwrap();
-    update(&mut rule, &mut shard, 2);
+    update(&rule, &mut shard, 2);
     assert!(noted(&shard));
     let params = &shard.contents()[0];
     let Piece { offset, len, .. } = shard.pieces[2];

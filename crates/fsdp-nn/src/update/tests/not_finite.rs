@@ -24,16 +24,17 @@ const EDGES: [f64; 14] = [
     f64::NAN,
 ];
 
-fn rules() -> [Box<dyn UpdateRule<HostMemory>>; 7] {
+fn rules() -> [Rule; 8] {
     let average = AdafactorOptions { beta1: Some(0.9), groups: groups(0.1), ..AdafactorOptions::default() };
     [
-        Box::new(AdamW { groups: groups(0.01), ..AdamW::default() }),
-        Box::new(Sgd { groups: groups(0.1), ..Sgd::default() }),
-        Box::new(Lion { groups: groups(0.1), ..Lion::default() }),
-        Box::new(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }),
-        Box::new(AdamW8bit::new(AdamW { groups: groups(0.01), ..AdamW::default() }, &spec())),
-        Box::new(Adafactor::new(AdafactorOptions::default(), &spec())),
-        Box::new(Adafactor::new(average, &spec())),
+        Rule::new(AdamW { groups: groups(0.01), ..AdamW::default() }),
+        Rule::new(Sgd { groups: groups(0.1), ..Sgd::default() }),
+        Rule::new(Lion { groups: groups(0.1), ..Lion::default() }),
+        Rule::new(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }),
+        Rule::new(AdamW8bit::new(AdamW { groups: groups(0.01), ..AdamW::default() }, &spec())),
+        Rule::new(ScheduleFree { betas: (0.9, 0.999), eps: 1e-8, warmup_steps: 2, groups: groups(0.01) }),
+        Rule::new(Adafactor::new(AdafactorOptions::default(), &spec())),
+        Rule::new(Adafactor::new(average, &spec())),
     ]
 }
 
@@ -47,7 +48,7 @@ impl Shard {
 
     /// The slow oracle: for the parameters, their copy and every state tensor, whether some value of a piece is not
     /// finite.
-    fn broken(&self, rule: &dyn UpdateRule<HostMemory>) -> Vec<bool> {
+    fn broken(&self, rule: &Rule) -> Vec<bool> {
         let any = |buffer: &HostBuffer, ranges: Vec<(usize, usize)>| {
             ranges.into_iter().any(|(offset, len)| {
                 let mut values = vec![0.0; len];
@@ -76,23 +77,25 @@ impl Shard {
     }
 
     /// Runs one step with the current gradients.
-    fn update(&mut self, rule: &mut dyn UpdateRule<HostMemory>, number: u64, lr: f64) {
+    fn update(&mut self, rule: &Rule, number: u64, lr: f64) {
         let mut statistics = Vec::new();
         for len in rule.phases() {
             let mut sums = self.memory.allocate(Category::CommStaging, DType::F64, len).unwrap();
             self.memory.zero(Queue::Compute, SliceMut::whole(&mut sums)).unwrap();
             let (memory, mut view, scalars) = self.view(number);
             let scalars = StepScalars { lr, ..scalars };
-            rule.statistics(memory, &mut view, &scalars, &statistics, &mut sums).unwrap();
+            let stage = Stage::Statistics { earlier: &statistics, sums: &mut sums };
+            rule.run(memory, stage, &mut view, &scalars).unwrap();
             statistics.push(sums);
         }
         let (memory, mut view, scalars) = self.view(number);
-        rule.update(memory, &mut view, &StepScalars { lr, ..scalars }, &statistics).unwrap();
+        let stage = Stage::Update { statistics: &statistics };
+        rule.run(memory, stage, &mut view, &StepScalars { lr, ..scalars }).unwrap();
     }
 }
 
 /// Returns a shard of everything on one rank, with these parameters and gradients, and zero state.
-fn shard(rule: &dyn UpdateRule<HostMemory>, dtype: DType, param: f64, gradient: f64) -> Shard {
+fn shard(rule: &Rule, dtype: DType, param: f64, gradient: f64) -> Shard {
     let mut shard = Shard::new(rule, dtype, 0, 1, 1);
     shard.set_factors(UNSCALED);
     let Shard { memory, params, gradient: gradients, .. } = &mut shard;
@@ -103,7 +106,7 @@ fn shard(rule: &dyn UpdateRule<HostMemory>, dtype: DType, param: f64, gradient: 
 
 /// Runs a step; returns which tensors contain non-finite values according to the oracle, and checks that the rule
 /// recorded them.
-fn broken(rule: &mut dyn UpdateRule<HostMemory>, shard: &mut Shard, lr: f64) -> Vec<bool> {
+fn broken(rule: &Rule, shard: &mut Shard, lr: f64) -> Vec<bool> {
     shard.update(rule, 1, lr);
     let broken = shard.broken(rule);
     assert_eq!(shard.noted(), i64::from(broken.contains(&true)), "{broken:?}");
@@ -112,47 +115,43 @@ fn broken(rule: &mut dyn UpdateRule<HostMemory>, shard: &mut Shard, lr: f64) -> 
 
 #[test]
 fn overflow_of_second_moment_alone_is_detected() {
-    let [mut adamw, _, _, _, _, mut adafactor, _] = rules();
-    let mut all = shard(&*adamw, DType::F32, 1.0, 1e-3);
+    let [adamw, .., adafactor, _] = rules();
+    let mut all = shard(&adamw, DType::F32, 1.0, 1e-3);
     Shard::put(&mut all.gradient, &all.memory, 1, 1e25);
-    assert_eq!(
-        broken(&mut *adamw, &mut all, 1e-3),
-        [false, false, false, true],
-        "params, copy, mean, square"
-    );
+    assert_eq!(broken(&adamw, &mut all, 1e-3), [false, false, false, true], "params, copy, mean, square");
     // The second parameter is a vector, with a full second moment.
-    let mut all = shard(&*adafactor, DType::F32, 1.0, 1e-3);
+    let mut all = shard(&adafactor, DType::F32, 1.0, 1e-3);
     let at = all.pieces[1].offset;
     Shard::put(&mut all.gradient, &all.memory, at, 1e25);
     let expected = [false, false, false, false, true];
-    assert_eq!(broken(&mut *adafactor, &mut all, 1e-3), expected, "params, copy, rows, columns, whole");
+    assert_eq!(broken(&adafactor, &mut all, 1e-3), expected, "params, copy, rows, columns, whole");
 }
 
 #[test]
 fn non_finite_column_mean_alone_is_detected() {
-    let [.., mut adafactor, _] = rules();
-    let mut all = shard(&*adafactor, DType::F32, 1.0, 0.0);
+    let [.., adafactor, _] = rules();
+    let mut all = shard(&adafactor, DType::F32, 1.0, 0.0);
     Shard::put(&mut all.state[1], &all.memory, 0, f64::INFINITY);
     // In step 1, earlier means have weight zero.
-    all.update(&mut *adafactor, 5, 1e-3);
-    assert_eq!(all.broken(&*adafactor), [false, false, false, true, false]);
+    all.update(&adafactor, 5, 1e-3);
+    assert_eq!(all.broken(&adafactor), [false, false, false, true, false]);
     assert_eq!(all.noted(), 1);
 }
 
 #[test]
 fn overflow_of_row_and_column_means_is_detected() {
-    let [.., mut adafactor, _] = rules();
-    let mut all = shard(&*adafactor, DType::F32, 1.0, 1e-3);
+    let [.., adafactor, _] = rules();
+    let mut all = shard(&adafactor, DType::F32, 1.0, 1e-3);
     Shard::put(&mut all.gradient, &all.memory, 1, 1e25);
-    let broken = broken(&mut *adafactor, &mut all, 1e-3);
+    let broken = broken(&adafactor, &mut all, 1e-3);
     assert_eq!(broken[2..], [true, true, false], "rows, columns, whole");
 }
 
 #[test]
 fn overflow_of_parameter_alone_is_detected() {
-    for rule in &mut rules()[..3] {
-        let mut all = shard(&**rule, DType::F32, 1.0, 1e-3);
-        let broken = broken(&mut **rule, &mut all, 1e39);
+    for rule in &rules()[..3] {
+        let mut all = shard(rule, DType::F32, 1.0, 1e-3);
+        let broken = broken(rule, &mut all, 1e39);
         assert!(broken[0] && !broken[2..].contains(&true), "{broken:?}");
     }
 }
@@ -162,13 +161,13 @@ fn overflow_of_low_precision_copy_alone_is_detected() {
     let copied = [f32::from_bits(0x7f7f_7fff), f32::from_bits(0x7f7f_8000)].map(f64::from);
     for (value, overflows) in copied.into_iter().zip([false, true]) {
         for value in [value, -value] {
-            let mut rule = Sgd::default();
+            let rule = Rule::new(Sgd::default());
             let mut all = shard(&rule, DType::F32, value, 0.0);
-            assert_eq!(broken(&mut rule, &mut all, 1.0), [false, overflows], "{value}");
+            assert_eq!(broken(&rule, &mut all, 1.0), [false, overflows], "{value}");
             // Without a copy, it is a finite number like any other.
             let mut all = shard(&rule, DType::F32, value, 0.0);
             all.low = None;
-            assert_eq!(broken(&mut rule, &mut all, 1.0), [false]);
+            assert_eq!(broken(&rule, &mut all, 1.0), [false]);
         }
     }
 }
@@ -176,33 +175,33 @@ fn overflow_of_low_precision_copy_alone_is_detected() {
 #[test]
 fn zero_subnormal_and_largest_numbers_are_finite() {
     let smallest = [0.0, -0.0, 1e-45, -1e-40, f64::from(f32::MIN_POSITIVE)];
-    for rule in &mut rules() {
+    for rule in &rules() {
         for value in smallest {
-            let mut all = shard(&**rule, DType::F32, value, 0.0);
-            assert!(!broken(&mut **rule, &mut all, 0.0).contains(&true), "{value}");
+            let mut all = shard(rule, DType::F32, value, 0.0);
+            assert!(!broken(rule, &mut all, 0.0).contains(&true), "{value}");
         }
     }
     // The other rules multiply the learning rate by the parameter.
-    for rule in &mut rules()[..3] {
+    for rule in &rules()[..3] {
         for (dtype, value) in [(DType::F32, f64::from(f32::MAX)), (DType::F64, f64::MAX)] {
             for value in [value, -value] {
-                let mut all = shard(&**rule, dtype, value, 0.0);
+                let mut all = shard(rule, dtype, value, 0.0);
                 all.low = None;
-                assert!(!broken(&mut **rule, &mut all, 0.0).contains(&true), "{value}");
+                assert!(!broken(rule, &mut all, 0.0).contains(&true), "{value}");
             }
         }
     }
-    let mut rule = AdamW { groups: Groups::uniform(0.0), ..AdamW::default() };
+    let rule = Rule::new(AdamW { groups: Groups::uniform(0.0), ..AdamW::default() });
     let mut all = shard(&rule, DType::F32, 1.0, 0.0);
     let Shard { memory, state, .. } = &mut all;
     Shard::fill(&mut state[1], memory, f64::from(f32::MAX));
-    assert!(!broken(&mut rule, &mut all, 1e-3).contains(&true));
+    assert!(!broken(&rule, &mut all, 1e-3).contains(&true));
 }
 
 #[test]
 fn non_finite_padding_is_ignored() {
-    for rule in &mut rules() {
-        let mut all = shard(&**rule, DType::F32, f64::NAN, f64::NAN);
+    for rule in &rules() {
+        let mut all = shard(rule, DType::F32, f64::NAN, f64::NAN);
         let Shard { memory, gradient, params, pieces, .. } = &mut all;
         for piece in pieces {
             let ones = vec![1.0; piece.len];
@@ -211,24 +210,24 @@ fn non_finite_padding_is_ignored() {
                 memory.write(Queue::Compute, HostSlice::F64(&ones), slice).unwrap();
             }
         }
-        assert!(!broken(&mut **rule, &mut all, 1e-3).contains(&true));
+        assert!(!broken(rule, &mut all, 1e-3).contains(&true));
     }
 }
 
 #[test]
 fn recorded_non_finite_persists_and_skipped_steps_record_none() {
-    for rule in &mut rules() {
-        let mut all = shard(&**rule, DType::F32, f64::NAN, 1.0);
+    for rule in &rules() {
+        let mut all = shard(rule, DType::F32, f64::NAN, 1.0);
         all.set_factors(GradientFactors { finite: false, ..UNSCALED });
-        all.update(&mut **rule, 1, 1e-3);
+        all.update(rule, 1, 1e-3);
         assert_eq!(all.noted(), 0);
         all.set_factors(UNSCALED);
-        all.update(&mut **rule, 2, 1e-3);
+        all.update(rule, 2, 1e-3);
         assert_eq!(all.noted(), 1);
         let Shard { memory, params, state, .. } = &mut all;
         [params].into_iter().chain(state).for_each(|buffer| Shard::fill(buffer, memory, 1.0));
-        all.update(&mut **rule, 3, 1e-3);
-        assert!(!all.broken(&**rule).contains(&true));
+        all.update(rule, 3, 1e-3);
+        assert!(!all.broken(rule).contains(&true));
         assert_eq!(all.noted(), 1);
     }
 }
@@ -239,8 +238,8 @@ fn non_finite_value_is_detected_at_any_position() {
     let len = 2 * TASK_ELEMS + 1029;
     for at in [0, 1, 15, 16, 1023, 1024, TASK_ELEMS - 1, TASK_ELEMS, 2 * TASK_ELEMS + 1024, len - 1] {
         for (dtype, threads) in [(DType::F32, 1), (DType::F32, 2), (DType::F64, 1)] {
-            for rule in &mut rules()[..3] {
-                let mut all = Shard::new(&**rule, dtype, 0, 1, threads);
+            for rule in &rules()[..3] {
+                let mut all = Shard::new(rule, dtype, 0, 1, threads);
                 let whole = Piece { param: ParamId(0), offset: 1, len, param_offset: 0, row_len: 1 };
                 let buffer = |category, dtype| {
                     let mut buffer = all.memory.allocate(category, dtype, len + 2).unwrap();
@@ -253,9 +252,9 @@ fn non_finite_value_is_detected_at_any_position() {
                 all.gradient = buffer(Category::ShardedGradient, DType::F32);
                 let tensors = rule.state(&all.pieces, len + 2, dtype);
                 all.state = tensors.iter().map(|_| buffer(Category::OptimizerState, dtype)).collect();
-                assert!(!broken(&mut **rule, &mut all, 1e-3).contains(&true));
+                assert!(!broken(rule, &mut all, 1e-3).contains(&true));
                 Shard::put(&mut all.params, &all.memory, 1 + at, f64::NAN);
-                assert!(broken(&mut **rule, &mut all, 1e-3)[0], "{dtype} at {at}");
+                assert!(broken(rule, &mut all, 1e-3)[0], "{dtype} at {at}");
             }
         }
     }
@@ -268,7 +267,7 @@ proptest! {
     /// exactly if there is one afterwards, separately on each rank.
     #[test]
     fn flag_is_set_exactly_when_some_value_is_non_finite(
-        kind in 0usize..7,
+        kind in 0usize..8,
         double in any::<bool>(),
         copied in any::<bool>(),
         number in 1u64..6,
@@ -276,10 +275,10 @@ proptest! {
         lr in prop::sample::select(vec![0.0, 1e-3, 1e10, 1e39]),
         edges in prop::collection::vec((0usize..6, any::<prop::sample::Index>(), 0usize..EDGES.len()), 0..5),
     ) {
-        let mut rule = rules().into_iter().nth(kind).unwrap();
+        let rule = rules().into_iter().nth(kind).unwrap();
         let dtype = if double { DType::F64 } else { DType::F32 };
         for rank in 0..world {
-            let mut shard = Shard::new(&*rule, dtype, rank, world, 1);
+            let mut shard = Shard::new(&rule, dtype, rank, world, 1);
             shard.scatter(&numbers(7, total()), false);
             if !copied || double {
                 shard.low = None;
@@ -294,8 +293,8 @@ proptest! {
                     Shard::put(buffer, memory, at, EDGES[*edge]);
                 }
             }
-            shard.update(&mut *rule, number, lr);
-            let broken = shard.broken(&*rule);
+            shard.update(&rule, number, lr);
+            let broken = shard.broken(&rule);
             prop_assert_eq!(shard.noted(), i64::from(broken.contains(&true)), "{:?}", broken);
         }
     }

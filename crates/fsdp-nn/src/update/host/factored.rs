@@ -2,16 +2,16 @@
 
 use fsdp_core::Error;
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_core::update::{Piece, SegmentShard};
+use fsdp_core::update::{self, Piece, SegmentShard};
 
-use super::adafactor::{Adafactor, AdafactorFactors};
-use super::elementwise::{HostScalars, Scale};
 use super::finite_check::FiniteCheck;
+use super::pass::{HostScalars, Scale};
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
 use crate::host::math::sum1;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
+use crate::update::adafactor::{Adafactor, AdafactorFactors};
 
 /// Block size for parameters without rows.
 const BLOCK_ELEMS: usize = 1024;
@@ -24,6 +24,47 @@ pub(super) enum Stage<'a> {
     Norms { moments: &'a [f64], sums: &'a mut [f64] },
     /// Updates the parameters.
     Update { moments: &'a [f64], norms: &'a [f64] },
+}
+
+impl<'a> Stage<'a> {
+    /// The stage of a factored rule.
+    pub(super) fn of(
+        memory: &HostMemory,
+        stage: &'a mut update::Stage<'_, HostBuffer>,
+    ) -> Result<Self, Error> {
+        let read = |sums: &'a HostBuffer| memory.elements::<f64>(Slice::whole(sums));
+        Ok(match stage {
+            update::Stage::Statistics { earlier: [], sums } => {
+                Stage::Moments { sums: memory.elements_mut(SliceMut::whole(sums))? }
+            }
+            update::Stage::Statistics { earlier: [moments, ..], sums } => {
+                Stage::Norms { moments: read(moments)?, sums: memory.elements_mut(SliceMut::whole(sums))? }
+            }
+            update::Stage::Update { statistics: [moments, norms] } => {
+                Stage::Update { moments: read(moments)?, norms: read(norms)? }
+            }
+            update::Stage::Update { .. } | update::Stage::Direct { .. } => {
+                panic!("a stage that a factored rule did not declare")
+            }
+        })
+    }
+}
+
+impl Adafactor {
+    pub(super) fn typed<A: Float>(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &HostScalars,
+        mut stage: Stage<'_>,
+    ) -> Result<(), Error> {
+        let (pieces, limits) = (shard.pieces, FiniteCheck::finite(shard));
+        let mut pass = Pass::<A>::new(self, memory, shard, scalars)?;
+        for piece in pieces {
+            pass.piece(piece, &mut stage);
+        }
+        if pass.end().exceeds(&limits) { shard.note_not_finite(memory) } else { Ok(()) }
+    }
 }
 
 /// The tensors of a shard. The state slices hold the pieces not yet processed.

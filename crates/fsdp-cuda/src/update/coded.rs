@@ -1,21 +1,22 @@
 //! AdamW with 8-bit moments: one thread block per block of moments.
 
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, SegmentShard, StepScalars};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_nn::update::AdamW8bit;
+use fsdp_nn::update::{AdamW8bit, ElementwiseRule, STATES_MAX};
 
-use super::adamw::factor_args;
-use super::on_host::with_host_shard;
+use super::elementwise::{Kind, numbers, source};
 use super::runs::{copy, refresh};
 use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
-use crate::kernels::{Arg, Launch, UPDATE};
+use crate::kernels::{Arg, Launch};
 
 /// The kernels of a step.
 struct Pass<'a> {
     rule: &'a AdamW8bit,
     memory: &'a CudaMemory,
-    kernels: Launch<'a>,
+    full: Launch<'a>,
+    coded: Launch<'a>,
+    constants: Vec<f64>,
     scalars: StepScalars<'a, CudaBuffer>,
 }
 
@@ -27,27 +28,22 @@ struct MomentOffsets {
     blocks: usize,
 }
 
-impl UpdateRule<CudaMemory> for AdamW8bit {
-    fn update(
-        &mut self,
-        memory: &CudaMemory,
-        shard: &mut SegmentShard<'_, CudaBuffer>,
-        scalars: &StepScalars<'_, CudaBuffer>,
-        _statistics: &[CudaBuffer],
-    ) -> Result<(), Error> {
-        if shard.params.is_on_host() {
-            return with_host_shard(memory, shard, scalars, |host, shard, scalars| {
-                self.update(host, shard, scalars, &[])
-            });
-        }
-        let types = (expect_float(shard.params), expect_float(shard.gradient));
-        expect_dtype(shard.params, types.0.master());
-        let kernels = memory.kernels(Queue::Compute, &UPDATE, types);
-        let pass = Pass { rule: self, memory, kernels, scalars: *scalars };
-        let mut offsets = MomentOffsets::default();
-        shard.pieces.iter().try_for_each(|piece| pass.piece(shard, piece, &mut offsets))?;
-        refresh(memory, shard)
-    }
+/// Updates parameters and state of a shard.
+pub(super) fn update(
+    memory: &CudaMemory,
+    rule: &AdamW8bit,
+    shard: &mut SegmentShard<'_, CudaBuffer>,
+    scalars: &StepScalars<'_, CudaBuffer>,
+) -> Result<(), Error> {
+    let types = (expect_float(shard.params), expect_float(shard.gradient));
+    expect_dtype(shard.params, types.0.master());
+    let (formula, constants) = rule.adamw.formula();
+    let kernels = |kind| memory.kernels(Queue::Compute, source(kind, &formula), types);
+    let (full, coded) = (kernels(Kind::Elements), kernels(Kind::Coded));
+    let pass = Pass { rule, memory, full, coded, constants, scalars: *scalars };
+    let mut offsets = MomentOffsets::default();
+    shard.pieces.iter().try_for_each(|piece| pass.piece(shard, piece, &mut offsets))?;
+    refresh(memory, shard)
 }
 
 impl Pass<'_> {
@@ -58,7 +54,7 @@ impl Pass<'_> {
         piece: &Piece,
         offsets: &mut MomentOffsets,
     ) -> Result<(), Error> {
-        let Self { rule, memory, kernels, scalars } = self;
+        let Self { rule, memory, full, coded, constants, scalars } = self;
         let &Piece { param, offset, len, .. } = piece;
         let largest_param = Arg::Real(shard.largest_param());
         let row_len = rule.row_len(param);
@@ -79,10 +75,10 @@ impl Pass<'_> {
         }
         args.extend([memory.input(scalars.factors)?, memory.output(SliceMut::whole(shard.not_finite))?]);
         args.push(largest_param);
-        args.extend(factor_args(rule.adamw.factors(param, scalars.step, scalars.lr)));
+        args.extend(numbers(&rule.adamw.factors_of(param, scalars.step, scalars.lr), constants));
         match blocks {
-            Some(blocks) => kernels.striding("adamw_8bit", blocks, AdamW8bit::BLOCK as u32, &args)?,
-            None => kernels.elements("adamw", len, &args)?,
+            Some(blocks) => coded.striding("update_coded", blocks, AdamW8bit::BLOCK as u32, &args)?,
+            None => full.elements("update_elements", len, &args)?,
         }
         Ok(())
     }
@@ -100,7 +96,7 @@ impl Pass<'_> {
             panic!("{count} state tensors where the rule declared 6");
         };
         let mut args = Vec::new();
-        let master = self.kernels.types.0;
+        let master = self.full.types.0;
         let mut push = |buffer: &'b mut CudaBuffer, dtype, at: usize, len: usize| -> Result<(), Error> {
             expect_dtype(buffer, dtype);
             args.push(self.memory.output(SliceMut::new(buffer, at, len))?);
@@ -116,6 +112,7 @@ impl Pass<'_> {
             push(mean, master, offsets.full, len)?;
             push(square, master, offsets.full, len)?;
             offsets.full += len;
+            args.resize(STATES_MAX, Arg::Null);
         }
         Ok(args)
     }

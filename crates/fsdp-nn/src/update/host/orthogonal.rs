@@ -24,13 +24,13 @@ const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
 /// The shape of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub(super) rows: usize,
-    pub(super) cols: usize,
+pub(in crate::update) struct Shape {
+    pub(in crate::update) rows: usize,
+    pub(in crate::update) cols: usize,
 }
 
 impl Shape {
-    pub(super) fn len(self) -> usize {
+    pub(in crate::update) fn len(self) -> usize {
         self.rows * self.cols
     }
 
@@ -40,12 +40,12 @@ impl Shape {
     }
 
     /// Number of scratch elements for [`orthogonalize`].
-    pub(super) fn scratch(self) -> usize {
+    pub(in crate::update) fn scratch(self) -> usize {
         2 * (self.len() + self.min_dim() * self.min_dim())
     }
 
     /// The matrix products of [`orthogonalize`].
-    pub(super) fn products(self) -> [Products; 3] {
+    pub(in crate::update) fn products(self) -> [Products; 3] {
         let (k, l, count) = (self.min_dim(), self.rows.max(self.cols), STEPS);
         [(k, k, l), (k, k, k), (self.rows, self.cols, k)].map(|(m, n, k)| Products { m, n, k, count })
     }
@@ -56,7 +56,7 @@ impl Shape {
 ///
 /// # Panics
 /// If the scratch is too short.
-pub(super) fn orthogonalize<'s, A: Float>(
+pub(in crate::update) fn orthogonalize<'s, A: Float>(
     workers: &Workers,
     shape: Shape,
     direction: Floats<'_>,

@@ -6,14 +6,14 @@ use fsdp_core::Error;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::update::SegmentShard;
 
-use super::elementwise::{HostScalars, Scale, skip};
 use super::finite_check::FiniteCheck;
-use super::muon::{Muon, MuonOptions};
+use super::pass::{HostScalars, Scale, skip};
 use crate::host::element::Float;
 use crate::host::floats::{Target, transfer};
 use crate::host::raw::vectorized;
 use crate::host::workers::TASK_ELEMS;
 use crate::host::{HostBuffer, HostMemory};
+use crate::update::muon::{Muon, MuonOptions};
 
 /// Number of elements whose gradient is converted to the master dtype at a time.
 const BLOCK_ELEMS: usize = 1024;
