@@ -190,6 +190,7 @@ fn schedule_free_run_exports_average() {
     };
     // The parameters of the last checkpoint, which gradients are taken at.
     let params = |out_dir: &str, step: u64| {
+        std::fs::create_dir(sandbox.path(&format!("{out_dir}-{step}"))).unwrap();
         sandbox.succeed(&format!(
             "ckpt convert {out_dir}/checkpoints/step-{step:08} {out_dir}-{step}/model --to safetensors"
         ));

@@ -22,6 +22,7 @@ const STEPS: u64 = 4;
 
 mod adafactor;
 mod adamw8bit;
+mod formula;
 mod muon;
 mod not_finite;
 
