@@ -29,10 +29,10 @@ STYLE = """
 
 
 def crates():
-    """What each crate is, and on which it rests, without its tests."""
+    """What each published crate is, and on which it rests, without its tests."""
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1"]
     packages = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["packages"]
-    packages = [package for package in packages if package["name"] != "fsdp-tests"]
+    packages = [package for package in packages if package["publish"] is None]
     names = {package["name"] for package in packages}
     normal = lambda one: {need["name"] for need in one["dependencies"] if need["kind"] is None} & names
     return {one["name"]: (one["description"], normal(one)) for one in packages}

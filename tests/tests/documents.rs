@@ -103,8 +103,8 @@ fn links_in_documents_lead_somewhere() {
 fn pages_named_in_code_exist() {
     let root = root();
     let mut seen = 0;
-    let folders =
-        ["crates", "examples", "scripts", "bench", "tests", ".ci", ".github"].map(|name| root.join(name));
+    let folders = ["crates", "examples", "scripts", "bench", "tests", "tools", ".ci", ".github"]
+        .map(|name| root.join(name));
     let endings = [".rs", ".toml", ".py", ".sh", ".yaml", ".yml", ".md", "run"];
     for file in folders.iter().flat_map(|folder| files(folder, &endings)) {
         let text = read(&file);

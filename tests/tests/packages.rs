@@ -16,8 +16,9 @@ const WITHOUT_PAGES: [&str; 5] = ["bench", "cuda", "default", "gpu-tests", "torc
 /// Returns all packages: the folder, and what the manifest says.
 fn packages() -> Vec<(PathBuf, Table)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let crates = fs::read_dir(root.join("crates")).unwrap().map(|entry| entry.unwrap().path());
-    let mut folders: Vec<PathBuf> = crates.chain([root.join("tests")]).collect();
+    let members = ["crates", "tools"].map(|folder| fs::read_dir(root.join(folder)).unwrap());
+    let members = members.into_iter().flatten().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<PathBuf> = members.chain([root.join("tests")]).collect();
     folders.sort();
     let manifest = |folder: &PathBuf| fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse().unwrap();
     folders.into_iter().map(|folder| (folder.clone(), manifest(&folder))).collect()
@@ -58,17 +59,14 @@ fn pages_on_docs_rs_have_the_features() {
 }
 
 #[test]
-fn all_but_the_tests_are_published() {
+fn all_but_tests_and_tools_are_published() {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
     let workspace: Table = fs::read_to_string(workspace).unwrap().parse().unwrap();
     let has_repository = workspace["workspace"]["package"].get("repository").is_some();
-    for (_, manifest) in packages() {
+    for (folder, manifest) in packages() {
         let package = manifest["package"].as_table().unwrap();
-        assert_eq!(
-            package.contains_key("publish"),
-            package["name"].as_str() == Some("fsdp-tests"),
-            "{package}"
-        );
+        let is_crate = folder.parent().is_some_and(|parent| parent.ends_with("crates"));
+        assert_eq!(package.get("publish"), (!is_crate).then_some(&false.into()), "{package}");
         for key in ["description", "license", "keywords", "categories", "documentation"] {
             assert!(
                 package.contains_key(key) || package.contains_key("publish"),

@@ -65,6 +65,11 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Returns all Rust files of crates and tools, except tests.
+fn all_sources() -> Vec<PathBuf> {
+    [crates(), crates().join("../tools")].iter().flat_map(|folder| sources(folder)).collect()
+}
+
 /// Returns the part of a file before its test module.
 fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
@@ -139,7 +144,7 @@ fn only_compiler_uses_policies() {
 
 #[test]
 fn files_are_short_documented_and_without_todos() {
-    for path in sources(&crates()) {
+    for path in all_sources() {
         let text = fs::read_to_string(&path).unwrap();
         let lines = without_tests(&text).lines().count();
         assert!(lines <= FILE_LINES_MAX, "{} has {lines} lines: split it by concept", path.display());
@@ -182,7 +187,7 @@ fn functions_are_short() {
     let sample = "fn one() {\n    1\n}\nimpl A {\n    pub(crate) const fn two(\n    ) {\n    }\n}\nfn x();\n";
     assert_eq!(functions(sample), [("fn one() {", 3), ("    pub(crate) const fn two(", 3)]);
     let mut seen = 0;
-    for path in sources(&crates()) {
+    for path in all_sources() {
         let text = fs::read_to_string(&path).unwrap();
         for (first, lines) in functions(&text) {
             let place = format!("{}: `{}`", path.display(), first.trim());
@@ -278,7 +283,7 @@ fn workspace_is_formatted() {
 
 #[test]
 fn unsafe_code_is_confined_to_allowed_modules() {
-    for path in sources(&crates()) {
+    for path in all_sources() {
         let text = fs::read_to_string(&path).unwrap();
         let has_unsafe = text.lines().any(|line| {
             let code = line.trim_start();

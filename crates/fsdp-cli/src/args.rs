@@ -39,7 +39,7 @@ pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use init::InitArgs;
 pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
-pub(crate) use plan::{PlanArgs, PlanCheckArgs, PlanCommand};
+pub(crate) use plan::PlanArgs;
 pub(crate) use report::ReportArgs;
 pub(crate) use shell::{CompletionsArgs, ManArgs, SchemaArgs};
 

@@ -192,9 +192,6 @@ pub(crate) enum CliError {
     /// A cluster description is wrong.
     #[error(transparent)]
     ClusterDescription(#[from] fsdp_plan::cluster::ClusterError),
-    /// A file of runs is wrong.
-    #[error(transparent)]
-    Runs(#[from] fsdp_plan::published::RowError),
     /// A file named by the user cannot be read.
     #[error("cannot read {}", file.display())]
     ReadFile { file: PathBuf, source: io::Error },
@@ -260,7 +257,6 @@ impl CliError {
             | CliError::Transport { .. }
             | CliError::Launched(_)
             | CliError::ClusterDescription(_)
-            | CliError::Runs(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
             #[cfg(feature = "xla")]

@@ -5,7 +5,6 @@ mod cost;
 mod effects;
 mod json;
 mod page;
-mod runs;
 mod search;
 mod settings;
 mod text;
@@ -18,7 +17,7 @@ use fsdp_plan::cluster::Cluster;
 use fsdp_train::config::World;
 use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
-use crate::args::{PlanArgs, PlanCommand};
+use crate::args::PlanArgs;
 use crate::error::CliError;
 use crate::logging;
 use crate::output;
@@ -39,16 +38,13 @@ struct Outlook<'a> {
     effects: Vec<Effect>,
 }
 
-/// Predicts a step, or checks predictions against measured runs.
+/// Predicts a step.
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or a file cannot be written.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     logging::install(None)?;
-    match &args.command {
-        Some(PlanCommand::Check(check)) => runs::run(check),
-        None => output::print(&render(args)?),
-    }
+    output::print(&render(args)?)
 }
 
 /// Returns the text to print for a run; writes the requested files.
@@ -61,7 +57,7 @@ pub(crate) fn render(args: &PlanArgs) -> Result<String, CliError> {
         return Ok(cluster.to_toml());
     }
     let nodes = args.nodes.or(cluster.nodes).unwrap_or(1);
-    let (mut setup, warnings) = RunSetup::read(&args.run(), &|_| World {
+    let (mut setup, warnings) = RunSetup::read(&args.run, &|_| World {
         ranks: nodes * cluster.devices_per_node(),
         nodes: Some(nodes),
     })?;

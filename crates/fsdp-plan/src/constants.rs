@@ -1,4 +1,4 @@
-//! Constants of prices that no datasheet states. `examples/fit_prices.rs` fits them to published runs and writes
+//! Constants of prices that no datasheet states: `tools/published` fits them to published runs, and writes
 //! `constants.toml`.
 
 use std::collections::BTreeMap;
@@ -9,52 +9,37 @@ use crate::prices::stand_in;
 /// The fitted constants.
 const FITTED: &str = include_str!("../constants.toml");
 
-/// All constants: name, expected value before fitting, relative width of the expectation, and description.
-pub const NAMES: [(&str, f64, f64, &str); 26] = [
-    ("products.ampere", 0.82, 0.15, "the part of peak that large products reach"),
-    ("products.hopper", 0.70, 0.15, "as above"),
-    ("products.tpu-v4", 0.75, 0.15, "as above"),
-    ("products.tpu-v5e", 0.80, 0.15, "as above"),
-    ("attention.ampere", 0.58, 0.25, "the part of peak that FlashAttention-2 reaches, forward"),
-    ("attention.hopper", 0.34, 0.25, "as above"),
-    ("attention.tpu", 0.50, 0.30, "as above"),
-    (
-        "short_sums",
-        60.0,
-        0.6,
-        "terms of a sum, or columns, for which a product has half its speed: fill and drain of tiles",
-    ),
-    ("short_sequences", 400.0, 0.5, "positions for which attention has half its speed"),
-    ("elementwise.eager", 1.3, 0.3, "bytes relative to those of the operations, one kernel each"),
-    ("elementwise.fused", 1.0, 0.2, "the same, compiled or written by hand"),
-    ("elementwise.by_hand", 0.75, 0.25, "the same, with epilogues of products, for one model"),
-    ("elementwise.f32", 1.7, 0.3, "factor on eager bytes where norms and rotations go through f32"),
-    ("fp8", 1.45, 0.15, "speed of products in fp8 relative to bf16, quantisation included"),
-    ("attention.backward", 0.80, 0.15, "speed of attention in backward relative to forward"),
-    (
-        "attention.triton",
-        0.70,
-        0.3,
-        "speed of FlashAttention-1 and of Triton's kernel relative to FlashAttention-2",
-    ),
-    ("copies", 12.0, 0.6, "bytes that PyTorch's FSDP copies in backward for each unsharded parameter"),
-    ("congestion", 0.04, 0.6, "part of the network's bandwidth lost with each doubling of nodes"),
-    ("slices", 3e9, 0.6, "bytes a second of a TPU chip between slices"),
-    ("update", 90.0, 0.5, "bytes of an update that is not one kernel, for each parameter of a rank"),
-    ("network", 0.80, 0.2, "the part of the network's bandwidth that collectives reach"),
-    ("torus", 0.50, 0.4, "the part of a torus' bandwidth that collectives reach"),
-    (
-        "drag",
-        0.25,
-        0.6,
-        "computation lost during collectives, for the time that their bytes take on the links of a node",
-    ),
-    ("jitter", 0.006, 0.6, "deviation of the steps of nodes, as a part of a step"),
-    ("slice_jitter", 0.015, 0.6, "the same, of slices of TPUs"),
-    ("outside", 0.005, 0.8, "seconds of a step outside everything else: data, logging"),
+/// The names of all constants.
+const NAMES: [&str; 26] = [
+    "products.ampere",
+    "products.hopper",
+    "products.tpu-v4",
+    "products.tpu-v5e",
+    "attention.ampere",
+    "attention.hopper",
+    "attention.tpu",
+    "short_sums",
+    "short_sequences",
+    "elementwise.eager",
+    "elementwise.fused",
+    "elementwise.by_hand",
+    "elementwise.f32",
+    "fp8",
+    "attention.backward",
+    "attention.triton",
+    "copies",
+    "congestion",
+    "slices",
+    "update",
+    "network",
+    "torus",
+    "drag",
+    "jitter",
+    "slice_jitter",
+    "outside",
 ];
 
-/// Values of all constants in [`NAMES`].
+/// Values of all constants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Constants {
     values: BTreeMap<&'static str, f64>,
@@ -69,12 +54,7 @@ impl Constants {
         let table: BTreeMap<String, f64> =
             toml::from_str(FITTED).expect("constants.toml is written by a program");
         let value = |name: &'static str| (name, *table.get(name).expect("constants.toml has all constants"));
-        Self { values: NAMES.iter().map(|(name, ..)| value(name)).collect() }
-    }
-
-    /// Returns the values expected before fitting.
-    pub fn expected() -> Self {
-        Self { values: NAMES.iter().map(|&(name, value, ..)| (name, value)).collect() }
+        Self { values: NAMES.map(value).into() }
     }
 
     /// Returns one constant.
@@ -85,11 +65,10 @@ impl Constants {
         self.values[name]
     }
 
-    /// Returns a copy with one value replaced.
-    pub fn with(&self, name: &'static str, value: f64) -> Self {
-        let mut values = self.values.clone();
-        values.insert(name, value);
-        Self { values }
+    /// Replaces one value.
+    pub fn with(mut self, name: &'static str, value: f64) -> Self {
+        self.values.insert(name, value);
+        self
     }
 
     /// The constants that affect steps of this engine on a cluster without measurements.
@@ -107,15 +86,6 @@ impl Constants {
             None if matches!(name, "network" | "congestion" | "drag") => !is_tpu,
             None => true,
         };
-        NAMES.iter().filter(|(name, ..)| is_used(name)).map(|(name, ..)| (*name, self.values[name])).collect()
-    }
-
-    /// Formats the constants as `constants.toml`.
-    pub fn to_toml(&self) -> String {
-        let lines = NAMES
-            .iter()
-            .map(|(name, _, _, about)| format!("# {about}\n\"{name}\" = {:.6e}\n", self.values[name]));
-        let head = "# Written by `cargo run --release -p fsdp-plan --example fit_prices`: constants of prices, fitted to data/published.csv.\n\n";
-        head.to_owned() + &lines.collect::<String>()
+        NAMES.into_iter().filter(|name| is_used(name)).map(|name| (name, self.values[name])).collect()
     }
 }

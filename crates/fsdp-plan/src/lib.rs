@@ -19,11 +19,10 @@ mod constants;
 mod forecast;
 pub mod measured;
 pub mod prices;
-pub mod published;
 mod software;
 mod work;
 
-pub use constants::{Constants, NAMES};
+pub use constants::Constants;
 pub use forecast::{Forecast, Planned, forecast};
 pub use software::{AttentionKernel, Elementwise, Recomputed, Software};
 pub use work::{AttentionWork, CallWork, Calls, Listed, OpWork, Product, StepWork};

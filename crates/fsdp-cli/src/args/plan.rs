@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args as ClapArgs, Subcommand};
+use clap::{ArgGroup, Args as ClapArgs};
 
 use super::{RunFileArgs, positive};
 
 /// `fsdp plan`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true,
     group = ArgGroup::new("where").required(true).args(["on", "cluster"]),
     after_help = "Nothing is run: the schedule that the run file compiles to is priced operation by operation, and
 simulated with the queues and waits of the engine. No GPU, network or training data is needed.
@@ -27,18 +25,11 @@ Examples:
   fsdp plan examples/llama-8b.toml --on a100-80 --tokens 1.4e12 --price 2.1
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8 --trace plan.json   (open it in ui.perfetto.dev)
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8 --report plan.html
-  fsdp plan examples/llama-8b.toml --on h100-sxm --print-cluster > mine.toml
-  fsdp plan check runs.csv"
+  fsdp plan examples/llama-8b.toml --on h100-sxm --print-cluster > mine.toml"
 )]
 pub(crate) struct PlanArgs {
-    #[command(subcommand)]
-    pub(crate) command: Option<PlanCommand>,
-    /// The run file (TOML)
-    #[arg(value_name = "RUN.toml", required = true)]
-    file: Option<PathBuf>,
-    /// Change a key of the run file, such as --set train.steps=50 (may be repeated)
-    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
-    overrides: Vec<String>,
+    #[command(flatten)]
+    pub(crate) run: RunFileArgs,
     /// A built-in cluster, by name
     #[arg(long, value_name = "NAME")]
     pub(crate) on: Option<String>,
@@ -69,45 +60,6 @@ pub(crate) struct PlanArgs {
     /// Print the description of the cluster, with the source of every number, and nothing else
     #[arg(long, conflicts_with = "json")]
     pub(crate) print_cluster: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl PlanArgs {
-    /// The run file, and changes to it.
-    ///
-    /// # Panics
-    /// Where there is a subcommand, which has none.
-    pub(crate) fn run(&self) -> RunFileArgs {
-        let file = self.file.clone().expect("it is required without a subcommand");
-        RunFileArgs { file, overrides: self.overrides.clone() }
-    }
-}
-
-/// Other things to do with predictions.
-#[derive(Debug, Subcommand)]
-pub(crate) enum PlanCommand {
-    /// Predict the runs of a CSV, and report how far predictions are from measurements
-    Check(PlanCheckArgs),
-}
-
-/// `fsdp plan check`.
-#[derive(Debug, ClapArgs)]
-#[command(
-    after_help = "The columns are those of crates/fsdp-plan/data/published.csv; layers, hidden, heads, ffn, vocab,
-seq, micro_batch, devices, device_type, sharding and act_ckpt are required. A run is compiled as a
-schedule with the policies of its software, and priced with what that does differently; runs that
-the model does not cover are listed with the reason.
-
-Examples:
-  fsdp plan check crates/fsdp-plan/data/published.csv
-  fsdp plan check runs.csv --json"
-)]
-pub(crate) struct PlanCheckArgs {
-    /// The runs
-    #[arg(value_name = "RUNS.csv")]
-    pub(crate) file: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

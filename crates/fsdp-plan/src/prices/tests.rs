@@ -5,7 +5,10 @@ use super::*;
 use crate::work::Product;
 
 fn on<T>(name: &str, price: impl FnOnce(&Prices<'_>) -> T) -> T {
-    let (cluster, constants) = (Cluster::known(name).unwrap(), Constants::expected());
+    let cluster = Cluster::known(name).unwrap();
+    let round = [("products.hopper", 0.70), ("short_sums", 60.0), ("network", 0.80), ("congestion", 0.04)];
+    let constants =
+        round.iter().fold(Constants::fitted(), |constants, (name, value)| constants.with(name, *value));
     let setting = Setting { world: 8, dtype: DType::Bf16, transport: "nccl" };
     price(&Prices::new(&cluster, &constants, Software::OURS, setting).unwrap())
 }

@@ -1,8 +1,9 @@
 //! The hardware of a run, by the column `device_type`.
 
-use super::row::Row;
-use super::words::{matches, pattern_of};
-use crate::cluster::Cluster;
+use fsdp_plan::cluster::Cluster;
+
+use crate::row::Row;
+use crate::words::{matches, pattern_of};
 
 /// Patterns of device names in lower case, and their clusters; the last item is the cluster of the PCIe card, if there
 /// is one.
@@ -24,7 +25,7 @@ const DEVICES: [(&str, &str, Option<&str>); 10] = [
 const A800_LINK: f64 = 200e9;
 
 /// The hardware of a run; `None` if it is not known.
-pub(super) fn cluster(row: &Row) -> Option<Cluster> {
+pub(crate) fn cluster(row: &Row) -> Option<Cluster> {
     let device = row.word("device_type").replace(['_', ' '], "-");
     let device = device.trim_start_matches("nvidia-").trim_start_matches("amd-");
     // The pattern must not end within a number: an H1000 is not an H100.
@@ -67,7 +68,7 @@ fn network(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::published::read;
+    use crate::row::read;
 
     fn of(device: &str) -> Option<Cluster> {
         let text = format!(

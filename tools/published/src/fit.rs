@@ -1,19 +1,23 @@
 //! Fits the constants of prices to published runs, and reports how well it predicts runs that were not fitted.
 //!
-//! `cargo run --release -p fsdp-plan --example fit_prices [-- RUNS.csv] [--write]` fits the constants and prints
-//! errors. With `--cv` it also leaves out one group of runs at a time; with `--write` it writes `constants.toml`.
-//!
 //! The method is Gauss-Newton on logarithms of constants and of times. Weights of `1 / max(|error|, 3 %)` approximate
-//! the least sum of absolute errors. The expected value of a constant (see `NAMES`) is a prior whose strength follows
+//! the least sum of absolute errors. The expected value of a constant ([`EXPECTED`]) is a prior whose strength follows
 //! from its width. The runs of a project on one generation of devices together weigh at most as much as 40 runs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::{env, fs};
+use std::error::Error;
+use std::fs;
 
-use fsdp_plan::published::{Errors, Prepared, Run, project, read};
-use fsdp_plan::{Constants, NAMES};
+use fsdp_plan::Constants;
 use rayon::prelude::*;
+
+use crate::check::{Errors, project};
+use crate::expected::{EXPECTED, to_toml};
+use crate::row::Row;
+use crate::run::{Prepared, Run};
+
+/// Where the product has the constants.
+const FITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/fsdp-plan/constants.toml");
 
 const ROUNDS: usize = 12;
 /// Damping of a step, as a fraction of the diagonal.
@@ -43,8 +47,8 @@ impl Measured {
 }
 
 fn constants_of(logarithms: &[f64]) -> Constants {
-    let values = NAMES.iter().zip(logarithms);
-    values.fold(Constants::expected(), |constants, ((name, ..), value)| constants.with(name, value.exp()))
+    let values = EXPECTED.iter().zip(logarithms);
+    values.fold(Constants::fitted(), |constants, ((name, ..), value)| constants.with(name, value.exp()))
 }
 
 fn residuals(runs: &[&Measured], logarithms: &[f64]) -> Vec<f64> {
@@ -61,7 +65,7 @@ fn weights(runs: &[&Measured]) -> Vec<f64> {
 
 /// Fits the constants to these runs.
 fn fit(runs: &[&Measured], rounds: usize) -> Constants {
-    let expected: Vec<f64> = NAMES.iter().map(|(_, value, ..)| value.ln()).collect();
+    let expected: Vec<f64> = EXPECTED.iter().map(|(_, value, ..)| value.ln()).collect();
     let base = weights(runs);
     let mut x = expected.clone();
     for _ in 0..rounds {
@@ -83,7 +87,7 @@ fn fit(runs: &[&Measured], rounds: usize) -> Constants {
             (0..n).map(|i| (0..n).map(|j| dot(&columns[i], &columns[j])).collect()).collect();
         let mut b = vec![0.0; n];
         for i in 0..n {
-            let prior = 1.0 / NAMES[i].2.powi(2);
+            let prior = 1.0 / EXPECTED[i].2.powi(2);
             a[i][i] += prior;
             a[i][i] *= 1.0 + DAMPING;
             b[i] = dot(&columns[i], &r) + prior * (x[i] - expected[i]);
@@ -186,12 +190,8 @@ fn cross_validate(runs: &[&Measured]) {
     println!("mean over {} sources: {:.1} %", means.len(), 100.0 * mean(&means));
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let given = args.iter().find(|arg| !arg.starts_with("--"));
-    let path = given.map_or_else(|| crate_dir.join("data/published.csv"), |path| path.into());
-    let rows = read(&fs::read_to_string(&path)?, &path.display().to_string())?.rows;
+/// The runs that are measured and inside of the model, and how many are outside for each reason.
+fn measured(rows: &[Row]) -> (Vec<Measured>, BTreeMap<String, usize>) {
     let prepared: Vec<Result<Prepared, String>> =
         rows.par_iter().map(|row| Run::of(row).and_then(Run::prepare)).collect();
     let mut outside: BTreeMap<String, usize> = BTreeMap::new();
@@ -207,22 +207,28 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     }
+    (measured, outside)
+}
+
+/// Fits the constants to these rows and prints the errors; also of groups of runs left out, and into the product's
+/// file, if asked to.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn run(rows: &[Row], leaves_out: bool, writes: bool) -> Result<(), Box<dyn Error>> {
+    let (measured, outside) = measured(rows);
     let runs: Vec<&Measured> = measured.iter().collect();
     println!("{} rows, {} measured and inside; outside: {outside:?}", rows.len(), runs.len());
-    if args.iter().any(|arg| arg == "--check") {
-        report(&runs, &Constants::fitted());
-        return Ok(());
-    }
     let constants = fit(&runs, ROUNDS);
-    for (name, expected, ..) in NAMES {
+    for (name, expected, ..) in EXPECTED {
         println!("{name:24} {:12.5} expected {expected}", constants.get(name));
     }
     report(&runs, &constants);
-    if args.iter().any(|arg| arg == "--cv") {
+    if leaves_out {
         cross_validate(&runs);
     }
-    if args.iter().any(|arg| arg == "--write") {
-        fs::write(crate_dir.join("constants.toml"), constants.to_toml())?;
+    if writes {
+        fs::write(FITTED, to_toml(&constants))?;
     }
     Ok(())
 }

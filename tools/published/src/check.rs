@@ -2,44 +2,44 @@
 
 use std::collections::BTreeMap;
 
+use fsdp_plan::Constants;
+use fsdp_plan::cluster::ClusterError;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::memory::PeakMemory;
-use super::recipe::INCOMPLETE;
-use super::row::Row;
-use super::run::Run;
-use crate::cluster::ClusterError;
-use crate::constants::Constants;
+use crate::memory::PeakMemory;
+use crate::recipe::INCOMPLETE;
+use crate::row::Row;
+use crate::run::Run;
 
 /// The check of one row.
 #[derive(Clone, Debug)]
-pub struct Checked {
+pub(crate) struct Checked {
     /// The run.
-    pub row: Row,
+    pub(crate) row: Row,
     /// The prediction of its step, or the reason for which the run is outside of the model.
-    pub found: Result<Found, String>,
+    pub(crate) found: Result<Found, String>,
     /// Peak memory of a device, if the row states enough; also for runs that are outside.
-    pub memory: Option<PeakMemory>,
+    pub(crate) memory: Option<PeakMemory>,
 }
 
 /// The prediction of a step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub(crate) struct Found {
     /// Predicted seconds.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Measured seconds; `None` if the source does not state them.
-    pub measured: Option<f64>,
+    pub(crate) measured: Option<f64>,
     /// Shortest and longest expected seconds, for worlds so large that a single number would be too precise; else
     /// `None`.
-    pub band: Option<[f64; 2]>,
+    pub(crate) band: Option<[f64; 2]>,
     /// How values that are missing or not understood were interpreted.
-    pub assumed: Vec<String>,
+    pub(crate) assumed: Vec<String>,
 }
 
 impl Checked {
     /// Relative error of the prediction, with its sign; `None` without a prediction and a measurement.
-    pub fn error(&self) -> Option<f64> {
+    pub(crate) fn error(&self) -> Option<f64> {
         let found = self.found.as_ref().ok()?;
         found.measured.map(|measured| found.seconds / measured - 1.0)
     }
@@ -47,24 +47,24 @@ impl Checked {
 
 /// Statistics of prediction errors, in percent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Errors {
+pub(crate) struct Errors {
     /// Number of runs.
-    pub runs: usize,
+    pub(crate) runs: usize,
     /// Mean absolute error.
-    pub mean: f64,
+    pub(crate) mean: f64,
     /// Median absolute error.
-    pub median: f64,
+    pub(crate) median: f64,
     /// 90th percentile of absolute errors.
-    pub p90: f64,
+    pub(crate) p90: f64,
     /// Largest absolute error.
-    pub worst: f64,
+    pub(crate) worst: f64,
     /// Mean signed error.
-    pub bias: f64,
+    pub(crate) bias: f64,
 }
 
 impl Errors {
     /// Computes the statistics of errors given as fractions; `None` if there are none.
-    pub fn of(errors: &[f64]) -> Option<Self> {
+    pub(crate) fn of(errors: &[f64]) -> Option<Self> {
         let mut sizes: Vec<f64> = errors.iter().map(|error| 100.0 * error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
         let count = sizes.len();
@@ -83,13 +83,13 @@ impl Errors {
 
 /// The check of all runs of a file.
 #[derive(Clone, Debug)]
-pub struct Check {
+pub(crate) struct Check {
     /// The checks, row by row.
-    pub rows: Vec<Checked>,
+    pub(crate) rows: Vec<Checked>,
 }
 
 /// Predicts every run.
-pub fn check(rows: &[Row], constants: &Constants) -> Check {
+pub(crate) fn check(rows: &[Row], constants: &Constants) -> Check {
     let checked = |row: &Row| {
         let found = Run::of(row).and_then(Run::prepare).and_then(|prepared| {
             let failed = |error: ClusterError| error.to_string();
@@ -105,40 +105,40 @@ pub fn check(rows: &[Row], constants: &Constants) -> Check {
 
 impl Check {
     /// Errors of the runs that `which` selects.
-    pub fn errors(&self, which: impl Fn(&Row) -> bool) -> Option<Errors> {
+    pub(crate) fn errors(&self, which: impl Fn(&Row) -> bool) -> Option<Errors> {
         let selected = self.rows.iter().filter(|checked| which(&checked.row));
         Errors::of(&selected.filter_map(Checked::error).collect::<Vec<_>>())
     }
 
     /// Errors of the runs grouped by `key`.
-    pub fn by(&self, key: impl Fn(&Row) -> String) -> BTreeMap<String, Errors> {
+    pub(crate) fn by(&self, key: impl Fn(&Row) -> String) -> BTreeMap<String, Errors> {
         let keys: Vec<String> = self.rows.iter().map(|checked| key(&checked.row)).collect();
         let errors = |name: &String| Some((name.clone(), self.errors(|row| key(row) == *name)?));
         keys.iter().filter_map(errors).collect()
     }
 
     /// The mean over sources of their mean errors, in percent; sources count equally, however many runs they have.
-    pub fn mean_over_sources(&self) -> Option<f64> {
+    pub(crate) fn mean_over_sources(&self) -> Option<f64> {
         let means: Vec<f64> = self.by(project).values().map(|errors| errors.mean).collect();
         (!means.is_empty()).then(|| means.iter().sum::<f64>() / means.len() as f64)
     }
 
     /// Errors of peak memory, where it was measured.
-    pub fn memory_errors(&self) -> Option<Errors> {
+    pub(crate) fn memory_errors(&self) -> Option<Errors> {
         let peaks = self.rows.iter().filter_map(|checked| checked.memory);
         Errors::of(&peaks.filter_map(|peak| peak.error()).collect::<Vec<_>>())
     }
 
     /// The number of runs for which it is both predicted and known whether they fit, and how many of these predictions
     /// are right.
-    pub fn fitting(&self) -> (usize, usize) {
+    pub(crate) fn fitting(&self) -> (usize, usize) {
         let both = |checked: &Checked| checked.memory.and_then(|peak| peak.fits.zip(peak.fitted));
         let known: Vec<(bool, bool)> = self.rows.iter().filter_map(both).collect();
         (known.len(), known.iter().filter(|(fits, fitted)| fits == fitted).count())
     }
 
     /// Number of runs outside of the model, by reason; reasons do not include the columns that a row lacks.
-    pub fn outside(&self) -> BTreeMap<&str, usize> {
+    pub(crate) fn outside(&self) -> BTreeMap<&str, usize> {
         let mut reasons = BTreeMap::new();
         for checked in &self.rows {
             if let Err(reason) = &checked.found {
@@ -151,7 +151,7 @@ impl Check {
 }
 
 /// The project of a source: its first word; for papers, also the number.
-pub fn project(row: &Row) -> String {
+pub(crate) fn project(row: &Row) -> String {
     let mut words = row.text("source").split([' ', ',']);
     match words.next().unwrap_or_default() {
         "arXiv" => format!("arXiv {}", words.next().unwrap_or_default()),
@@ -162,11 +162,11 @@ pub fn project(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::published::read;
+    use crate::row::read;
 
-    const RUNS: &str = include_str!("../../data/published.csv");
-    const TPU_V4: &str = include_str!("../../data/xla-fsdp-tpu-v4.csv");
-    const H200: &str = include_str!("../../data/h200-one-card.csv");
+    const RUNS: &str = include_str!("../data/published.csv");
+    const TPU_V4: &str = include_str!("../data/xla-fsdp-tpu-v4.csv");
+    const H200: &str = include_str!("../data/h200-one-card.csv");
 
     #[test]
     fn errors_summarize_mean_median_p90_worst_and_bias() {

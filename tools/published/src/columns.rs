@@ -1,9 +1,9 @@
 //! The columns of a file of runs.
 
-use super::error::RowError;
+use crate::error::RowError;
 
 /// The required columns.
-pub(super) const NEEDED: [&str; 11] = [
+pub(crate) const NEEDED: [&str; 11] = [
     "layers",
     "hidden",
     "heads",
@@ -37,11 +37,11 @@ const OPTIONAL: [&str; 14] = [
 
 /// The columns of a file.
 #[derive(Debug, Default)]
-pub(super) struct Columns {
+pub(crate) struct Columns {
     /// Their names in lower case, in the order of the file.
-    pub(super) names: Vec<String>,
+    pub(crate) names: Vec<String>,
     /// The columns that are not known.
-    pub(super) unknown: Vec<String>,
+    pub(crate) unknown: Vec<String>,
 }
 
 impl Columns {
@@ -49,7 +49,7 @@ impl Columns {
     ///
     /// # Errors
     /// [`RowError`]: a column is missing, occurs twice, or has almost the name of a missing column.
-    pub(super) fn of(header: &csv::StringRecord, origin: &str) -> Result<Self, RowError> {
+    pub(crate) fn of(header: &csv::StringRecord, origin: &str) -> Result<Self, RowError> {
         let origin = || origin.to_owned();
         let names: Vec<String> = header.iter().map(|name| name.trim().to_lowercase()).collect();
         let has = |column: &str| names.iter().any(|name| name == column);
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn all_columns_of_published_runs_are_known() {
-        let header = include_str!("../../data/published.csv").lines().next().unwrap();
+        let header = include_str!("../data/published.csv").lines().next().unwrap();
         let columns = of(header).unwrap();
         assert_eq!((columns.names.len(), columns.unknown.len()), (NEEDED.len() + OPTIONAL.len(), 0));
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use fsdp_nn::model::{DecoderConfig, LayerConfig, Names, NormKind, RopeConfig, RopeScaling};
 use fsdp_nn::op::Function;
 
-use super::row::Row;
-use super::words::{Words, matches, number_in};
+use crate::row::Row;
+use crate::words::{Words, matches, number_in};
 
 /// Models whose MLPs have no gate, by name in lower case.
 const UNGATED: &str = r"^(.*/)?(mpt|gpt|mingpt|modded|nanochat|maxtext-22b|maxtext-52b|opt|pythia|falcon|bloom|starcoder|santacoder|cerebras|phi-?[12]|bert|codegen|stablelm-base|dolly|redpajama)";
@@ -36,22 +36,22 @@ const SEQ_MAX: usize = 1 << 20;
 
 /// The shape of a model and of its samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sizes {
-    pub(super) layers: usize,
-    pub(super) hidden: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) head_dim: usize,
-    pub(super) ffn: usize,
-    pub(super) vocab: usize,
-    pub(super) seq: usize,
-    pub(super) is_gated: bool,
-    pub(super) is_tied: bool,
+pub(crate) struct Sizes {
+    pub(crate) layers: usize,
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) ffn: usize,
+    pub(crate) vocab: usize,
+    pub(crate) seq: usize,
+    pub(crate) is_gated: bool,
+    pub(crate) is_tied: bool,
 }
 
 impl Sizes {
     /// Reads the sizes of a row; `None` if a size is missing.
-    pub(super) fn of(row: &Row, words: &Words) -> Option<Self> {
+    pub(crate) fn of(row: &Row, words: &Words) -> Option<Self> {
         let size = |column: &str| row.number(column).map(|number| number as usize);
         let (heads, hidden) = (size("heads")?, size("hidden")?);
         let model = words.model.as_str();
@@ -95,7 +95,7 @@ impl Sizes {
     }
 
     /// Describes the properties that were derived from the number of parameters, or assumed.
-    pub(super) fn assumed(&self, row: &Row, words: &Words) -> Vec<String> {
+    pub(crate) fn assumed(&self, row: &Row, words: &Words) -> Vec<String> {
         let keys =
             row.number("kv_heads").is_none().then(|| "kv_heads is not given: as many as heads".to_owned());
         keys.into_iter().chain(self.assumed_of_name(row, words.model.as_str())).collect()
@@ -120,7 +120,7 @@ impl Sizes {
     }
 
     /// Describes what is wrong with the sizes; `None` if a model can have them.
-    pub(super) fn contradiction(&self) -> Option<String> {
+    pub(crate) fn contradiction(&self) -> Option<String> {
         let &Self { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, .. } = self;
         let sizes = [
             ("layers", layers, LAYERS_MAX),
@@ -142,7 +142,7 @@ impl Sizes {
 
     /// The configuration of a model of these sizes: if gated, with RMS norms and rotary positions; otherwise with layer
     /// norms.
-    pub(super) fn config(&self) -> DecoderConfig {
+    pub(crate) fn config(&self) -> DecoderConfig {
         let names =
             if self.is_gated { Names::LLAMA } else { Names { gate_up: &["up_proj"], ..Names::LLAMA } };
         let rope = self
@@ -184,7 +184,7 @@ impl Sizes {
     }
 
     /// Number of parameters in the products of a layer.
-    pub(super) fn layer_parameters(&self) -> f64 {
+    pub(crate) fn layer_parameters(&self) -> f64 {
         let (hidden, head_dim) = (self.hidden as f64, self.head_dim as f64);
         let attention = hidden * head_dim * (2 * self.heads + 2 * self.kv_heads) as f64;
         let mlp = if self.is_gated { 3.0 } else { 2.0 } * hidden * self.ffn as f64;
@@ -192,7 +192,7 @@ impl Sizes {
     }
 
     /// Number of parameters in products, embeddings and the head.
-    pub(super) fn parameters(&self) -> f64 {
+    pub(crate) fn parameters(&self) -> f64 {
         let tables = if self.is_tied { 1.0 } else { 2.0 };
         self.layers as f64 * self.layer_parameters() + tables * (self.vocab * self.hidden) as f64
     }
@@ -207,7 +207,7 @@ fn named_head_dim(model: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::published::read;
+    use crate::row::read;
 
     fn of(model: &str, params: &str, sizes: &str) -> Sizes {
         let text = format!(

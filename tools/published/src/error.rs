@@ -1,10 +1,10 @@
 //! Errors in files of runs.
 
-use super::columns::NEEDED;
+use crate::columns::NEEDED;
 
 /// Errors in a file of runs.
 #[derive(Debug, thiserror::Error)]
-pub enum RowError {
+pub(crate) enum RowError {
     /// A column is missing.
     #[error("{origin}: missing column `{column}`; a file of runs needs {}", NEEDED.join(", "))]
     Column {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use regex::Regex;
 
-use super::row::Row;
+use crate::row::Row;
 
 /// Patterns of sharding names in lower case, and their normal forms.
 const SHARDINGS: [(&str, &str); 11] = [
@@ -35,13 +35,13 @@ const UNDERSTOOD: [&str; 7] = ["fsdp", "hsdp", "zero", "ddp", "shard", "intra", 
 
 /// The text of a row, in lower case.
 #[derive(Clone, Debug)]
-pub(super) struct Words {
-    pub(super) source: String,
-    pub(super) model: String,
-    pub(super) sharding: String,
-    pub(super) precision: String,
-    pub(super) checkpointing: String,
-    pub(super) compile: String,
+pub(crate) struct Words {
+    pub(crate) source: String,
+    pub(crate) model: String,
+    pub(crate) sharding: String,
+    pub(crate) precision: String,
+    pub(crate) checkpointing: String,
+    pub(crate) compile: String,
 }
 
 fn normalize(text: String, spellings: &[(&str, &str)]) -> String {
@@ -52,7 +52,7 @@ fn normalize(text: String, spellings: &[(&str, &str)]) -> String {
 
 /// Returns a constant pattern, compiled at its first use: that takes far longer than to match it, and each row is
 /// matched with dozens.
-pub(super) fn pattern_of(pattern: &str) -> Arc<Regex> {
+pub(crate) fn pattern_of(pattern: &str) -> Arc<Regex> {
     static COMPILED: Mutex<BTreeMap<String, Arc<Regex>>> = Mutex::new(BTreeMap::new());
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     let regex = || Arc::new(Regex::new(pattern).expect("the pattern is constant"));
@@ -60,18 +60,18 @@ pub(super) fn pattern_of(pattern: &str) -> Arc<Regex> {
 }
 
 /// Whether the text contains a match of a pattern.
-pub(super) fn matches(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     pattern_of(pattern).is_match(text)
 }
 
 /// The number in the first group of a pattern; `None` without a match.
-pub(super) fn number_in(pattern: &str, text: &str) -> Option<usize> {
+pub(crate) fn number_in(pattern: &str, text: &str) -> Option<usize> {
     pattern_of(pattern).captures(text)?.get(1)?.as_str().parse().ok()
 }
 
 impl Words {
     /// Normalizes the text of a row.
-    pub(super) fn of(row: &Row) -> Self {
+    pub(crate) fn of(row: &Row) -> Self {
         Self {
             source: row.word("source"),
             model: row.word("model"),
@@ -83,12 +83,12 @@ impl Words {
     }
 
     /// Whether the sharding is one of those that are understood.
-    pub(super) fn is_sharding_understood(&self) -> bool {
+    pub(crate) fn is_sharding_understood(&self) -> bool {
         UNDERSTOOD.iter().any(|word| self.sharding.contains(word))
     }
 
     /// Whether the sharding contains `part`.
-    pub(super) fn shards_by(&self, part: &str) -> bool {
+    pub(crate) fn shards_by(&self, part: &str) -> bool {
         self.sharding.contains(part)
     }
 }

@@ -5,10 +5,11 @@
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 use fsdp_core::{Axis, DType, Mesh};
+use fsdp_plan::cluster::{Cluster, Kind};
+use fsdp_plan::prices::stand_in;
+use fsdp_plan::{AttentionKernel, Elementwise, Recomputed, Software};
 
-use super::words::{Words, matches, number_in};
-use crate::cluster::{Cluster, Kind};
-use crate::software::{AttentionKernel, Elementwise, Recomputed, Software};
+use crate::words::{Words, matches, number_in};
 
 /// Recomputed fractions (products, attention, everything else) by `act_ckpt`; without recomputation, the schedule keeps
 /// all.
@@ -33,16 +34,16 @@ const SHAPES_ASSUMED: &str = "shapes but that of 2b are assumed";
 const UNDERSTOOD_PRECISION: &str = r"^$|bf16|bfloat16|fp16|float16|f16|fp8|float8|amp|mixed|pure";
 
 /// Reasons for which runs are outside of the model, in the order of the checks.
-pub(super) const INCOMPLETE: &str = "incomplete configuration";
+pub(crate) const INCOMPLETE: &str = "incomplete configuration";
 const NO_ACCELERATOR: &str = "no runs to calibrate this accelerator";
 const OTHER_PARALLELISM: &str = "tensor, pipeline or context parallel";
 const OFFLOAD: &str = "offload";
 const MUON: &str = "Muon optimizer";
 
 /// Returns why a run is outside of the model, judging by its text; `None` if it is inside.
-pub(super) fn outside(words: &Words, cluster: Option<&Cluster>) -> Option<&'static str> {
+pub(crate) fn outside(words: &Words, cluster: Option<&Cluster>) -> Option<&'static str> {
     let Words { source, sharding, checkpointing, .. } = words;
-    if cluster.is_none_or(|cluster| crate::prices::stand_in(&cluster.generation).is_some()) {
+    if cluster.is_none_or(|cluster| stand_in(&cluster.generation).is_some()) {
         return Some(NO_ACCELERATOR);
     }
     if matches(r"tp|pp|cp\d|megatron", sharding) {
@@ -56,7 +57,7 @@ pub(super) fn outside(words: &Words, cluster: Option<&Cluster>) -> Option<&'stat
 }
 
 /// Lists the words that are not known, and how they are interpreted.
-pub(super) fn assumed(words: &Words) -> Vec<String> {
+pub(crate) fn assumed(words: &Words) -> Vec<String> {
     let mut all = Vec::new();
     if !words.is_sharding_understood() {
         all.push(format!("sharding \"{}\" is read as full sharding", words.sharding));
@@ -74,7 +75,7 @@ pub(super) fn assumed(words: &Words) -> Vec<String> {
 }
 
 /// The mesh of a run; `None` if it is impossible.
-pub(super) fn mesh(words: &Words, world: usize, cluster: &Cluster) -> Option<Mesh> {
+pub(crate) fn mesh(words: &Words, world: usize, cluster: &Cluster) -> Option<Mesh> {
     let sharding = words.sharding.as_str();
     let node = if cluster.kind == Kind::Tpu { world } else { cluster.devices_per_node() };
     let shards = match () {
@@ -100,7 +101,7 @@ fn gathers(words: &Words, mesh: Mesh) -> bool {
 }
 
 /// The policy that the schedule is compiled with.
-pub(super) fn policy(words: &Words, mesh: Mesh) -> Policy {
+pub(crate) fn policy(words: &Words, mesh: Mesh) -> Policy {
     let Words { source, sharding, precision, .. } = words;
     let keeps_unsharded = sharding.contains("grad_op") || sharding.contains("zero2") || !gathers(words, mesh);
     let reduces_in_f32 = precision.contains("reduce=fp32")
@@ -147,7 +148,7 @@ fn recomputed(words: &Words) -> Option<Recomputed> {
 }
 
 /// The properties of the software.
-pub(super) fn software(words: &Words, mesh: Mesh, cluster: &Cluster, is_gated: bool) -> Software {
+pub(crate) fn software(words: &Words, mesh: Mesh, cluster: &Cluster, is_gated: bool) -> Software {
     let Words { source, sharding, precision, .. } = words;
     let is_c = is_c(words);
     let is_xla = is_xla(words, cluster);
@@ -183,7 +184,7 @@ pub(super) fn software(words: &Words, mesh: Mesh, cluster: &Cluster, is_gated: b
 }
 
 /// Whether everything is written by hand in C and CUDA (llm.c).
-pub(super) fn is_c(words: &Words) -> bool {
+pub(crate) fn is_c(words: &Words) -> bool {
     words.compile.contains("c/cuda")
 }
 
@@ -193,7 +194,7 @@ fn is_xla(words: &Words, cluster: &Cluster) -> bool {
 }
 
 /// Whether the operations of a layer are fused into fewer kernels.
-pub(super) fn is_fused(words: &Words) -> bool {
+pub(crate) fn is_fused(words: &Words) -> bool {
     let compile = &words.compile;
     let prefixes = ["yes", "true", "on", "xla", "torch.compile", "compiled", "inductor"];
     prefixes.iter().any(|word| compile.starts_with(word))

@@ -15,18 +15,14 @@ use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, Decoder};
 use fsdp_nn::op::LossTerms;
 use fsdp_nn::update::{AdamW, Rule};
+use fsdp_plan::cluster::{Cluster, ClusterError};
+use fsdp_plan::{Calls, Constants, Forecast, Planned, Software, StepWork, band, forecast};
 
-use super::hardware;
-use super::recipe::{self, INCOMPLETE};
-use super::row::Row;
-use super::sizes::Sizes;
-use super::words::Words;
-use crate::band;
-use crate::cluster::{Cluster, ClusterError};
-use crate::constants::Constants;
-use crate::forecast::{Forecast, Planned, forecast};
-use crate::software::Software;
-use crate::work::{Calls, StepWork};
+use crate::hardware;
+use crate::recipe::{self, INCOMPLETE};
+use crate::row::Row;
+use crate::sizes::Sizes;
+use crate::words::Words;
 
 /// The most devices of a run, and the most tokens of a micro-batch.
 const DEVICES_MAX: f64 = (1 << 20) as f64;
@@ -41,15 +37,15 @@ const ROUNDS_MAX: usize = 256;
 
 /// A run that the model covers.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub(crate) struct Run {
     /// The row, as written in the file.
-    pub row: Row,
+    pub(crate) row: Row,
     /// The hardware.
-    pub cluster: Cluster,
+    pub(crate) cluster: Cluster,
     /// The software.
-    pub software: Software,
+    pub(crate) software: Software,
     /// How values that are missing or not understood were interpreted.
-    pub assumed: Vec<String>,
+    pub(crate) assumed: Vec<String>,
     mesh: Mesh,
     policy: Policy,
     sizes: Sizes,
@@ -60,13 +56,13 @@ pub struct Run {
 
 /// A run with its compiled schedule.
 #[derive(Clone, Debug)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The run.
-    pub run: Run,
+    pub(crate) run: Run,
     /// The plan with its schedule.
-    pub plan: Plan,
+    pub(crate) plan: Plan,
     /// The work of the schedule.
-    pub work: StepWork,
+    pub(crate) work: StepWork,
 }
 
 impl Run {
@@ -74,7 +70,7 @@ impl Run {
     ///
     /// # Errors
     /// The reason for which the run is outside of the model.
-    pub fn of(row: &Row) -> Result<Self, String> {
+    pub(crate) fn of(row: &Row) -> Result<Self, String> {
         let words = &Words::of(row);
         let missing = || format!("{INCOMPLETE}: no {}", row.missing(&NEEDED).join(", "));
         let sizes = Sizes::of(row, words).ok_or_else(missing)?;
@@ -120,7 +116,7 @@ impl Run {
     ///
     /// # Errors
     /// The reason for which the run cannot be compiled into a schedule.
-    pub fn prepare(self) -> Result<Prepared, String> {
+    pub(crate) fn prepare(self) -> Result<Prepared, String> {
         let (plan, work) = self.compile().map_err(|error| error.to_string())?;
         Ok(Prepared { run: self, plan, work })
     }
@@ -163,7 +159,7 @@ impl Run {
 
     /// Measured seconds of a step, if the source states them as time, as tokens, or as floating-point operations
     /// (converted by the formula that the source says it uses).
-    pub fn measured(&self) -> Option<f64> {
+    pub(crate) fn measured(&self) -> Option<f64> {
         let (row, source) = (&self.row, self.row.word("source"));
         if let Some(time) = row.number("step_time_ms") {
             return Some(time / 1e3);
@@ -187,14 +183,6 @@ impl Run {
 }
 
 impl Prepared {
-    /// Predicts the timing of the run.
-    ///
-    /// # Errors
-    /// [`ClusterError::NoPeak`].
-    pub fn forecast(&self, constants: &Constants) -> Result<Forecast, ClusterError> {
-        self.forecast_on(&self.run.cluster, constants)
-    }
-
     fn forecast_on(&self, cluster: &Cluster, constants: &Constants) -> Result<Forecast, ClusterError> {
         let Self { run, plan, work } = self;
         let software = run.software;
@@ -205,8 +193,8 @@ impl Prepared {
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
-    pub fn seconds(&self, constants: &Constants) -> Result<f64, ClusterError> {
-        Ok(self.step_seconds(&self.forecast(constants)?))
+    pub(crate) fn seconds(&self, constants: &Constants) -> Result<f64, ClusterError> {
+        Ok(self.step_seconds(&self.forecast_on(&self.run.cluster, constants)?))
     }
 
     /// The shortest and longest expected step in seconds, for worlds so large that collectives of all ranks may be much
@@ -214,7 +202,7 @@ impl Prepared {
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
-    pub fn band(&self, constants: &Constants) -> Result<Option<[f64; 2]>, ClusterError> {
+    pub(crate) fn band(&self, constants: &Constants) -> Result<Option<[f64; 2]>, ClusterError> {
         if self.plan.mesh.world() <= band::LARGE_WORLD {
             return Ok(None);
         }

@@ -1,15 +1,13 @@
-//! `fsdp plan check`: compares predictions with measured runs.
+//! What is printed of a check, as text and JSON.
 
 use std::collections::BTreeMap;
 
 use fsdp_plan::Constants;
-use fsdp_plan::published::{Check, Checked, Errors, Found, Row, Runs, check, project, read};
 use serde_json::{Map, Value, json};
 
-use super::cost::span;
-use crate::args::PlanCheckArgs;
-use crate::error::CliError;
-use crate::output::{self, table};
+use crate::check::{Check, Checked, Errors, Found, check, project};
+use crate::row::{Row, Runs};
+use crate::table::table;
 
 /// Number of runs shown, those with the largest errors.
 const WORST: usize = 8;
@@ -27,18 +25,13 @@ const GROUPS: [(&str, Key); 3] = [
     ("checkpointing", |row| row.text("act_ckpt").to_owned()),
 ];
 
-/// Predicts the runs of a file and prints the errors.
-///
-/// # Errors
-/// [`CliError`]: the file cannot be read.
-pub(super) fn run(args: &PlanCheckArgs) -> Result<(), CliError> {
-    let file = args.file.display().to_string();
-    let Runs { rows, ignored } = read(&super::read(&args.file)?, &file)?;
-    for column in &ignored {
-        output::warning(&format!("{file}: column `{column}` is unknown, and ignored"));
+/// Predicts runs and prints the errors.
+pub(crate) fn print(runs: &Runs, is_json: bool) {
+    let check = check(&runs.rows, &Constants::fitted());
+    match is_json {
+        true => println!("{:#}", json(&check, &runs.ignored)),
+        false => print!("{}", text(&check)),
     }
-    let check = check(&rows, &Constants::fitted());
-    output::print(&if args.json { format!("{:#}\n", json(&check, &ignored)) } else { text(&check) })
 }
 
 fn json(check: &Check, ignored: &[String]) -> Value {
@@ -138,9 +131,6 @@ fn worst(check: &Check) -> String {
         let devices = format!("{devices} x {device}");
         [format!("{:+.1} %", error * 100.0), id(row), project(row), model, devices, sharding, checkpointing]
     });
-    if worst.is_empty() {
-        return String::new();
-    }
     table(["worst", "row", "source", "model", "devices", "sharding", "checkpointing"], rows)
 }
 
@@ -157,13 +147,10 @@ fn alone(check: &Check) -> String {
     let mut rows: Vec<[String; 3]> = Vec::new();
     for Checked { row, found, .. } in &check.rows {
         if let Ok(Found { seconds, measured: None, .. }) = found {
-            rows.push([id(row), row.text("model").to_owned(), span(*seconds)]);
+            rows.push([id(row), row.text("model").to_owned(), format!("{seconds:.2} s")]);
         }
     }
-    match rows.is_empty() {
-        true => String::new(),
-        false => table(["no time was measured: row", "model", "predicted step"], rows),
-    }
+    table(["no time was measured: row", "model", "predicted step"], rows)
 }
 
 fn memory(check: &Check) -> String {
@@ -184,10 +171,7 @@ fn memory(check: &Check) -> String {
             ])
         })
         .collect();
-    match rows.is_empty() {
-        true => String::new(),
-        false => table(["peak memory of row", "model", "predicted", "measured", "error"], rows),
-    }
+    table(["peak memory of row", "model", "predicted", "measured", "error"], rows)
 }
 
 /// Rows with an uncertainty band, because they have many ranks.
@@ -196,14 +180,11 @@ fn wide(check: &Check) -> String {
     for checked in &check.rows {
         if let Ok(Found { seconds, band: Some([low, high]), .. }) = &checked.found {
             let devices = checked.row.text("devices").to_owned();
-            let band = format!("{} to {}", span(*low), span(*high));
-            rows.push([id(&checked.row), devices, span(*seconds), band]);
+            let band = format!("{low:.2} to {high:.2} s");
+            rows.push([id(&checked.row), devices, format!("{seconds:.2} s"), band]);
         }
     }
-    match rows.is_empty() {
-        true => String::new(),
-        false => table(["more than 512 ranks: row", "devices", "step", "may be"], rows),
-    }
+    table(["more than 512 ranks: row", "devices", "step", "may be"], rows)
 }
 
 fn assumed(check: &Check) -> String {
@@ -213,17 +194,11 @@ fn assumed(check: &Check) -> String {
             rows.entry(assumed).or_default().push(id(&checked.row));
         }
     }
-    match rows.is_empty() {
-        true => String::new(),
-        false => table(
-            ["assumed", "rows"],
-            rows.into_iter().map(|(assumed, rows)| [assumed.to_owned(), rows.join(", ")]),
-        ),
-    }
+    table(["assumed", "rows"], rows.into_iter().map(|(assumed, rows)| [assumed.to_owned(), rows.join(", ")]))
 }
 
 fn outside(check: &Check) -> String {
     let outside = check.outside();
     let rows = outside.iter().map(|(reason, runs)| [(*reason).to_owned(), runs.to_string()]);
-    if outside.is_empty() { String::new() } else { table(["outside of the model", "runs"], rows) }
+    table(["outside of the model", "runs"], rows)
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::columns::Columns;
-use super::error::RowError;
+use crate::columns::Columns;
+use crate::error::RowError;
 
 /// The columns that hold whole numbers, or are empty.
 const COUNTS: [&str; 8] = ["layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "devices"];
@@ -27,7 +27,7 @@ const OUT_OF_MEMORY: [&str; 4] = ["oom", "out of memory", "out-of-memory", "cuda
 
 /// One run, as written in the file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Row {
+pub(crate) struct Row {
     line: u64,
     text: BTreeMap<String, String>,
     numbers: BTreeMap<&'static str, f64>,
@@ -36,18 +36,18 @@ pub struct Row {
 
 /// The contents of a file of runs.
 #[derive(Clone, Debug)]
-pub struct Runs {
+pub(crate) struct Runs {
     /// The runs, at least one.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// Columns that are not known and therefore ignored.
-    pub ignored: Vec<String>,
+    pub(crate) ignored: Vec<String>,
 }
 
 /// Reads the runs of a file; `origin` names the file in errors.
 ///
 /// # Errors
 /// [`RowError`]: the file is not CSV, lacks a column, or has something else where a number is required.
-pub fn read(text: &str, origin: &str) -> Result<Runs, RowError> {
+pub(crate) fn read(text: &str, origin: &str) -> Result<Runs, RowError> {
     let malformed = |source| RowError::Csv { origin: origin.to_owned(), source };
     // With CR LF line ends, the reader would count a record's line from before the LF of the previous line.
     let text = text.trim_start_matches('\u{feff}').replace("\r\n", "\n");
@@ -120,29 +120,29 @@ impl Row {
     }
 
     /// The text of a column; empty if it has none, or the column does not exist.
-    pub fn text(&self, column: &str) -> &str {
+    pub(crate) fn text(&self, column: &str) -> &str {
         self.text.get(column).map_or("", String::as_str)
     }
 
     /// The text of a column in lower case.
-    pub fn word(&self, column: &str) -> String {
+    pub(crate) fn word(&self, column: &str) -> String {
         self.text(column).to_lowercase()
     }
 
     /// The number of a column; `None` if it has none, or it is 0.
-    pub fn number(&self, column: &str) -> Option<f64> {
+    pub(crate) fn number(&self, column: &str) -> Option<f64> {
         self.numbers.get(column).copied().filter(|number| *number > 0.0)
     }
 
     /// Returns those of the columns that are empty or 0.
-    pub fn missing<'a>(&self, columns: &[&'a str]) -> Vec<&'a str> {
+    pub(crate) fn missing<'a>(&self, columns: &[&'a str]) -> Vec<&'a str> {
         let is_missing =
             |column: &&&str| self.text(column).is_empty() || self.numbers.get(**column) == Some(&0.0);
         columns.iter().filter(is_missing).copied().collect()
     }
 
     /// The identifier in the column `row`, as a number if it is one; the line number if the column is empty.
-    pub fn id(&self) -> Value {
+    pub(crate) fn id(&self) -> Value {
         let text = self.text("row");
         match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(integer), _) => integer.into(),
@@ -154,7 +154,7 @@ impl Row {
     }
 
     /// Whether the run has fitted: true if it was measured, false if it ran out of memory, `None` if not known.
-    pub fn fitted(&self) -> Option<bool> {
+    pub(crate) fn fitted(&self) -> Option<bool> {
         let is_measured = MEASURED.iter().any(|column| self.numbers.contains_key(column));
         (self.is_out_of_memory || is_measured).then_some(!self.is_out_of_memory)
     }
@@ -162,8 +162,8 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
-    use super::super::columns::NEEDED;
     use super::*;
+    use crate::columns::NEEDED;
 
     const LINE: &str = "2,32,4,64,100,32,1,8,A100-80GB,fsdp2(zero3),none";
 

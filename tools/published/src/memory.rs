@@ -4,11 +4,12 @@
 //! hold, so this is arithmetic over shapes. It also covers runs whose time is outside of the model: other accelerators,
 //! offload, context parallelism. It does not cover tensor and pipeline parallelism.
 
-use super::row::Row;
-use super::sizes::Sizes;
-use super::words::{Words, matches, number_in};
-use super::{hardware, recipe};
-use crate::cluster::Kind;
+use fsdp_plan::cluster::Kind;
+
+use crate::row::Row;
+use crate::sizes::Sizes;
+use crate::words::{Words, matches, number_in};
+use crate::{hardware, recipe};
 
 const GIB: f64 = (1 << 30) as f64;
 
@@ -27,21 +28,21 @@ const OTHER_PARALLELISM: &str = r"tp|pp|megatron";
 
 /// Predicted and measured peak memory of a device, and whether the run fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PeakMemory {
+pub(crate) struct PeakMemory {
     /// Predicted GiB per device.
-    pub predicted: f64,
+    pub(crate) predicted: f64,
     /// Measured GiB; `None` if the source does not state it.
-    pub measured: Option<f64>,
+    pub(crate) measured: Option<f64>,
     /// Whether the prediction fits the device; `None` if its memory is not known.
-    pub fits: Option<bool>,
+    pub(crate) fits: Option<bool>,
     /// Whether the run has fitted; `None` if that is not known.
-    pub fitted: Option<bool>,
+    pub(crate) fitted: Option<bool>,
 }
 
 impl PeakMemory {
     /// Predicts the peak memory of a row; `None` if it lacks a size, its sharding or its checkpointing, or uses tensor
     /// or pipeline parallelism.
-    pub(super) fn of(row: &Row) -> Option<Self> {
+    pub(crate) fn of(row: &Row) -> Option<Self> {
         let words = &Words::of(row);
         let sizes = Sizes::of(row, words).filter(|sizes| sizes.contradiction().is_none())?;
         if words.checkpointing.is_empty()
@@ -67,7 +68,7 @@ impl PeakMemory {
     }
 
     /// Relative error of the prediction, with its sign; `None` without a measurement.
-    pub fn error(&self) -> Option<f64> {
+    pub(crate) fn error(&self) -> Option<f64> {
         self.measured.map(|measured| self.predicted / measured - 1.0)
     }
 }
@@ -213,12 +214,12 @@ impl Peer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::published::{Row, read};
+    use crate::row::{Row, read};
 
     /// Compares the predictions with the GiB in the docs of torchtitan, pytorch/ao, llm.c and nanoGPT.
     #[test]
     fn published_peaks_have_mean_error_below_ten_percent() {
-        let rows = read(include_str!("../../data/published.csv"), "published.csv").unwrap().rows;
+        let rows = read(include_str!("../data/published.csv"), "published.csv").unwrap().rows;
         let peaks: Vec<PeakMemory> = rows.iter().filter_map(PeakMemory::of).collect();
         let errors: Vec<f64> = peaks.iter().filter_map(PeakMemory::error).map(f64::abs).collect();
         assert_eq!(errors.len(), 9, "the other four are tensor parallel");
