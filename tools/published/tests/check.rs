@@ -1,4 +1,5 @@
 //! The command `check`.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
 use std::path::PathBuf;
