@@ -18,15 +18,17 @@ usage() {
 build() {
   local dir=$1 executable
   mkdir -p "$dir"
-  cargo build --release -p fsdp-cli --features cuda
+  cargo build --release -p fsdp-cli -p fsdp-gpu-bench --features fsdp-cli/cuda,fsdp-gpu-bench/torch
   # Without debug information, the binaries are small enough to copy to another machine.
-  strip -o "$dir/fsdp" "${CARGO_TARGET_DIR:-target}/release/fsdp"
+  for executable in fsdp fsdp-gpu-bench; do
+    strip -o "$dir/$executable" "${CARGO_TARGET_DIR:-target}/release/$executable"
+  done
   cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run
   # Everything is built now, so this only prints the path again.
   executable=$(cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run 2>&1 |
     sed -n 's/.*Executable .*(\(.*\))$/\1/p')
   strip -o "$dir/gpu-tests" "$executable"
-  echo "built: $dir/fsdp, $dir/gpu-tests"
+  echo "built: $dir/fsdp, $dir/fsdp-gpu-bench, $dir/gpu-tests"
 }
 
 # Runs one check with a time limit and kills it if it does not stop. Logs its output, and adds it to the summary.
@@ -57,7 +59,7 @@ run() {
 
   check_json doctor 60 "$fsdp" doctor --json
   for model in gpt2-124m llama-1.2b; do
-    check_json "bench-$model" 150 "$fsdp" bench gpu --model "$model" --json
+    check_json "bench-$model" 150 "$dir/fsdp-gpu-bench" --model "$model" --json
   done
   check train-nccl 60 "$fsdp" train examples/quickstart.toml --set 'run.device="cuda"' --set run.ranks=1 \
     --set "run.out_dir=\"$out/train\"" --overwrite
@@ -75,7 +77,7 @@ run() {
   check tests 300 "$dir/gpu-tests" --test-threads 1
   if [ -n "${PEER:-}" ]; then
     deadline=$(($(date +%s) + 1200))
-    check compare 1200 "$python" bench/gpu/compare.py --python "$python" --fsdp "$fsdp" --runs 1 \
+    check compare 1200 "$python" bench/gpu/compare.py --python "$python" --fsdp "$dir/fsdp-gpu-bench" --runs 1 \
       --json "$out/compare.json"
   fi
 }

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 # One crate's package needs the others in a registry only to be verified, which is done here for all at once.
-CARGO_TARGET_DIR="$out" cargo package --workspace --exclude fsdp-tests --exclude fsdp-published --no-verify --quiet ${CI:+--locked}
+CARGO_TARGET_DIR="$out" cargo package --workspace --exclude fsdp-tests --exclude fsdp-published --exclude fsdp-gpu-bench --no-verify --quiet ${CI:+--locked}
 [ -z "${1:-}" ] || cp "$out"/package/*.crate "$1"
 
 mkdir "$out/unpacked"

@@ -13,7 +13,7 @@ wait=610 tries=4
 
 if [ "${1:-}" = --dry-run ]; then
   # None is in the registry for the next one, which Cargo allows only for all at once.
-  exec cargo publish --workspace --exclude fsdp-tests --exclude fsdp-published --locked --no-verify --dry-run
+  exec cargo publish --workspace --exclude fsdp-tests --exclude fsdp-published --exclude fsdp-gpu-bench --locked --no-verify --dry-run
 fi
 
 # With dependencies of tests, which a registry must have too.

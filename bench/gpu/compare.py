@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Compares `fsdp bench gpu` with PyTorch FSDP2, eager and compiled, on one GPU.
+"""Compares fsdp (tools/gpu-bench) with PyTorch FSDP2, eager and compiled, on one GPU.
 
-    bench/gpu/compare.py --python PATH/TO/python [--fsdp target/release/fsdp] [--models gpt2-124m,llama-1.2b]
+    bench/gpu/compare.py --python PATH/TO/python [--fsdp target/release/fsdp-gpu-bench] [--models gpt2-124m,llama-1.2b]
                          [--runs 3] [--steps 30] [--device cuda] [--json FILE]
 
 `--python` is an interpreter with torch 2.11, and triton for the compiled peer on a GPU. The programs run alternately.
@@ -32,7 +32,8 @@ FIGURES = (
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="a Python interpreter that has torch")
-    parser.add_argument("--fsdp", default=str(HERE.parent.parent / "target/release/fsdp"), help="the fsdp binary")
+    parser.add_argument("--fsdp", default=str(HERE.parent.parent / "target/release/fsdp-gpu-bench"),
+                        help="the program of tools/gpu-bench")
     parser.add_argument("--models", default="gpt2-124m,llama-1.2b", help="names that both programs know")
     parser.add_argument("--runs", type=int, default=3, help="runs of each program and model")
     parser.add_argument("--steps", type=int, default=30, help="steps of a run, a third of them warm-up")
@@ -59,7 +60,7 @@ def commands(args, model):
     launcher = [args.python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
     peer = [*launcher, str(HERE / "fsdp2_peer.py"), *common, "--device", "cuda" if args.device == "cuda" else "cpu"]
     return {
-        "fsdp": [args.fsdp, "bench", "gpu", "--json", "--device", args.device, *common],
+        "fsdp": [args.fsdp, "--json", "--device", args.device, *common],
         "eager": peer,
         "compiled": [*peer, "--compile"],
     }

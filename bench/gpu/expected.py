@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a step of `fsdp bench gpu` should take on one GPU, by counting; nothing is measured.
+"""What a step of `fsdp-gpu-bench` should take on one GPU, by counting; nothing is measured.
 
     bench/gpu/expected.py [--matmul 680] [--copy 4300] [--attention 300] [--attention-backward 240] [--issue 22.2]
 

@@ -1,4 +1,4 @@
-"""The peer of `fsdp bench gpu`: PyTorch FSDP2 on one device, same models, batches and optimizer.
+"""The peer of `fsdp-gpu-bench`: PyTorch FSDP2 on one device, same models, batches and optimizer.
 
     torchrun --standalone --nproc_per_node=1 bench/gpu/fsdp2_peer.py --model gpt2-124m [--compile] [--steps 30]
 

@@ -105,7 +105,7 @@ class Crates(unittest.TestCase):
 
     def test_dry_run_is_of_all_at_once(self):
         calls, _ = self.publish("--dry-run")
-        self.assertEqual(calls, ["cargo publish --workspace --exclude fsdp-tests --exclude fsdp-published --locked --no-verify --dry-run"])
+        self.assertEqual(calls, ["cargo publish --workspace --exclude fsdp-tests --exclude fsdp-published --exclude fsdp-gpu-bench --locked --no-verify --dry-run"])
 
 
 class Publishing(unittest.TestCase):

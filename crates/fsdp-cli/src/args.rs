@@ -8,9 +8,9 @@ mod check;
 mod ckpt;
 #[cfg(feature = "xla")]
 mod compile;
+mod doctor;
 mod eval;
 mod generate;
-mod gpu;
 mod init;
 mod launch;
 mod logs;
@@ -33,9 +33,9 @@ pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use check::CheckArgs;
 #[cfg(feature = "xla")]
 pub(crate) use compile::CompileArgs;
+pub(crate) use doctor::DoctorArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use generate::GenerateArgs;
-pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use init::InitArgs;
 pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
@@ -131,8 +131,6 @@ pub(crate) enum Command {
 pub(crate) enum BenchCommand {
     /// Time training steps of a Llama on random tokens
     Train(BenchTrainArgs),
-    /// Measure how far a named model is from what a device can do
-    Gpu(BenchGpuArgs),
 }
 
 /// A run file and changes to it.

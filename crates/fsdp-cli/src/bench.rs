@@ -1,6 +1,5 @@
 //! `fsdp bench train`: the time of a training step on random tokens.
 
-pub(crate) mod gpu;
 mod report;
 pub(crate) mod tokens;
 mod workload;

@@ -1,4 +1,4 @@
-//! What a benchmark needs of a device besides training: times of points in its queues, and memory in use.
+//! What calibration needs of a device besides training: times of points in its queues.
 
 use std::time::Instant;
 
@@ -26,27 +26,6 @@ pub(crate) trait Clock: Memory {
     fn device_name(&self) -> Option<String> {
         None
     }
-
-    /// Device memory in use by this process and all others; `None` on the host.
-    fn device_bytes(&self) -> Option<DeviceBytes> {
-        None
-    }
-
-    /// The libtorch kernels that computed the last attention; `None` if libtorch did not.
-    fn attention_kernels(&self) -> Option<&'static str> {
-        None
-    }
-}
-
-/// Device memory in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceBytes {
-    /// In use, by all processes.
-    pub(crate) used: u64,
-    /// Peak bytes that this rank's engine memory obtained from the driver.
-    pub(crate) arena_peak: u64,
-    /// Peak bytes that libtorch's allocator obtained from the driver: temporaries, and workspaces of its libraries.
-    pub(crate) libtorch_peak: u64,
 }
 
 impl Clock for HostMemory {
@@ -63,8 +42,6 @@ impl Clock for HostMemory {
 
 #[cfg(feature = "torch")]
 mod torch {
-    #[cfg(feature = "cuda")]
-    use super::DeviceBytes;
     use super::{Clock, Error, HostMemory, Instant, Queue};
     use fsdp_cuda::torch::Torch;
 
@@ -94,20 +71,6 @@ mod torch {
 
         fn device_name(&self) -> Option<String> {
             Some(self.storage().name().to_owned())
-        }
-
-        fn device_bytes(&self) -> Option<DeviceBytes> {
-            let (free, total) = self.storage().free_and_total_bytes().ok()?;
-            let allocator = fsdp_cuda::torch::allocator_bytes(self.storage().device()).ok()?;
-            Some(DeviceBytes {
-                used: (total - free) as u64,
-                arena_peak: self.storage().held_peak_bytes() as u64,
-                libtorch_peak: allocator.reserved_peak,
-            })
-        }
-
-        fn attention_kernels(&self) -> Option<&'static str> {
-            fsdp_cuda::torch::attention_kernels()
         }
     }
 }

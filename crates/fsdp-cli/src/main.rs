@@ -133,7 +133,6 @@ fn run(command: Command) -> Result<Exit, CliError> {
             | Command::Generate(_)
             | Command::Plan(_)
             | Command::Report(_)
-            | Command::Bench(BenchCommand::Gpu(_))
             | Command::Completions(_)
             | Command::Man(_)
             | Command::Schema(_)
@@ -184,7 +183,6 @@ fn execute(command: Command) -> Result<Exit, CliError> {
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
-        Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => shell::completions(&args).map(|()| Exit::Done),
         Command::Man(args) => shell::man(&args).map(|()| Exit::Done),

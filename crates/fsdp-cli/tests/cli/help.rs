@@ -38,7 +38,6 @@ fn help_output_matches_snapshots() {
     insta::assert_snapshot!("help_schedule", help("schedule --help"));
     insta::assert_snapshot!("help_report", help("report --help"));
     insta::assert_snapshot!("help_bench_train", help("bench train --help"));
-    insta::assert_snapshot!("help_bench_gpu", help("bench gpu --help"));
     insta::assert_snapshot!("help_doctor", help("doctor --help"));
     insta::assert_snapshot!("help_completions", help("completions --help"));
     insta::assert_snapshot!("help_man", help("man --help"));

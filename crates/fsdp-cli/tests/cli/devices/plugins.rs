@@ -165,7 +165,6 @@ fn options_unsupported_on_xla_are_rejected() {
     for (command, option) in [
         (format!("verify run.toml {xla} --order-seed 1"), "--order-seed"),
         (format!("train run.toml {xla} --trace trace.json"), "--trace"),
-        ("bench gpu --model llama-tiny --device xla".to_owned(), "--device"),
         ("calibrate --device xla --out costs.json".to_owned(), "--device"),
     ] {
         let message = input_error(&sandbox, &command);

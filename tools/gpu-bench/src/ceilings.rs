@@ -22,17 +22,17 @@ const COPY_ELEMS: [usize; 2] = [1 << 22, 1 << 28];
 
 /// The best results.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ceilings {
+pub(crate) struct Ceilings {
     /// TFLOP/s of a square bf16 product.
-    pub(super) matmul_tflops: f64,
+    pub(crate) matmul_tflops: f64,
     /// The edge of its matrices.
-    pub(super) matmul_edge: usize,
+    pub(crate) matmul_edge: usize,
     /// GB/s read and written by a copy.
-    pub(super) copy_gb_per_s: f64,
+    pub(crate) copy_gb_per_s: f64,
 }
 
 /// Measures both, increasing sizes until they take long enough.
-pub(super) fn measure<M: Backend + Clock>(memory: &M) -> Result<Ceilings, Error> {
+pub(crate) fn measure<M: Backend + Clock>(memory: &M) -> Result<Ceilings, Error> {
     let [mut edge, edge_max] = EDGES;
     let mut time = product(memory, edge)?;
     while time < REPETITION_MS_MIN && edge < edge_max {

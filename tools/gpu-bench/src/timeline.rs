@@ -2,9 +2,9 @@
 
 /// A time interval, in milliseconds from a common start.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Interval {
-    pub(super) start: f64,
-    pub(super) end: f64,
+pub(crate) struct Interval {
+    pub(crate) start: f64,
+    pub(crate) end: f64,
 }
 
 /// The union of intervals, as disjoint intervals in order.
@@ -22,12 +22,12 @@ fn union(intervals: &[Interval]) -> Vec<Interval> {
 }
 
 /// The total time covered by at least one interval.
-pub(super) fn busy(intervals: &[Interval]) -> f64 {
+pub(crate) fn busy(intervals: &[Interval]) -> f64 {
     union(intervals).iter().fold(0.0, |sum, span| sum + (span.end - span.start))
 }
 
 /// The total time covered by `intervals` but not by `cover`.
-pub(super) fn exposed(intervals: &[Interval], cover: &[Interval]) -> f64 {
+pub(crate) fn exposed(intervals: &[Interval], cover: &[Interval]) -> f64 {
     let all: Vec<Interval> = intervals.iter().chain(cover).copied().collect();
     busy(&all) - busy(cover)
 }

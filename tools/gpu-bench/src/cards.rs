@@ -17,7 +17,7 @@ const PEAKS: [(&str, f64); 11] = [
 ];
 
 /// The peak of a GPU by its driver name; `None` if unknown, or for a MIG instance.
-pub(super) fn peak_tflops(name: &str) -> Option<f64> {
+pub(crate) fn peak_tflops(name: &str) -> Option<f64> {
     if name.contains("MIG") {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The models that `fsdp bench gpu` knows by name; bench/gpu/fsdp2_peer.py has the same ones.
+//! The models that are known by name; bench/gpu/fsdp2_peer.py has the same ones.
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -19,28 +19,23 @@ pub(crate) enum ModelName {
 
 /// A model and its work per step.
 #[derive(Clone, Debug)]
-pub(super) struct Workload {
+pub(crate) struct Workload {
     /// `config.json`.
-    pub(super) config: Value,
+    pub(crate) config: Value,
     /// Module classes to wrap.
-    pub(super) wrap: &'static str,
+    pub(crate) wrap: &'static str,
     /// Tokens per sequence.
-    pub(super) seq: usize,
+    pub(crate) seq: usize,
     /// Sequences per step, in one micro-batch.
-    pub(super) batch: usize,
-    pub(super) vocab: usize,
-    pub(super) layers: usize,
+    pub(crate) batch: usize,
+    pub(crate) vocab: usize,
+    pub(crate) layers: usize,
     /// Heads times head dim.
-    pub(super) width: usize,
+    pub(crate) width: usize,
 }
 
 impl ModelName {
-    /// The name on the command line.
-    pub(super) fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    pub(super) fn workload(self) -> Workload {
+    pub(crate) fn workload(self) -> Workload {
         match self {
             ModelName::Gpt2Small => Workload {
                 config: json!({

@@ -10,22 +10,22 @@ use fsdp_nn::Backend;
 use fsdp_nn::hf::HfModel;
 use fsdp_train::{RankTrainer, TrainError};
 
-use super::timeline::{Interval, busy, exposed};
 use crate::clock::Clock;
+use crate::timeline::{Interval, busy, exposed};
 
 /// Medians over the observed steps, in milliseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Observed {
+pub(crate) struct Observed {
     /// A step, including the marks.
-    pub(super) step_ms: f64,
+    pub(crate) step_ms: f64,
     /// Work on each queue.
-    pub(super) busy_ms: [f64; Queue::ALL.len()],
+    pub(crate) busy_ms: [f64; Queue::ALL.len()],
     /// Work on queues other than compute while compute was idle.
-    pub(super) exposed_ms: f64,
+    pub(crate) exposed_ms: f64,
 }
 
 /// Observes some steps.
-pub(super) fn measure<M: Backend + Clock>(
+pub(crate) fn measure<M: Backend + Clock>(
     trainer: &mut RankTrainer<'_, M, HfModel>,
     memory: &Arc<M>,
     steps: Range<u64>,

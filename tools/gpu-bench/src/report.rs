@@ -9,17 +9,15 @@ use fsdp_train::metrics::FlopModel;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::models::Workload;
-use super::{Measured, cards};
-use crate::args::BenchGpuArgs;
 use crate::clock::DeviceBytes;
-use crate::units::{bytes, params, rate};
+use crate::models::Workload;
+use crate::{Args, Measured, cards, name};
 
 /// The figures of a benchmark: times of the first rank, bytes of the largest.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Report {
+pub(crate) struct Report {
     model: String,
-    device: &'static str,
+    device: String,
     /// The card's name; absent on the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     device_name: Option<String>,
@@ -85,22 +83,17 @@ impl Card {
     fn text(&self) -> String {
         format!(
             ", {} allocated by the driver ({} for the engine, {} for libtorch), {} of the device used by all processes",
-            bytes(self.peak_bytes),
-            bytes(self.arena_peak_bytes),
-            bytes(self.libtorch_peak_bytes),
-            bytes(self.device_used_bytes)
+            mib(self.peak_bytes),
+            mib(self.arena_peak_bytes),
+            mib(self.libtorch_peak_bytes),
+            mib(self.device_used_bytes)
         )
     }
 }
 
 impl Report {
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-    pub(super) fn new(
-        args: &BenchGpuArgs,
-        workload: &Workload,
-        job: &Job<HfModel>,
-        ranks: &[Measured],
-    ) -> Self {
+    pub(crate) fn new(args: &Args, workload: &Workload, job: &Job<HfModel>, ranks: &[Measured]) -> Self {
         let first = &ranks[0];
         let step = mean(&first.steps[args.warmup..]);
         let tokens = workload.batch * workload.seq * args.ranks;
@@ -114,8 +107,8 @@ impl Report {
         let device = ranks.iter().filter_map(|rank| rank.device);
         let peak = args.peak_tflops.or_else(|| first.device_name.as_deref().and_then(cards::peak_tflops));
         Self {
-            model: args.model.name(),
-            device: args.device.name(),
+            model: name(args.model),
+            device: name(args.device),
             device_name: first.device_name.clone(),
             ranks: args.ranks,
             parameters,
@@ -142,14 +135,14 @@ impl Report {
     }
 
     /// One JSON object.
-    pub(super) fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("figures have a JSON form");
         text.push('\n');
         text
     }
 
     /// Lines for people.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let busy: Vec<String> = self
             .busy_ms
             .iter()
@@ -158,15 +151,15 @@ impl Report {
         format!(
             "{model} on {device}: {parameters} parameters, {ranks} ranks, {tokens} tokens a step\n\
              ceilings: {matmul:.2} TFLOP/s (product of {edge} x {edge}, bf16), {copy:.1} GB/s (copy, read and written)\n\
-             step {step:.2} ms, issued in {issue:.2} ms: {rate} tokens/s, {tflops:.2} TFLOP/s a rank, \
+             step {step:.2} ms, issued in {issue:.2} ms: {rate:.0} tokens/s, {tflops:.2} TFLOP/s a rank, \
              {percent:.1} % of the product's ceiling{mfu}\n\
              busy ms of an observed step of {observed:.2}: {busy}; {exposed:.2} ms of communication not hidden\n\
              loss {first:.4} first, {last:.4} last\n\
              {attention}memory {counted} counted{card}\n",
             attention = self.attention_kernels.map(|name| format!("attention {name}\n")).unwrap_or_default(),
             model = self.model,
-            device = self.device_name.as_deref().unwrap_or(self.device),
-            parameters = params(self.parameters),
+            device = self.device_name.as_deref().unwrap_or(&self.device),
+            parameters = self.parameters,
             ranks = self.ranks,
             tokens = self.tokens_per_step,
             matmul = self.matmul_ceiling_tflops,
@@ -174,7 +167,7 @@ impl Report {
             copy = self.copy_ceiling_gb_per_s,
             step = self.step_ms_mean,
             issue = self.issue_ms_median,
-            rate = rate(self.tokens_per_s),
+            rate = self.tokens_per_s,
             tflops = self.tflops,
             percent = 100.0 * self.of_matmul_ceiling,
             mfu = self.mfu.map(|mfu| format!(", MFU {:.1} %", 100.0 * mfu)).unwrap_or_default(),
@@ -183,10 +176,15 @@ impl Report {
             exposed = self.exposed_communication_ms,
             first = self.loss_first,
             last = self.loss_last,
-            counted = bytes(self.counted_peak_bytes as u64),
+            counted = mib(self.counted_peak_bytes as u64),
             card = self.card.as_ref().map(Card::text).unwrap_or_default(),
         )
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of a device are far below 2^53")]
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 fn flops(workload: &Workload, parameters: usize) -> FlopModel {
