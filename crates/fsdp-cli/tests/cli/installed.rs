@@ -111,7 +111,8 @@ fn more_ranks_than_gpus_is_rejected() {
     assert!(message.contains("use fewer ranks") && message.contains("CUDA_VISIBLE_DEVICES"), "{message}");
     let message = machine.input_error("verify run.toml --world-sizes 1,4 --set run.device=cuda");
     assert!(message.contains("4 ranks need 4 GPUs"), "the worlds count, not run.ranks: {message}");
-    let message = machine.input_error("bench train --device cuda --ranks 3 --steps 2 --warmup 0");
+    let message =
+        machine.input_error("bench train --device cuda --ranks 3 --global-batch 6 --steps 2 --warmup 0");
     assert!(message.contains("3 ranks need 3 GPUs"), "{message}");
     let message = machine.input_error("calibrate --device cuda --like h100-sxm --ranks 4 --out mine.toml");
     assert!(message.contains("4 ranks need 4 GPUs, but this process sees 2"), "{message}");
