@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Rank;
+use fsdp_nn::Backend;
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
-use fsdp_train::TrainBackend;
 
 use crate::clock::Clock;
 
@@ -32,7 +32,7 @@ pub(crate) trait Work {
     /// Does the work.
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend + Clock;
+        L::Memory: Backend + Clock;
 }
 
 /// Runs work on the ranks of a device.

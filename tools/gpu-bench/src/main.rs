@@ -23,11 +23,12 @@ use clap::{Parser, ValueEnum};
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
+use fsdp_nn::Backend;
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::random;
 use fsdp_train::config::Resolved;
-use fsdp_train::{InitSource, Job, RankTrainer, TrainBackend, TrainError};
+use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
 use tempfile::TempPath;
 
 use ceilings::Ceilings;
@@ -180,7 +181,7 @@ impl Work for Measure<'_> {
 
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
-        L::Memory: TrainBackend + Clock,
+        L::Memory: Backend + Clock,
     {
         let ranks = self.job.config.run.ranks;
         Ok(launcher.launch(ranks, &|seat: Seat<L::Memory>| measure(self.job, seat, self.steps))?)
@@ -189,7 +190,7 @@ impl Work for Measure<'_> {
 
 fn measure<M>(job: &Job<HfModel>, seat: Seat<M>, steps: u64) -> Result<Measured, TrainError>
 where
-    M: TrainBackend + Clock,
+    M: Backend + Clock,
 {
     let memory = Arc::clone(&seat.memory);
     let mut trainer = RankTrainer::new(job, seat)?;
