@@ -27,8 +27,10 @@ pub(super) fn update<D: TorchStorage>(
     let [largest, largest_state] = [shard.largest_param(), shard.params.dtype().largest()];
     let mut not_finite = memory.view_mut(SliceMut::whole(shard.not_finite), &[1])?;
     let (formula, constants) = rule.formula();
-    // On a device: a number of the host would turn quotients into products with a reciprocal.
-    let number = |value: f64| Tensor::f_scalar_tensor(value, (kind, finite.device()));
+    // On a device: a number of the host would turn quotients into products with a reciprocal. libtorch refuses numbers that
+    // are infinite only after rounding.
+    let rounded = |value: f64| if kind == Kind::Float { f64::from(value as f32) } else { value };
+    let number = |value: f64| Tensor::f_scalar_tensor(rounded(value), (kind, finite.device()));
     let constants = constants.into_iter().map(number).collect::<Result<Vec<_>, _>>()?;
     for run in runs(shard.pieces, rule.groups().unwrap_or(&Groups::uniform(0.0))) {
         let own = rule.factors_of(run.param, scalars.step, scalars.lr);
