@@ -16,7 +16,6 @@ use crate::host::workers::{TASK_ELEMS, task_rows};
 use crate::host::{HostBuffer, HostMemory};
 use crate::update::adamw8bit::{AdamW8bit, blocks};
 use crate::update::dynamic::CodeBook;
-use crate::update::elementwise::STATES_MAX;
 
 const BLOCK: usize = AdamW8bit::BLOCK;
 
@@ -107,14 +106,14 @@ enum Moments<'a, A> {
 
 impl<A: Float> Task<'_, A> {
     /// Calls `step` with gradient, parameters and moments of every block.
-    fn run(self, gradient: Floats<'_>, step: impl Fn(&[A], &mut [A], [&mut [A]; STATES_MAX])) {
+    fn run(self, gradient: Floats<'_>, step: impl Fn(&[A], &mut [A], &mut [&mut [A]])) {
         let Self { start, params, moments, .. } = self;
-        let [mut slopes, mut unused] = [[A::ZERO; BLOCK]; 2];
+        let mut slopes = [A::ZERO; BLOCK];
         let mut step = |offset: usize, params: &mut [A], mean: &mut [A], square: &mut [A]| {
             let len = params.len();
             let slopes = &mut slopes[..len];
             transfer(gradient.range(start + offset, len), A::floats_mut(slopes), false);
-            step(slopes, params, [mean, square, &mut unused[..len]]);
+            step(slopes, params, &mut [mean, square]);
         };
         match moments {
             Moments::Full([mean, square]) => {

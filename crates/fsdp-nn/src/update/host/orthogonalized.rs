@@ -95,9 +95,9 @@ impl Muon {
     ) -> FiniteCheck<A> {
         let Elements { param, start, params, mean, square } = task;
         let factors = factors::<A>(&self.options.adamw, param, scalars);
-        let [mut slopes, mut unused] = [(); 2].map(|()| vec![A::ZERO; params.len()]);
+        let mut slopes = vec![A::ZERO; params.len()];
         transfer(gradient.range(start, slopes.len()), A::floats_mut(&mut slopes), false);
-        step(&self.options.adamw, &factors, Scale::new(scalars), &slopes, params, [mean, square, &mut unused])
+        step(&self.options.adamw, &factors, Scale::new(scalars), &slopes, params, &mut [mean, square])
     }
 }
 

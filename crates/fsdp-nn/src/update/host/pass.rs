@@ -65,7 +65,27 @@ struct Task<'a, A> {
     start: usize,
     param: ParamId,
     params: &'a mut [A],
-    state: [&'a mut [A]; STATES_MAX],
+    state: Vec<&'a mut [A]>,
+}
+
+/// Calls the rule with each element of a block, and the state tensors that it has; the others are zeros.
+macro_rules! each_element {
+    ($rule:ident, $factors:ident, $scale:ident, $gradient:ident, $params:ident, [$($state:ident $index:literal),*]) => {{
+        let mut largest = FiniteCheck::none();
+        let len = $params.len();
+        assert!($gradient.len() == len $(&& $state.len() == len)*, "a block has one length");
+        for i in 0..len {
+            let mut state = [A::ZERO; STATES_MAX];
+            $(state[$index] = $state[i];)*
+            $params[i] = $rule.step($factors, $scale.of($gradient[i]), $params[i], &mut state);
+            largest.param($params[i]);
+            $(
+                $state[i] = state[$index];
+                largest.state(state[$index]);
+            )*
+        }
+        largest
+    }};
 }
 
 vectorized! {
@@ -76,19 +96,16 @@ vectorized! {
         scale: Scale<A>,
         gradient: &[A],
         params: &mut [A],
-        state: [&mut [A]; STATES_MAX],
+        state: &mut [&mut [A]],
     ) -> FiniteCheck<A> {
-        let mut largest = FiniteCheck::none();
-        let [first, second, third] = state;
-        let states = first.iter_mut().zip(second).zip(third);
-        for ((p, ((first, second), third)), &g) in params.iter_mut().zip(states).zip(gradient) {
-            let mut state = [*first, *second, *third];
-            *p = rule.step(factors, scale.of(g), *p, &mut state);
-            [*first, *second, *third] = state;
-            largest.param(*p);
-            state.into_iter().for_each(|value| largest.state(value));
+        let count = state.len();
+        match state {
+            [] => each_element!(rule, factors, scale, gradient, params, []),
+            [a] => each_element!(rule, factors, scale, gradient, params, [a 0]),
+            [a, b] => each_element!(rule, factors, scale, gradient, params, [a 0, b 1]),
+            [a, b, c] => each_element!(rule, factors, scale, gradient, params, [a 0, b 1, c 2]),
+            _ => panic!("{count} state tensors where a rule has at most {STATES_MAX}"),
         }
-        largest
     }
 }
 
@@ -141,9 +158,9 @@ fn tasks<'a, A: Float>(
     shard: &'a mut SegmentShard<'_, HostBuffer>,
 ) -> Result<Vec<Task<'a, A>>, Error> {
     let mut params = memory.elements_mut::<A>(SliceMut::whole(shard.params))?;
-    let mut states: [&mut [A]; STATES_MAX] = Default::default();
-    for (state, buffer) in states.iter_mut().zip(shard.state.iter_mut()) {
-        *state = memory.elements_mut::<A>(SliceMut::whole(buffer))?;
+    let mut states = Vec::new();
+    for buffer in shard.state.iter_mut() {
+        states.push(memory.elements_mut::<A>(SliceMut::whole(buffer))?);
     }
     let (mut tasks, mut position) = (Vec::new(), 0);
     for piece in shard.pieces {
@@ -151,11 +168,11 @@ fn tasks<'a, A: Float>(
         let gap = piece.offset - position;
         skip(&mut params, gap);
         for state in &mut states {
-            skip_some(state, gap);
+            skip(state, gap);
         }
         for start in (0..piece.len).step_by(TASK_ELEMS) {
             let len = TASK_ELEMS.min(piece.len - start);
-            let state = states.each_mut().map(|state| skip_some(state, len));
+            let state = states.iter_mut().map(|state| skip(state, len)).collect();
             let params = skip(&mut params, len);
             tasks.push(Task { start: piece.offset + start, param: piece.param, params, state });
         }
@@ -171,30 +188,19 @@ pub(super) fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] 
     first
 }
 
-/// As [`skip`], for a slice that is empty where the rule does not have it.
-fn skip_some<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
-    let count = count.min(slice.len());
-    skip(slice, count)
-}
-
 fn run_task<A: Float>(
     gradient: Floats<'_>,
     task: Task<'_, A>,
-    step: impl Fn(&[A], &mut [A], [&mut [A]; STATES_MAX]),
+    step: impl Fn(&[A], &mut [A], &mut [&mut [A]]),
 ) {
     let Task { start, params, mut state, .. } = task;
     let mut block = [A::ZERO; BLOCK_ELEMS];
-    // Stands for state that the rule does not have.
-    let mut unused = [[A::ZERO; BLOCK_ELEMS]; STATES_MAX];
     for (index, params) in params.chunks_mut(BLOCK_ELEMS).enumerate() {
         let (offset, len) = (index * BLOCK_ELEMS, params.len());
         let block = &mut block[..len];
         transfer(gradient.range(start + offset, len), A::floats_mut(block), false);
-        let mut unused = unused.iter_mut();
-        let state = state.each_mut().map(|state| match unused.next() {
-            Some(unused) if state.is_empty() => &mut unused[..len],
-            _ => &mut state[offset..offset + len],
-        });
-        step(block, params, state);
+        let mut state: Vec<&mut [A]> =
+            state.iter_mut().map(|state| &mut state[offset..offset + len]).collect();
+        step(block, params, &mut state);
     }
 }
