@@ -273,10 +273,7 @@ fn early_reshard_is_rejected_and_never_uses_freed_storage() {
         let (mut found, mut stopped) = (0, 0);
         for pair in compute.windows(2) {
             let (use_of, free) = (pair[0], pair[1]);
-            let uses = matches!(
-                schedule.ops[use_of].kind,
-                OpKind::Forward { .. } | OpKind::Backward(_) | OpKind::LastBlock { .. }
-            );
+            let uses = schedule.ops[use_of].kind.call().is_some();
             if !uses || !matches!(schedule.ops[free].kind, OpKind::Reshard(_)) {
                 continue;
             }

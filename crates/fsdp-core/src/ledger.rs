@@ -109,7 +109,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
             OpKind::OpenGradient(_) => open_bytes += bytes(&op.writes),
             OpKind::CloseGradient(_) => open_bytes -= bytes(&op.writes),
             OpKind::ReduceScalars => update_peak(per_rank_bytes, ranks * reduced_bytes),
-            OpKind::Forward { .. } | OpKind::LastBlock { .. } | OpKind::Backward(_) => {
+            OpKind::Call(_) => {
                 // The calls of the first micro-batch represent those of all others.
                 let Some(call) = calls.next() else { break };
                 let rank = gathered_bytes(OpId(index)) + per_rank_bytes + call.total_peak;

@@ -5,7 +5,11 @@
 //! [`Gradients`] directly into the buffer that the reduce-scatter reads or, with unsharded accumulation, into one that
 //! is added to the sum.
 
+mod calls;
+
 use std::collections::BTreeMap;
+
+pub use calls::{BlockCall, Pass, calls};
 
 use crate::error::Error;
 use crate::layout::SegmentId;
@@ -175,9 +179,8 @@ impl CallFootprint {
 
 /// A model on one rank.
 ///
-/// For every micro-batch, [`Program::begin`] is followed by the blocks in order: `forward` of all but the
-/// last, `last_block` of the last, `backward` of the others in reverse (down to the first trainable
-/// one). Gradients are of the **sum** of losses over counted targets.
+/// For every micro-batch, [`Program::begin`] is followed by its [`calls`] in order. Gradients are of the **sum** of
+/// losses over counted targets.
 pub trait Program<M: Memory>: Send {
     /// The description of the model.
     fn spec(&self) -> &ModelSpec;
@@ -188,41 +191,16 @@ pub trait Program<M: Memory>: Send {
     /// [`Error::Program`] when there is no data.
     fn begin(&mut self, memory: &M, round: Round) -> Result<(), Error>;
 
-    /// Runs a block other than the last one forward.
+    /// Runs a block. Calls that compute gradients are given where to write them.
     ///
     /// # Errors
     /// [`Error::Program`], or the errors of the memory.
-    fn forward(
+    fn call(
         &mut self,
         memory: &M,
-        block: BlockId,
-        mode: ForwardMode,
-        params: &Params<M::Buffer>,
-    ) -> Result<(), Error>;
-
-    /// Runs the last block: forward and backward in one call if gradients are given, otherwise (evaluation) forward
-    /// only.
-    ///
-    /// # Errors
-    /// [`Error::Program`], or the errors of the memory.
-    fn last_block(
-        &mut self,
-        memory: &M,
-        block: BlockId,
+        call: BlockCall,
         params: &Params<M::Buffer>,
         gradients: Option<&mut Gradients<M::Buffer>>,
-    ) -> Result<(), Error>;
-
-    /// Runs a block backward and frees what forward saved for it.
-    ///
-    /// # Errors
-    /// [`Error::Program`], or the errors of the memory.
-    fn backward(
-        &mut self,
-        memory: &M,
-        block: BlockId,
-        params: &Params<M::Buffer>,
-        gradients: &mut Gradients<M::Buffer>,
     ) -> Result<(), Error>;
 
     /// Adds the losses of counted targets of all micro-batches since the last call to `words`, the scalars of a step

@@ -10,13 +10,12 @@ use std::sync::Arc;
 
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
-use fsdp_core::program::{CallFootprint, ForwardMode};
+use fsdp_core::program::{BlockCall, CallFootprint};
 use fsdp_core::{DType, Error};
 
 use crate::accounting::{Account, Lease};
 use crate::backend::HeadChunks;
 use crate::graph::Counting;
-use crate::model::unsharded::BlockCall;
 use crate::model::{Architecture, Blocks, Shape, token_bytes};
 use crate::op::LossTerms;
 
@@ -43,7 +42,7 @@ impl RunShape {
     /// Returns the shape of the graphs of a call.
     pub(crate) fn of(&self, call: BlockCall) -> Shape {
         let Self { samples, seq, dtype, head_chunks, terms, packed, .. } = *self;
-        let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
+        let training = !call.evaluates();
         Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed }
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use fsdp_core::Error;
 use fsdp_core::model::{BlockId, ModelSpec};
+use fsdp_core::program::BlockCall;
 
 use crate::accounting::{Account, Lease};
 use crate::footprint::RunShape;
 use crate::graph::{self, Counting, Decl, List, Operand, Runner, Step};
-use crate::model::unsharded::BlockCall;
 use crate::model::{Architecture, Blocks};
 use crate::op::{Cost, Role};
 

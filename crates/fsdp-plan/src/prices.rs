@@ -7,7 +7,6 @@ mod points;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{Op, OpKind, Schedule};
 use fsdp_core::{DType, Group};
-use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_sim::virtual_time::Work;
 
 use crate::cluster::{Cluster, ClusterError, Kind, LinkKind};
@@ -113,7 +112,7 @@ impl<'a> Prices<'a> {
         let kinds = &work.calls.kinds;
         let calls: Vec<f64> = kinds.iter().map(|call| self.call(call)).collect();
         let price = |(op, bytes): (&Op, &OpWork)| {
-            let Some(call) = BlockCall::of(op.kind) else { return self.op(plan, op, bytes) };
+            let Some(call) = op.kind.call() else { return self.op(plan, op, bytes) };
             let index = |kind| work.calls.kind(call.block(), kind);
             let seconds = match (CallKind::of(call), self.software.recomputed) {
                 (CallKind::Recompute, Some(part)) => self.recompute_seconds(

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use fsdp_core::model::BlockId;
 use fsdp_core::plan::Plan;
-use fsdp_core::program::ForwardMode;
+use fsdp_core::program::{BlockCall, ForwardMode};
 use fsdp_core::schedule::{BufferId, Op, OpKind, Place, Role, Schedule};
 use fsdp_core::update::{Products, RankTables};
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::Step;
 use fsdp_nn::listing::Listing;
-use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::op::{Attention, Head, Op as CallOp};
 
 use crate::measured::Point;
@@ -190,7 +189,7 @@ impl StepWork {
 
     /// Returns the work of the block call that an operation makes; `None` if it makes none.
     pub fn call(&self, op: &Op) -> Option<&CallWork> {
-        let call = BlockCall::of(op.kind)?;
+        let call = op.kind.call()?;
         Some(&self.calls.kinds[self.calls.kind(call.block(), CallKind::of(call))])
     }
 }

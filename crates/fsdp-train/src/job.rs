@@ -11,6 +11,7 @@ use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::plan::Plan;
+use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, RuleState};
 use fsdp_core::wrap;
@@ -19,7 +20,6 @@ use fsdp_nn::Backend;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::layer::Description;
 use fsdp_nn::listing::{Listing, listings};
-use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, Counted, ProgramOptions};
 
 use crate::config::{ConfigError, OptimizerConfig, Packing, Resolved};
@@ -274,7 +274,7 @@ fn with_ledger_input<M: Backend, A: Architecture + Clone, T>(
         architecture,
         &plan.spec,
         run_shape(config, architecture.description(), plan),
-        &calls(plan),
+        &plan.step.calls(),
     )?;
     let input = LedgerInput {
         tables: &tables,
@@ -302,7 +302,7 @@ pub fn listed<A: Architecture + Clone>(
     architecture: &A,
     plan: &Plan,
 ) -> Result<(RunShape, Vec<(BlockCall, Listing)>), TrainError> {
-    let (shape, calls) = (run_shape(config, architecture.description(), plan), calls(plan));
+    let (shape, calls) = (run_shape(config, architecture.description(), plan), plan.step.calls());
     let listings = listings(architecture, &plan.spec, shape, &calls)?;
     Ok((shape, calls.into_iter().zip(listings).collect()))
 }
@@ -317,11 +317,6 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
         terms: config.train.loss_terms(model),
         packed: config.data.packing == Packing::Packed,
     }
-}
-
-/// The model calls of one micro-batch, in order.
-fn calls(plan: &Plan) -> Vec<BlockCall> {
-    plan.step.calls().into_iter().filter_map(BlockCall::of).collect()
 }
 
 impl Resolved {

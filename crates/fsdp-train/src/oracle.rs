@@ -11,7 +11,7 @@ use fsdp_core::engine::{StepInput, StepReport};
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ParamId};
-use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
+use fsdp_core::program::{BlockCall, ForwardMode, Gradients, Params, Program};
 use fsdp_core::scalars::{COUNT, GradientFactors};
 use fsdp_core::schedule::{AccumulationOrder, Round};
 use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates, WholeDirections};
@@ -197,15 +197,11 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
         let last = spec.blocks.len() - 1;
         let first = spec.first_trainable_block().map_or(last, |block| block.0);
         self.program.begin(memory, Round(index))?;
-        for block in (0..last).map(BlockId) {
-            params.enter(block);
-            self.program.forward(memory, block, ForwardMode::Record, &params)?;
-        }
-        params.enter(BlockId(last));
-        self.program.last_block(memory, BlockId(last), &params, Some(&mut gradients))?;
-        for block in (first..last).rev().map(BlockId) {
-            params.enter(block);
-            self.program.backward(memory, block, &params, &mut gradients)?;
+        let forward = (0..last).map(|block| BlockCall::Forward(BlockId(block), ForwardMode::Record));
+        let backward = (first..last).rev().map(|block| BlockCall::Backward(BlockId(block)));
+        for call in forward.chain([BlockCall::ForwardBackward(BlockId(last))]).chain(backward) {
+            params.enter(call.block());
+            self.program.call(memory, call, &params, call.is_backward().then_some(&mut gradients))?;
         }
         let leaf = gradients.close(memory, UnitId(0))?.expect("the gradients were opened above");
         self.measure(&leaf)?;

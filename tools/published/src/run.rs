@@ -11,7 +11,6 @@ use fsdp_core::{Axis, Error, Mesh, Rank};
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::listing::listings;
-use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, Decoder};
 use fsdp_nn::op::LossTerms;
 use fsdp_nn::update::{AdamW, Rule};
@@ -139,7 +138,7 @@ impl Run {
             terms: LossTerms::default(),
             packed: false,
         };
-        let calls: Vec<BlockCall> = plan.step.calls().into_iter().filter_map(BlockCall::of).collect();
+        let calls = plan.step.calls();
         let listings = listings(&architecture, &plan.spec, shape, &calls)?;
         let listed: Vec<_> = calls.into_iter().zip(listings).collect();
         let tables = RankTables::new(&plan, &rule, Rank(0));

@@ -9,7 +9,6 @@ use fsdp_core::engine::ProgramOrder;
 use fsdp_core::plan::Plan;
 use fsdp_core::{DType, Rank};
 use fsdp_nn::Backend;
-use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_plan::cluster::Cluster;
 use fsdp_plan::measured::{Measured, Point, Points};
 use fsdp_plan::{Calls, Constants, Listed, Planned, Software, StepWork, forecast};
@@ -142,7 +141,7 @@ impl Samples {
             for OpTimes { op, seconds, calls } in seen {
                 op_seconds += seconds;
                 let kind = plan.step.op(*op).kind;
-                let block_call = BlockCall::of(kind);
+                let block_call = kind.call();
                 let steps =
                     block_call.and_then(|block_call| listings.iter().find(|(call, _)| *call == block_call));
                 if let Some((_, listing)) = steps {

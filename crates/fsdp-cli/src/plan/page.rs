@@ -7,7 +7,6 @@ use std::path::Path;
 
 use fsdp_core::Queue;
 use fsdp_core::memory::Category;
-use fsdp_nn::model::unsharded::BlockCall;
 
 use super::ahead::{Forecaster, RunForecast};
 use super::cost::span;
@@ -135,7 +134,7 @@ fn memory(run: &RunForecast<'_>) -> Chart {
     let mut calls = run.held.calls.iter().cycle();
     let (mut live, mut points) = (data, vec![(0.0, declared + data)]);
     for (op, ran) in run.plan.step.ops.iter().zip(&run.forecast.timeline.spans) {
-        let Some(call) = BlockCall::of(op.kind).and_then(|_| calls.next()) else { continue };
+        let Some(call) = op.kind.call().and_then(|_| calls.next()) else { continue };
         points.push((ran.start, declared + live + call.total_peak));
         live = call.after(live);
         points.push((ran.end, declared + live));

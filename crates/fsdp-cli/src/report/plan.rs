@@ -6,7 +6,7 @@ use std::path::Path;
 
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::plan::Plan;
-use fsdp_core::program::ForwardMode;
+use fsdp_core::program::{BlockCall, ForwardMode};
 use fsdp_core::schedule::OpKind;
 use fsdp_core::{Queue, Rank};
 use fsdp_nn::HostMemory;
@@ -158,8 +158,8 @@ pub(crate) const COLORED: [&str; 8] =
 /// The color of an operation: several for compute, one for each other queue.
 pub(crate) fn color(kind: &OpKind, queue: usize) -> usize {
     match kind {
-        OpKind::Backward(_) | OpKind::LastBlock { backward: true, .. } => 1,
-        OpKind::Forward { mode: ForwardMode::Recompute, .. } => 6,
+        OpKind::Call(call) if call.is_backward() => 1,
+        OpKind::Call(BlockCall::Forward(_, ForwardMode::Recompute)) => 6,
         OpKind::Direct(_) | OpKind::Update(_) => 7,
         _ if queue == 0 => 0,
         _ => queue + 1,

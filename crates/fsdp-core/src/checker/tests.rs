@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::mesh::{Axis, Group};
+use crate::program::BlockCall;
 use crate::rank::{Queue, Rank};
 use crate::schedule::{
     Accumulation, AccumulationOrder, BufferDecl, Offload, Op, Place, Policy, Reshard, Role,
@@ -145,7 +146,7 @@ fn samples() -> Vec<Built> {
 
 /// Whether an operation has no contents in buffers: it acts only on the program and its data.
 fn is_of_the_program(kind: &OpKind) -> bool {
-    matches!(kind, OpKind::Forward { .. } | OpKind::BeginMicroBatch(_))
+    matches!(kind, OpKind::Call(BlockCall::Forward(..)) | OpKind::BeginMicroBatch(_))
 }
 
 #[test]
@@ -312,7 +313,7 @@ fn block_first_reading_two_units_joins_one_waits_for_other() {
     let wrap = WrapPolicy::Classes(vec!["Norm".into(), "Head".into()]);
     let built = Setup { wrap, ..Setup::plain(Sketch::plain(1)) }.build();
     let schedule = built.step();
-    let last_block = find(&schedule, |kind| matches!(kind, OpKind::LastBlock { .. }));
+    let last_block = find(&schedule, |kind| matches!(kind, OpKind::Call(call) if call.is_last()));
     let op = &schedule.ops[last_block];
     assert_eq!((op.waits.len(), op.joins.len()), (1, 1));
     assert!(op.joins[0] < op.waits[0]);
@@ -322,7 +323,7 @@ fn block_first_reading_two_units_joins_one_waits_for_other() {
 fn race_violation_names_operations_and_buffer() {
     let built = Setup::plain(Sketch::plain(1)).build();
     let mut schedule = built.step();
-    let forward = find(&schedule, |kind| matches!(kind, OpKind::Forward { .. }));
+    let forward = find(&schedule, |kind| matches!(kind, OpKind::Call(BlockCall::Forward(..))));
     let gather = schedule.ops[forward].waits[0].0;
     schedule.ops[forward].waits.clear();
     let message = built.check(&schedule).unwrap_err().to_string();

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Names, Violation};
 use crate::layout::{Layout, SegmentId};
 use crate::mesh::{Axis, Group};
-use crate::model::{BlockId, ModelSpec, ParamId};
+use crate::model::{ModelSpec, ParamId};
+use crate::program::BlockCall;
 use crate::rank::Queue;
 #[cfg(test)]
 use crate::schedule::Schedule;
@@ -178,12 +179,7 @@ impl<'a> Values<'a> {
                     self.replace(at, id, params(owner, Part::Whole), Value::Nothing)
                 })
             }
-            OpKind::Forward { block, .. } => self.compute(at, op, block, false),
-            OpKind::Backward(block) => self.compute(at, op, block, true),
-            OpKind::LastBlock { block, backward } => {
-                self.compute(at, op, block, backward)?;
-                self.add_scalars(at, op.writes[op.writes.len() - 1], [self.round, self.round + 1], [])
-            }
+            OpKind::Call(call) => self.compute(at, op, call),
             OpKind::OpenGradient(unit) => {
                 self.check_operands(at, op, [0, self.trained_segments(unit)])?;
                 let (rounds, stage) = ([self.round, self.round + 1], Stage::Open(0));
@@ -245,10 +241,10 @@ impl<'a> Values<'a> {
     }
 
     /// Checks that a block finds its parameters, and the gradients that it adds to.
-    fn compute(&mut self, at: usize, op: &Op, block: BlockId, backward: bool) -> Result<(), Violation> {
-        let read = &self.spec.block(block).params;
-        let trained = read.iter().filter(|&&id| backward && self.spec.param(id).trainable);
-        let scalars = usize::from(matches!(op.kind, OpKind::LastBlock { .. }));
+    fn compute(&mut self, at: usize, op: &Op, call: BlockCall) -> Result<(), Violation> {
+        let read = &self.spec.block(call.block()).params;
+        let trained = read.iter().filter(|&&id| call.is_backward() && self.spec.param(id).trainable);
+        let scalars = usize::from(call.is_last());
         self.check_operands(at, op, [read.len(), trained.clone().count() + scalars])?;
         for (&id, &buffer) in read.iter().zip(&op.reads) {
             self.expect_contents(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
@@ -262,6 +258,9 @@ impl<'a> Values<'a> {
             let [before, after] =
                 [uses, uses + 1].map(|uses| Value::Gradient { owner, rounds, stage: Stage::Open(uses) });
             self.replace(at, buffer, before, after)?;
+        }
+        if call.is_last() {
+            self.add_scalars(at, op.writes[op.writes.len() - 1], [self.round, self.round + 1], [])?;
         }
         Ok(())
     }

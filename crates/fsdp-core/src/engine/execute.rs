@@ -2,7 +2,7 @@
 //!
 //! A gradient moves from buffer to buffer of the table; the schedule determines which ones, and when:
 //! 1. `OpenGradient` takes the buffers of a unit out of the table and passes them to
-//!    [`Gradients`](crate::program::Gradients), through which `Backward` (and `LastBlock`) writes into them.
+//!    [`Gradients`](crate::program::Gradients), through which calls of blocks write into them.
 //!    `CloseGradient` puts them back.
 //! 2. `ReduceScatter` sums them over the ranks of its group. It may still be in flight when the call returns; the
 //!    sum is in the table once a later operation waits for it or joins it ([`Engine::settle`]).
@@ -39,18 +39,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             OpKind::AllGather { unit, group, purpose, .. } => {
                 self.all_gather(memory, id, op, unit, group, purpose)
             }
-            OpKind::Forward { block, mode } => {
-                let params = self.params(op, block)?;
-                self.program.forward(memory, block, mode, &params)
-            }
-            OpKind::LastBlock { block, backward } => {
-                let params = self.params(op, block)?;
-                let gradients = backward.then_some(&mut self.gradients);
-                self.program.last_block(memory, block, &params, gradients)
-            }
-            OpKind::Backward(block) => {
-                let params = self.params(op, block)?;
-                self.program.backward(memory, block, &params, &mut self.gradients)
+            OpKind::Call(call) => {
+                let params = self.params(op, call.block())?;
+                let gradients = call.is_backward().then_some(&mut self.gradients);
+                self.program.call(memory, call, &params, gradients)
             }
             OpKind::KeepSubShard { group, .. } => self.keep_sub_shard(memory, op, group),
             OpKind::Reshard(unit) => self.reshard(memory, op, unit),

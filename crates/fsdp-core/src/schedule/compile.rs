@@ -18,14 +18,15 @@ mod gradients;
 use std::collections::BTreeMap;
 
 use super::emit::Emitter;
-use super::live::{ComputeStep, LiveRange, evaluation_steps, issue_points, live_ranges, training_steps};
+use super::live::{ComputeStep, LiveRange, compute_steps, issue_points, live_ranges};
 use super::policy::{Offload, Policy, Reshard};
 use super::{BufferId, OpKind, Role, Round, Schedule, SectionKind, Source};
 use crate::comm::ReduceOp;
 use crate::layout::{Layout, Segment};
 use crate::memory::Category;
 use crate::mesh::{Axis, Group, Mesh};
-use crate::model::{BlockId, ModelSpec};
+use crate::model::ModelSpec;
+use crate::program::{BlockCall, Pass};
 use crate::update::RuleDecl;
 use crate::wrap::UnitId;
 
@@ -52,7 +53,7 @@ pub struct Compiler<'a> {
 /// # Panics
 /// When `rounds` is zero, or the layout was made for another mesh.
 pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
-    let steps = training_steps(compiler.spec, compiler.layout, compiler.policy.checkpointing);
+    let steps = compute_steps(compiler.spec, compiler.layout, Pass::Train(compiler.policy.checkpointing));
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
     let declared = Declared::of_step(compiler, &ranges, rounds);
     let mut build = Build::new(compiler, &steps, ranges, declared, rounds);
@@ -66,7 +67,7 @@ pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
 /// # Panics
 /// As [`compile_step`].
 pub fn compile_evaluation(compiler: &Compiler<'_>, step: &Schedule, rounds: usize) -> Schedule {
-    let steps = evaluation_steps(compiler.spec, compiler.layout);
+    let steps = compute_steps(compiler.spec, compiler.layout, Pass::Evaluate);
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
     evaluate(Build::new(compiler, &steps, ranges, Declared::of_evaluation(step), rounds))
 }
@@ -86,7 +87,7 @@ fn evaluate(mut build: Build<'_>) -> Schedule {
 pub fn compile_evaluation_alone(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
     let is_trained = compiler.spec.params.iter().any(|param| param.trainable);
     assert!(!is_trained, "an evaluation by itself trains nothing");
-    let steps = evaluation_steps(compiler.spec, compiler.layout);
+    let steps = compute_steps(compiler.spec, compiler.layout, Pass::Evaluate);
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
     let declared = Declared::of_step(compiler, &ranges, rounds);
     evaluate(Build::new(compiler, &steps, ranges, declared, rounds))
@@ -239,23 +240,20 @@ impl<'a> Build<'a> {
     }
 
     fn compute(&mut self, step: &ComputeStep) {
-        let block = step.kind.block().expect("a step runs a block");
-        let backward =
-            !matches!(step.kind, OpKind::Forward { .. } | OpKind::LastBlock { backward: false, .. });
-        let (reads, mut writes) = self.operands(block, backward);
-        if matches!(step.kind, OpKind::LastBlock { .. }) {
+        let (reads, mut writes) = self.operands(step.call);
+        if step.call.is_last() {
             writes.push(self.declared.lasting.scalars);
         }
-        self.emit.push(step.kind, reads, writes);
+        self.emit.push(OpKind::Call(step.call), reads, writes);
     }
 
     /// The buffers with the parameters of a block, and the buffers for the gradients of its trainable parameters.
-    fn operands(&self, block: BlockId, backward: bool) -> (Vec<BufferId>, Vec<BufferId>) {
+    fn operands(&self, call: BlockCall) -> (Vec<BufferId>, Vec<BufferId>) {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
-        for &id in &self.compiler.spec.block(block).params {
+        for &id in &self.compiler.spec.block(call.block()).params {
             let (unit, segment, _) = self.compiler.layout.find(id).expect("every parameter lies in a unit");
             reads.push(self.gathered[&unit].1[segment.0]);
-            if backward && self.compiler.spec.param(id).trainable {
+            if call.is_backward() && self.compiler.spec.param(id).trainable {
                 writes.push(self.open[&unit].buffers[segment.0]);
             }
         }

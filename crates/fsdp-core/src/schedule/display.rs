@@ -7,7 +7,7 @@ use crate::comm::Purpose;
 use crate::layout::Layout;
 use crate::mesh::Group;
 use crate::model::ModelSpec;
-use crate::program::ForwardMode;
+use crate::program::{BlockCall, ForwardMode};
 use crate::wrap::UnitId;
 
 impl Schedule {
@@ -115,8 +115,10 @@ impl Schedule {
 /// A remark on how a block is run.
 fn checkpoint_suffix(kind: &OpKind) -> &'static str {
     match kind {
-        OpKind::Forward { mode: ForwardMode::Checkpoint, .. } => " (checkpointed)",
-        OpKind::Forward { mode: ForwardMode::CheckpointProducts, .. } => " (checkpointed, products kept)",
+        OpKind::Call(BlockCall::Forward(_, ForwardMode::Checkpoint)) => " (checkpointed)",
+        OpKind::Call(BlockCall::Forward(_, ForwardMode::CheckpointProducts)) => {
+            " (checkpointed, products kept)"
+        }
         _ => "",
     }
 }

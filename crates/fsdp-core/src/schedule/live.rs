@@ -6,18 +6,18 @@
 
 use std::collections::BTreeSet;
 
-use super::policy::{Checkpointing, Policy, Reshard};
-use super::{OpKind, Source};
+use super::Source;
+use super::policy::{Policy, Reshard};
 use crate::comm::Purpose;
 use crate::layout::Layout;
-use crate::model::{BlockId, ModelSpec};
-use crate::program::ForwardMode;
+use crate::model::{ModelSpec, ParamId};
+use crate::program::{BlockCall, Pass, calls};
 use crate::wrap::UnitId;
 
 /// One compute step of a micro-batch and the units it uses.
 #[derive(Clone, Debug)]
 pub(super) struct ComputeStep {
-    pub(super) kind: OpKind,
+    pub(super) call: BlockCall,
     /// Units whose parameters are read.
     pub(super) units: Vec<UnitId>,
     /// Trainable units whose gradients are written.
@@ -39,77 +39,23 @@ pub(super) struct LiveRange {
 }
 
 /// The steps of one micro-batch.
-pub(super) fn training_steps(
-    spec: &ModelSpec,
-    layout: &Layout,
-    checkpointing: Checkpointing,
-) -> Vec<ComputeStep> {
-    let last = spec.blocks.len() - 1;
-    let first = spec.first_trainable_block().map_or(last, |block| block.0);
-    let layer_start = |block: usize| {
-        let layer = spec.blocks[block].layer;
-        (0..=block).rev().take_while(|&b| spec.blocks[b].layer == layer).last().unwrap_or(block)
-    };
-    // Layers below the first trained parameter save nothing for backward, so they need no checkpointing.
-    let checkpointed = |block: usize| {
-        let layer = spec.blocks[block].layer;
-        let reaches = || spec.blocks[first..].iter().any(|other| other.layer == layer);
-        checkpointing.forward_mode().filter(|_| layer.is_some() && reaches())
-    };
-    let mut steps = Vec::new();
-    for block in 0..last {
-        let mode = checkpointed(block).unwrap_or(ForwardMode::Record);
-        steps.push(step(spec, layout, OpKind::Forward { block: BlockId(block), mode }, block, false));
-    }
-    steps.push(step(spec, layout, OpKind::LastBlock { block: BlockId(last), backward: true }, last, true));
-    let mut block = last;
-    while block > first {
-        block -= 1;
-        if checkpointed(block).is_some() {
-            let start = layer_start(block);
-            for inner in start..=block {
-                let kind = OpKind::Forward { block: BlockId(inner), mode: ForwardMode::Recompute };
-                steps.push(step(spec, layout, kind, inner, false));
-            }
-            for inner in (start.max(first)..=block).rev() {
-                steps.push(step(spec, layout, OpKind::Backward(BlockId(inner)), inner, true));
-            }
-            block = start;
-        } else {
-            steps.push(step(spec, layout, OpKind::Backward(BlockId(block)), block, true));
-        }
-    }
-    steps
+pub(super) fn compute_steps(spec: &ModelSpec, layout: &Layout, pass: Pass) -> Vec<ComputeStep> {
+    calls(spec, pass).into_iter().map(|call| compute_step(spec, layout, call)).collect()
 }
 
-/// The steps of one evaluation batch.
-pub(super) fn evaluation_steps(spec: &ModelSpec, layout: &Layout) -> Vec<ComputeStep> {
-    let last = spec.blocks.len() - 1;
-    let mut steps: Vec<ComputeStep> = (0..last)
-        .map(|block| {
-            let kind = OpKind::Forward { block: BlockId(block), mode: ForwardMode::Evaluate };
-            step(spec, layout, kind, block, false)
-        })
-        .collect();
-    steps.push(step(spec, layout, OpKind::LastBlock { block: BlockId(last), backward: false }, last, false));
-    steps
-}
-
-fn step(spec: &ModelSpec, layout: &Layout, kind: OpKind, block: usize, backward: bool) -> ComputeStep {
-    let params = &spec.blocks[block].params;
+fn compute_step(spec: &ModelSpec, layout: &Layout, call: BlockCall) -> ComputeStep {
+    let params = &spec.block(call.block()).params;
     let unit_of = |id| layout.find(id).expect("every parameter lies in a unit").0;
     let units: BTreeSet<UnitId> = params.iter().map(|&id| unit_of(id)).collect();
-    let gradients: BTreeSet<UnitId> =
-        params.iter().filter(|&&id| backward && spec.param(id).trainable).map(|&id| unit_of(id)).collect();
-    ComputeStep { kind, units: units.into_iter().collect(), gradients: gradients.into_iter().collect() }
+    let is_trained = |id: &&ParamId| call.is_backward() && spec.param(**id).trainable;
+    let gradients: BTreeSet<UnitId> = params.iter().filter(is_trained).map(|&id| unit_of(id)).collect();
+    ComputeStep { call, units: units.into_iter().collect(), gradients: gradients.into_iter().collect() }
 }
 
 /// The live ranges of all units, in the order of their first use.
 pub(super) fn live_ranges(layout: &Layout, steps: &[ComputeStep], policy: &Policy) -> Vec<LiveRange> {
-    let last_block = steps
-        .iter()
-        .position(|step| matches!(step.kind, OpKind::LastBlock { .. }))
-        .expect("every micro-batch has a last block");
+    let last_block =
+        steps.iter().position(|step| step.call.is_last()).expect("every micro-batch has a last block");
     let mut all: Vec<LiveRange> = Vec::new();
     let mut all_uses = vec![Vec::new(); layout.units.len()];
     for (at, step) in steps.iter().enumerate() {
@@ -160,7 +106,7 @@ fn span(mut uses: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
 /// Gathers for forward are issued `forward_prefetch` units ahead. Backward starts with the last block: its gathers are
 /// issued `backward_prefetch` units ahead, where the last block counts as the first unit.
 pub(super) fn issue_points(steps: &[ComputeStep], ranges: &[LiveRange], policy: &Policy) -> Vec<usize> {
-    let last_block = steps.iter().position(|step| matches!(step.kind, OpKind::LastBlock { .. })).unwrap_or(0);
+    let last_block = steps.iter().position(|step| step.call.is_last()).unwrap_or(0);
     let forward: Vec<usize> =
         ranges.iter().filter(|range| range.purpose == Purpose::Forward).map(|range| range.from).collect();
     let backward: Vec<usize> = std::iter::once(last_block)

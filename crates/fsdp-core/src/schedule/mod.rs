@@ -27,6 +27,7 @@ pub use order::micro_batch_index;
 pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 
 use crate::mesh::{Group, Mesh};
+use crate::program::BlockCall;
 use crate::rank::Queue;
 
 /// Index of an operation in [`Schedule::ops`].
@@ -93,15 +94,15 @@ impl Schedule {
 
     /// Whether the schedule computes gradients.
     pub fn trains(&self) -> bool {
-        self.ops.iter().any(|op| matches!(op.kind, OpKind::LastBlock { backward: true, .. }))
+        self.ops.iter().any(|op| matches!(op.kind, OpKind::Call(call) if call.is_backward()))
     }
 
     /// The block calls of one micro-batch (all micro-batches are alike), in program order.
-    pub fn calls(&self) -> Vec<OpKind> {
+    pub fn calls(&self) -> Vec<BlockCall> {
         let micro_batch =
             self.sections.iter().find(|section| section.kind == SectionKind::MicroBatch(Round(0)));
         let ops = micro_batch.map_or(&[][..], |section| &self.ops[section.start..section.end]);
-        ops.iter().map(|op| op.kind).filter(|kind| kind.block().is_some()).collect()
+        ops.iter().filter_map(|op| op.kind.call()).collect()
     }
 }
 

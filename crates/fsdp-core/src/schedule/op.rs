@@ -4,7 +4,7 @@ use super::{BufferId, OpId};
 use crate::comm::{Purpose, ReduceOp};
 use crate::mesh::Group;
 use crate::model::BlockId;
-use crate::program::ForwardMode;
+use crate::program::BlockCall;
 use crate::rank::Queue;
 use crate::wrap::UnitId;
 
@@ -49,25 +49,11 @@ pub enum OpKind {
         /// Forward or backward.
         purpose: Purpose,
     },
-    /// Runs a block forward. Reads, for each parameter of the block, the gathered segment that contains it.
-    Forward {
-        /// The block.
-        block: BlockId,
-        /// What it saves for backward.
-        mode: ForwardMode,
-    },
-    /// Runs the last block: forward and backward in one, or forward only in evaluation. Operands as of
-    /// [`OpKind::Forward`] or [`OpKind::Backward`], followed by a write of the scalars: the program keeps the losses
-    /// until [`OpKind::ReduceScalars`] takes them.
-    LastBlock {
-        /// The block.
-        block: BlockId,
-        /// Whether to compute gradients.
-        backward: bool,
-    },
-    /// Runs a block backward. Reads as [`OpKind::Forward`]; writes, for each trainable parameter of the block, the
-    /// gradient segment that contains the parameter's gradient.
-    Backward(BlockId),
+    /// Runs a block. Reads, for each parameter of the block, the gathered segment that contains it. If the call computes
+    /// gradients, writes for each trainable parameter of the block the gradient segment that contains the parameter's
+    /// gradient. The call of the last block then writes the scalars: the program keeps the losses until
+    /// [`OpKind::ReduceScalars`] takes them.
+    Call(BlockCall),
     /// Copies this rank's part of the gathered unit, for a smaller all-gather in backward; per segment.
     KeepSubShard {
         /// The unit.
@@ -211,14 +197,17 @@ impl OpKind {
         }
     }
 
-    /// The block that the operation runs; `None` if it runs none.
-    pub const fn block(&self) -> Option<BlockId> {
+    /// The call of a block; `None` for other operations.
+    pub const fn call(&self) -> Option<BlockCall> {
         match *self {
-            OpKind::Forward { block, .. } | OpKind::LastBlock { block, .. } | OpKind::Backward(block) => {
-                Some(block)
-            }
+            OpKind::Call(call) => Some(call),
             _ => None,
         }
+    }
+
+    /// The block that the operation runs; `None` if it runs none.
+    pub fn block(&self) -> Option<BlockId> {
+        self.call().map(BlockCall::block)
     }
 
     /// The name used in printed schedules and traces.
@@ -228,11 +217,7 @@ impl OpKind {
             OpKind::BeginMicroBatch(_) => "begin micro-batch",
             OpKind::Upload(_) => "upload",
             OpKind::AllGather { .. } => "all-gather",
-            OpKind::Forward { mode: ForwardMode::Recompute, .. } => "recompute",
-            OpKind::Forward { .. } => "forward",
-            OpKind::LastBlock { backward: true, .. } => "forward-backward",
-            OpKind::LastBlock { backward: false, .. } => "forward",
-            OpKind::Backward(_) => "backward",
+            OpKind::Call(call) => call.name(),
             OpKind::KeepSubShard { .. } => "keep sub-shard",
             OpKind::Reshard(_) => "reshard",
             OpKind::OpenGradient(_) => "open gradient",

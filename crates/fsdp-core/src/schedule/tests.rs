@@ -83,18 +83,18 @@ fn compute_of(built: &Built) -> Vec<OpKind> {
         let reaches_back = blocks[first..].iter().any(|other| other.layer == spec.layer);
         let recomputed = full && spec.layer.is_some() && reaches_back;
         let mode = if recomputed { mode_of } else { ForwardMode::Record };
-        kinds.push(OpKind::Forward { block: BlockId(block), mode });
+        kinds.push(OpKind::Call(BlockCall::Forward(BlockId(block), mode)));
     }
-    kinds.push(OpKind::LastBlock { block: BlockId(last), backward: true });
+    kinds.push(OpKind::Call(BlockCall::ForwardBackward(BlockId(last))));
     for block in (first..last).rev() {
         let layer = blocks[block].layer;
         let ends_layer = block + 1 == last || blocks[block + 1].layer != layer;
         if full && layer.is_some() && ends_layer {
             let inside = (0..=block).filter(|&other| blocks[other].layer == layer);
             let mode = ForwardMode::Recompute;
-            kinds.extend(inside.map(|other| OpKind::Forward { block: BlockId(other), mode }));
+            kinds.extend(inside.map(|other| OpKind::Call(BlockCall::Forward(BlockId(other), mode))));
         }
-        kinds.push(OpKind::Backward(BlockId(block)));
+        kinds.push(OpKind::Call(BlockCall::Backward(BlockId(block))));
     }
     kinds
 }
@@ -179,8 +179,8 @@ proptest! {
         for kinds in micro_batches(&built.evaluation()) {
             let mode = ForwardMode::Evaluate;
             let mut expected: Vec<OpKind> =
-                (0..last.0).map(|block| OpKind::Forward { block: BlockId(block), mode }).collect();
-            expected.push(OpKind::LastBlock { block: last, backward: false });
+                (0..last.0).map(|block| OpKind::Call(BlockCall::Forward(BlockId(block), mode))).collect();
+            expected.push(OpKind::Call(BlockCall::Evaluate(last)));
             let compute: Vec<OpKind> = kinds.into_iter().filter(is_compute).collect();
             prop_assert_eq!(compute, expected);
         }
@@ -290,7 +290,8 @@ fn writes(built: &Built, block: usize, unit: UnitId) -> bool {
 /// counts as the first of the backward pass), so that no more than `depth` units wait for their first use.
 fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError> {
     let before = steps_before(kinds);
-    let last_block = kinds.iter().position(|kind| matches!(kind, OpKind::LastBlock { .. })).unwrap();
+    let last_block =
+        kinds.iter().position(|kind| matches!(kind, OpKind::Call(call) if call.is_last())).unwrap();
     for (pass, depth) in [
         (crate::comm::Purpose::Forward, built.policy.forward_prefetch),
         (crate::comm::Purpose::Backward, built.policy.backward_prefetch),
@@ -323,7 +324,8 @@ fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError>
 fn schedule_calls_are_those_of_one_micro_batch() {
     for rounds in 1..4 {
         let built = Setup { rounds, ..Setup::plain(Sketch::plain(2)) }.build();
-        assert_eq!(built.step().calls(), compute_of(&built));
+        let calls: Vec<OpKind> = built.step().calls().into_iter().map(OpKind::Call).collect();
+        assert_eq!(calls, compute_of(&built));
     }
 }
 

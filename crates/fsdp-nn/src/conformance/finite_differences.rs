@@ -10,9 +10,10 @@ use super::models::{Sample, adapted, batch, hf_models, packed_batch, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope};
-use crate::model::unsharded::Pass;
 use crate::model::{Architecture, Batch, Decoder};
 use crate::op::Function;
+use fsdp_core::program::Pass;
+use fsdp_core::schedule::Checkpointing;
 
 /// Compares some elements of every gradient.
 fn check<M: Backend, A: Architecture + Clone>(
@@ -22,7 +23,7 @@ fn check<M: Backend, A: Architecture + Clone>(
 ) {
     const STEP: f64 = 1e-5;
     batch.targets[4] = IGNORED_TARGET;
-    let gradients = sample.run_on(&(subject.memory)(), &batch, Pass::Train).gradients;
+    let gradients = sample.run_on(&(subject.memory)(), &batch, Pass::Train(Checkpointing::None)).gradients;
     for (param, gradient) in gradients.iter().enumerate() {
         if !sample.spec.params[param].trainable {
             continue;
@@ -32,7 +33,7 @@ fn check<M: Backend, A: Architecture + Clone>(
             let original = sample.values[param][element];
             let mut loss_at = |value| {
                 sample.values[param][element] = value;
-                sample.run_on(&(subject.memory)(), &batch, Pass::TrainRecomputing).loss
+                sample.run_on(&(subject.memory)(), &batch, Pass::Train(Checkpointing::Full)).loss
             };
             let slope = (loss_at(original + STEP) - loss_at(original - STEP)) / (2.0 * STEP);
             loss_at(original);

@@ -11,7 +11,8 @@ use super::safetensors;
 use crate::backend::Backend;
 use crate::hf::{HfConfig, HfModel};
 use crate::model::Batch;
-use crate::model::unsharded::Pass;
+use fsdp_core::program::Pass;
+use fsdp_core::schedule::Checkpointing;
 
 pub(crate) const CASES: [&str; 4] = ["llama-gqa", "llama-tied", "llama-head-dim", "gpt2"];
 
@@ -38,7 +39,7 @@ impl Case {
     }
 
     pub(crate) fn run<M: Backend>(&self, memory: &M) -> Outcome {
-        self.subject.run_on(memory, &self.batch, Pass::Train)
+        self.subject.run_on(memory, &self.batch, Pass::Train(Checkpointing::None))
     }
 
     /// Compares a tensor of every parameter; `band` is relative to the tensor's largest value.

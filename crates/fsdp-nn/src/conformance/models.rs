@@ -7,8 +7,8 @@ use fsdp_core::ExactSum;
 use fsdp_core::Queue;
 use fsdp_core::memory::{Buffer, SliceMut};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
-use fsdp_core::model::{BlockId, ModelSpec, ParamId};
-use fsdp_core::program::{ForwardMode, Gradients, Program};
+use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::program::{Gradients, Pass, Program, calls};
 use fsdp_core::scalars::LOSS;
 use fsdp_core::schedule::Round;
 
@@ -16,7 +16,7 @@ use super::decoders::llama;
 use crate::backend::{AttentionDims, Backend};
 use crate::hf::HfModel;
 use crate::layer::Lora;
-use crate::model::unsharded::{Pass, Whole, run};
+use crate::model::unsharded::{Whole, run};
 use crate::model::{
     Adapted, Architecture, Batch, Decoder, Gpt2, Gpt2Config, Mlp, MlpConfig, ModelProgram, ProgramOptions,
 };
@@ -106,12 +106,12 @@ impl<A: Architecture + Clone> Sample<A> {
         program.set_batches(memory, self.step, vec![batch.clone()]).unwrap();
         let mut params = self.whole(memory).params();
         program.begin(memory, Round(0)).unwrap();
-        let last = self.spec.blocks.len() - 1;
-        for block in (0..last).map(BlockId) {
-            params.enter(block);
-            program.forward(memory, block, ForwardMode::Evaluate, &params).unwrap();
+        for call in calls(&self.spec, Pass::Evaluate) {
+            params.enter(call.block());
+            if !call.is_last() {
+                program.call(memory, call, &params, None).unwrap();
+            }
         }
-        params.enter(BlockId(last));
         let logits = program.logits(memory, &params).unwrap();
         let mut values = vec![0.0; logits.len()];
         memory.read(Queue::Compute, Slice::whole(&logits), HostSliceMut::F64(&mut values)).unwrap();

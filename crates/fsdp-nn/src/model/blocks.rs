@@ -9,11 +9,10 @@ use std::sync::Arc;
 
 use fsdp_core::Error;
 use fsdp_core::model::{BlockId, ModelSpec};
-use fsdp_core::program::ForwardMode;
+use fsdp_core::program::{BlockCall, ForwardMode};
 
 use super::architecture::Architecture;
 use super::kinds::{Kinds, Shape};
-use super::unsharded::BlockCall;
 use crate::error::ModelError;
 use crate::graph::{BlockPlan, Request, Route, Runner, walk};
 

@@ -7,7 +7,7 @@ use fsdp_core::Error;
 use fsdp_core::Queue;
 use fsdp_core::memory::SliceMut;
 use fsdp_core::model::{BlockId, ModelSpec};
-use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
+use fsdp_core::program::{BlockCall, Gradients, Params, Program};
 use fsdp_core::schedule::Round;
 
 use super::architecture::Architecture;
@@ -15,7 +15,6 @@ use super::batch::{Batch, Parts, RowFacts, StepData};
 use super::blocks::Blocks;
 use super::counted::Counted;
 use super::kinds::Shape;
-use super::unsharded::BlockCall;
 use crate::backend::Backend;
 use crate::graph::{DeviceRunner, Inputs, Route};
 use crate::op::{Balance, LossTerms};
@@ -86,7 +85,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     /// dtype instead of the loss.
     ///
     /// # Errors
-    /// As [`Program::last_block`].
+    /// As [`Program::call`].
     pub fn logits(&mut self, memory: &M, params: &Params<M::Buffer>) -> Result<M::Buffer, Error> {
         let block = BlockId(self.blocks.spec.blocks.len() - 1);
         self.with_runner(memory, (block, false), (params, None), |blocks, shape, runner| {
@@ -97,20 +96,6 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     /// Returns the model's mixtures with the balancing loss of training, if it has any.
     fn balance(&self) -> Option<Balance> {
         self.blocks.architecture.description().balance(self.options.terms)
-    }
-
-    /// Executes a block call on a device.
-    fn call(
-        &mut self,
-        memory: &M,
-        call: BlockCall,
-        params: &Params<M::Buffer>,
-        gradients: Option<&mut Gradients<M::Buffer>>,
-    ) -> Result<(), Error> {
-        let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
-        self.with_runner(memory, (call.block(), training), (params, gradients), |blocks, shape, runner| {
-            blocks.call(call, shape, runner)
-        })
     }
 
     fn with_runner<T>(
@@ -145,38 +130,21 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         Ok(())
     }
 
-    fn forward(
+    fn call(
         &mut self,
         memory: &M,
-        block: BlockId,
-        mode: ForwardMode,
-        params: &Params<M::Buffer>,
-    ) -> Result<(), Error> {
-        self.call(memory, BlockCall::Forward(block, mode), params, None)
-    }
-
-    fn last_block(
-        &mut self,
-        memory: &M,
-        block: BlockId,
+        call: BlockCall,
         params: &Params<M::Buffer>,
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error> {
-        let training = gradients.is_some();
-        let call = if training { BlockCall::ForwardBackward(block) } else { BlockCall::Evaluate(block) };
-        self.call(memory, call, params, gradients)?;
-        self.data.note_losses(self.round, training);
+        let training = !call.evaluates();
+        self.with_runner(memory, (call.block(), training), (params, gradients), |blocks, shape, runner| {
+            blocks.call(call, shape, runner)
+        })?;
+        if call.is_last() {
+            self.data.note_losses(self.round, training);
+        }
         Ok(())
-    }
-
-    fn backward(
-        &mut self,
-        memory: &M,
-        block: BlockId,
-        params: &Params<M::Buffer>,
-        gradients: &mut Gradients<M::Buffer>,
-    ) -> Result<(), Error> {
-        self.call(memory, BlockCall::Backward(block), params, Some(gradients))
     }
 
     fn take_loss(&mut self, memory: &M, queue: Queue, words: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {

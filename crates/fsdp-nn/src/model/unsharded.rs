@@ -1,13 +1,13 @@
-//! Runs a program without sharding: all parameters in one buffer, and the calls of a micro-batch as data.
+//! Runs a program without sharding: all parameters in one buffer.
 //!
 //! Used by memory predictions, tests of models and the unsharded oracle. Independent of units, schedules and other
 //! ranks.
 
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, View};
-use fsdp_core::model::{BlockId, ModelSpec, ParamId};
-use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
-use fsdp_core::schedule::{OpKind, Round};
+use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::program::{BlockCall, Gradients, Params, Pass, Program, calls};
+use fsdp_core::schedule::Round;
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue};
 
@@ -141,113 +141,6 @@ fn ranges(spec: &ModelSpec) -> Vec<(usize, usize)> {
     spec.params.iter().map(range).collect()
 }
 
-/// The purpose of running a micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// Loss and gradients.
-    Train,
-    /// Loss and gradients, with the layers recomputed in backward.
-    TrainRecomputing,
-    /// As `TrainRecomputing`, with the outputs of linear maps and of attention kept.
-    TrainKeepingProducts,
-    /// The loss only.
-    Evaluate,
-}
-
-/// One call of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BlockCall {
-    /// [`Program::forward`].
-    Forward(BlockId, ForwardMode),
-    /// [`Program::last_block`] with gradients.
-    ForwardBackward(BlockId),
-    /// [`Program::last_block`] without gradients.
-    Evaluate(BlockId),
-    /// [`Program::backward`].
-    Backward(BlockId),
-}
-
-impl BlockCall {
-    /// Returns the block call of a schedule operation, or `None` if it makes none.
-    pub const fn of(kind: OpKind) -> Option<Self> {
-        match kind {
-            OpKind::Forward { block, mode } => Some(BlockCall::Forward(block, mode)),
-            OpKind::LastBlock { block, backward: true } => Some(BlockCall::ForwardBackward(block)),
-            OpKind::LastBlock { block, backward: false } => Some(BlockCall::Evaluate(block)),
-            OpKind::Backward(block) => Some(BlockCall::Backward(block)),
-            _ => None,
-        }
-    }
-
-    /// Returns the block.
-    pub fn block(self) -> BlockId {
-        match self {
-            BlockCall::Forward(block, _)
-            | BlockCall::ForwardBackward(block)
-            | BlockCall::Evaluate(block)
-            | BlockCall::Backward(block) => block,
-        }
-    }
-
-    /// Executes the call.
-    ///
-    /// # Errors
-    /// Those of the program.
-    pub fn make<M: Memory>(
-        self,
-        program: &mut impl Program<M>,
-        memory: &M,
-        params: &mut Params<M::Buffer>,
-        gradients: &mut Gradients<M::Buffer>,
-    ) -> Result<(), Error> {
-        params.enter(self.block());
-        match self {
-            BlockCall::Forward(block, mode) => program.forward(memory, block, mode, params),
-            BlockCall::ForwardBackward(block) => program.last_block(memory, block, params, Some(gradients)),
-            BlockCall::Evaluate(block) => program.last_block(memory, block, params, None),
-            BlockCall::Backward(block) => program.backward(memory, block, params, gradients),
-        }
-    }
-}
-
-/// Returns the calls of one micro-batch, in order, after [`Program::begin`].
-pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<BlockCall> {
-    let last = BlockId(spec.blocks.len() - 1);
-    let first_trainable = spec.first_trainable_block().unwrap_or(last);
-    // Layers below the first trained parameter record nothing, so recomputing them would save nothing.
-    let recomputes = |block: BlockId| {
-        let layer = spec.block(block).layer;
-        let needs_backward = |(index, other): (usize, &fsdp_core::model::BlockSpec)| {
-            other.layer == layer && index >= first_trainable.0
-        };
-        matches!(pass, Pass::TrainRecomputing | Pass::TrainKeepingProducts)
-            && layer.is_some()
-            && spec.blocks.iter().enumerate().any(needs_backward)
-    };
-    let mode = |block| match pass {
-        Pass::Evaluate => ForwardMode::Evaluate,
-        Pass::TrainKeepingProducts if recomputes(block) => ForwardMode::CheckpointProducts,
-        _ if recomputes(block) => ForwardMode::Checkpoint,
-        _ => ForwardMode::Record,
-    };
-    let mut calls: Vec<BlockCall> =
-        (0..last.0).map(BlockId).map(|block| BlockCall::Forward(block, mode(block))).collect();
-    if pass == Pass::Evaluate {
-        calls.push(BlockCall::Evaluate(last));
-        return calls;
-    }
-    calls.push(BlockCall::ForwardBackward(last));
-    for block in (first_trainable.0..last.0).rev().map(BlockId) {
-        let layer = spec.block(block).layer;
-        if recomputes(block) && spec.blocks[block.0 + 1].layer != layer {
-            let members = (0..last.0).map(BlockId).filter(|&member| spec.block(member).layer == layer);
-            calls.extend(members.map(|member| BlockCall::Forward(member, ForwardMode::Recompute)));
-        }
-        calls.push(BlockCall::Backward(block));
-    }
-    calls
-}
-
 /// Runs one micro-batch.
 ///
 /// # Errors
@@ -262,7 +155,22 @@ pub fn run<M: Memory>(
 ) -> Result<(), Error> {
     program.begin(memory, Round(round))?;
     for call in calls(program.spec(), pass) {
-        call.make(program, memory, params, gradients)?;
+        make(program, memory, call, params, gradients)?;
     }
     Ok(())
+}
+
+/// Makes one call of a micro-batch.
+///
+/// # Errors
+/// Those of the program.
+pub fn make<M: Memory>(
+    program: &mut impl Program<M>,
+    memory: &M,
+    call: BlockCall,
+    params: &mut Params<M::Buffer>,
+    gradients: &mut Gradients<M::Buffer>,
+) -> Result<(), Error> {
+    params.enter(call.block());
+    program.call(memory, call, params, call.is_backward().then_some(gradients))
 }

@@ -6,12 +6,13 @@ use super::harness::{freeze, gpt2, llama};
 use crate::backend::HeadChunks;
 use crate::footprint::RunShape;
 use crate::listing::listings;
-use crate::model::unsharded::{Pass, calls};
 use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, Kinds};
 use crate::op::{
     Attention, AttentionDims, Cost, Head, HeadDims, Linear, LinearDims, Lookup, LossTerms, Norm, Op,
     Orientation, Pointwise, Scores,
 };
+use fsdp_core::program::{Pass, calls};
+use fsdp_core::schedule::Checkpointing;
 
 const SHAPE: RunShape = RunShape {
     samples: 2,
@@ -132,32 +133,32 @@ fn model_step_cost_matches_closed_form() {
     let attention = |layers: u64, width: u64| tokens * 14 * layers * width * (7 + 1) / 2;
     let tied = Decoder::new(&llama()).unwrap();
     let expected = 6 * multiplied(&tied, &[]) * tokens + attention(2, 24);
-    assert_eq!(step(&tied, &[], Pass::Train), expected);
+    assert_eq!(step(&tied, &[], Pass::Train(Checkpointing::None)), expected);
     let untied = Decoder::new(&DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let n = multiplied(&untied, &["model.embed_tokens.weight"]);
-    assert_eq!(step(&untied, &[], Pass::Train), 6 * n * tokens + attention(2, 24));
+    assert_eq!(step(&untied, &[], Pass::Train(Checkpointing::None)), 6 * n * tokens + attention(2, 24));
     let gpt2 = Gpt2::new(&gpt2()).unwrap();
     let n = multiplied(&gpt2, &["transformer.wpe.weight"]);
-    assert_eq!(step(&gpt2, &[], Pass::Train), 6 * n * tokens + attention(2, 12));
+    assert_eq!(step(&gpt2, &[], Pass::Train(Checkpointing::None)), 6 * n * tokens + attention(2, 12));
 }
 
 #[test]
 fn recomputation_cost_matches_recomputed_operations() {
     let model = Decoder::new(&llama()).unwrap();
-    let plain = step(&model, &[], Pass::Train);
+    let plain = step(&model, &[], Pass::Train(Checkpointing::None));
     // The outputs of products are kept.
-    assert_eq!(step(&model, &[], Pass::TrainKeepingProducts), plain);
+    assert_eq!(step(&model, &[], Pass::Train(Checkpointing::Selective)), plain);
     // Each layer again, except its last linear map: 2 (its N - that of `down`) + 4 d T / 2.
     let (hidden, inner, tokens) = (12, 10, 14);
     let layer = hidden * (24 + 2 * 12) + 24 * hidden + 2 * hidden * inner;
     let recomputation = 2 * (2 * layer * tokens + tokens * 4 * 24 * (7 + 1) / 2);
-    assert_eq!(step(&model, &[], Pass::TrainRecomputing), plain + recomputation);
+    assert_eq!(step(&model, &[], Pass::Train(Checkpointing::Full)), plain + recomputation);
 }
 
 #[test]
 fn frozen_parameters_add_no_gradient_flops() {
     let model = Decoder::new(&DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
-    let frozen = step(&model, &["embed", "norm", "proj"], Pass::Train);
+    let frozen = step(&model, &["embed", "norm", "proj"], Pass::Train(Checkpointing::None));
     // Forward of everything, plus the three products of the head.
     let (tokens, head) = (14, 13 * 12);
     let layers = multiplied(&model, &["model.embed_tokens.weight", "lm_head.weight"]);
@@ -169,7 +170,7 @@ fn identical_blocks_share_one_kind() {
     let config = Gpt2Config { n_layer: 80, tie_word_embeddings: false, ..gpt2() };
     let model = Gpt2::new(&config).unwrap();
     let spec = &model.description().spec;
-    let kinds = Kinds::new(&model, spec, SHAPE.of(calls(spec, Pass::Train)[0])).unwrap();
+    let kinds = Kinds::new(&model, spec, SHAPE.of(calls(spec, Pass::Train(Checkpointing::None))[0])).unwrap();
     // The embedding, both halves of a layer, and the head.
     assert_eq!(kinds.len(), 4);
 }

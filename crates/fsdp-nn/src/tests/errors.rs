@@ -1,7 +1,7 @@
 //! Tests that user errors in configurations, data and the order of calls are reported with their cause.
 
 use fsdp_core::model::BlockId;
-use fsdp_core::program::{ForwardMode, Program};
+use fsdp_core::program::{BlockCall, ForwardMode, Program};
 use fsdp_core::schedule::Round;
 use fsdp_core::{DType, Error};
 
@@ -197,11 +197,13 @@ fn out_of_order_calls_are_rejected() {
     let params = subject.whole(&memory).params();
     let mut gradients = subject.open_gradients(&memory);
     let block = BlockId(1);
+    let mut call =
+        |call: BlockCall| program.call(&memory, call, &params, call.is_backward().then_some(&mut gradients));
     for mode in [ForwardMode::Record, ForwardMode::Recompute, ForwardMode::Evaluate] {
-        assert!(matches!(program.forward(&memory, block, mode, &params), Err(Error::Program { .. })));
+        assert!(matches!(call(BlockCall::Forward(block, mode)), Err(Error::Program { .. })));
     }
-    assert!(matches!(program.backward(&memory, block, &params, &mut gradients), Err(Error::Program { .. })));
-    assert!(program.last_block(&memory, BlockId(3), &params, Some(&mut gradients)).is_err());
-    let checkpoint = program.forward(&memory, BlockId(0), ForwardMode::Checkpoint, &params);
+    assert!(matches!(call(BlockCall::Backward(block)), Err(Error::Program { .. })));
+    assert!(call(BlockCall::ForwardBackward(BlockId(3))).is_err());
+    let checkpoint = call(BlockCall::Forward(BlockId(0), ForwardMode::Checkpoint));
     assert!(checkpoint.unwrap_err().to_string().contains("only the blocks of a repeated layer"));
 }

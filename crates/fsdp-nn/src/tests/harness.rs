@@ -6,8 +6,8 @@ pub(super) use crate::conformance::decoders::llama;
 pub(super) use crate::conformance::host;
 use crate::conformance::models::Outcome;
 pub(super) use crate::conformance::models::{Sample as Subject, batch, gpt2, hf_models, packed_batch, small};
-use crate::model::unsharded::Pass;
 use crate::model::{Architecture, Batch};
+use fsdp_core::program::Pass;
 
 impl<A: Architecture + Clone> Subject<A> {
     /// Runs one micro-batch on the host.

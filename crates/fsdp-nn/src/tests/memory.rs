@@ -2,18 +2,23 @@
 
 use fsdp_core::memory::{Category, HostSlice, Memory};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
-use fsdp_core::program::{CallFootprint, ForwardMode, Params, Program};
-use fsdp_core::schedule::Round;
+use fsdp_core::program::{BlockCall, CallFootprint, ForwardMode, Params, Pass, Program, calls};
+use fsdp_core::schedule::{Checkpointing, Round};
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, packed_batch, small};
 use crate::backend::HeadChunks;
 use crate::footprint::{Footprints, RunShape, difference, footprints};
-use crate::model::unsharded::{BlockCall, Pass, Whole, calls, run};
+use crate::model::unsharded::{Whole, make, run};
 use crate::model::{Architecture, Decoder, Gpt2, ModelProgram, ProgramOptions};
 use crate::op::LossTerms;
 
-const PASSES: [Pass; 4] = [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate];
+const PASSES: [Pass; 4] = [
+    Pass::Train(Checkpointing::None),
+    Pass::Train(Checkpointing::Full),
+    Pass::Train(Checkpointing::Selective),
+    Pass::Evaluate,
+];
 
 fn shape(dtype: DType) -> RunShape {
     RunShape {
@@ -49,7 +54,7 @@ fn measure<A: Architecture + Clone>(
     let footprint = |call: &BlockCall| {
         memory.reset_peaks();
         let before = memory.usage();
-        call.make(&mut program, &memory, &mut params, &mut gradients).unwrap();
+        make(&mut program, &memory, *call, &mut params, &mut gradients).unwrap();
         difference(before, memory.usage())
     };
     Footprints { calls: calls.iter().map(footprint).collect(), data_bytes }
@@ -87,7 +92,7 @@ fn large_chunk_logit_gradient_adds_low_precision_workspace() {
     let spec = model.description().spec.clone();
     let last = |dtype, head_chunks| {
         let shape = RunShape { head_chunks, ..shape(dtype) };
-        let calls = calls(&spec, Pass::Train);
+        let calls = calls(&spec, Pass::Train(Checkpointing::None));
         let footprints = footprints(&model, &spec, shape, &calls).unwrap();
         footprints.calls.iter().map(|call| call.workspace_peak).max().unwrap()
     };
@@ -145,7 +150,7 @@ fn parameters_are_not_retained_between_calls() {
             let mut whole = subject.whole(&memory);
             let mut gradients = subject.open_gradients(&memory);
             for call in calls(&subject.spec, pass) {
-                call.make(&mut program, &memory, &mut whole.params(), &mut gradients).unwrap();
+                make(&mut program, &memory, call, &mut whole.params(), &mut gradients).unwrap();
                 // Fails if a view of the buffer is still alive.
                 whole.write(&memory, ParamId(0), HostSlice::F64(&subject.values[0])).unwrap();
             }
@@ -171,7 +176,11 @@ fn frozen_layers_keep_no_activations() {
     let llama = Decoder::new(&crate::model::DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let mut spec = llama.description().spec.clone();
     freeze(&mut spec, &["model.embed", "model.layers.0."]);
-    for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
+    for pass in [
+        Pass::Train(Checkpointing::None),
+        Pass::Train(Checkpointing::Full),
+        Pass::Train(Checkpointing::Selective),
+    ] {
         // The output of a block replaces that of the previous one.
         for block in [1, 2] {
             let call = BlockCall::Forward(BlockId(block), ForwardMode::Record);
@@ -190,8 +199,11 @@ fn checkpointed_layers_keep_only_their_input() {
         footprint(&gpt2, spec, DType::F32, pass, call).activation_net
     };
     let row_bytes = 2 * 7 * 12 * 4;
-    assert_eq!([1, 2].map(|i| net(Pass::TrainRecomputing, ForwardMode::Checkpoint, i)), [row_bytes, 0]);
-    assert!(net(Pass::Train, ForwardMode::Record, 1) > 3 * row_bytes);
+    assert_eq!(
+        [1, 2].map(|i| net(Pass::Train(Checkpointing::Full), ForwardMode::Checkpoint, i)),
+        [row_bytes, 0]
+    );
+    assert!(net(Pass::Train(Checkpointing::None), ForwardMode::Record, 1) > 3 * row_bytes);
 }
 
 /// Checks the table in the documentation of graphs, in bytes.
@@ -209,13 +221,14 @@ fn llama_block_activations_match_documentation() {
     for (block, kept, recomputed) in
         [(attention_block, attention + output, attention + output), (mlp_block, mlp + output, mlp)]
     {
-        let record = of(Pass::Train, BlockCall::Forward(block, ForwardMode::Record));
+        let record = of(Pass::Train(Checkpointing::None), BlockCall::Forward(block, ForwardMode::Record));
         assert_eq!(record.activation_net, kept);
         // The output of the last block of a layer is not recomputed.
-        let recompute = of(Pass::TrainRecomputing, BlockCall::Forward(block, ForwardMode::Recompute));
+        let recompute =
+            of(Pass::Train(Checkpointing::Full), BlockCall::Forward(block, ForwardMode::Recompute));
         assert_eq!(recompute.activation_net, recomputed);
         // In backward, a gradient replaces the activation, in place all the way down.
-        for pass in [Pass::Train, Pass::TrainRecomputing] {
+        for pass in [Pass::Train(Checkpointing::None), Pass::Train(Checkpointing::Full)] {
             let backward = of(pass, BlockCall::Backward(block));
             assert_eq!((backward.activation_net, backward.activation_peak), (-kept, 0));
         }
@@ -231,7 +244,7 @@ fn parameter_not_unsharded_is_rejected() {
     program.begin(&memory, Round(0)).unwrap();
     let mut params = Params::default();
     let mut gradients = subject.open_gradients(&memory);
-    let first = calls(&subject.spec, Pass::Train)[0];
-    let error = first.make(&mut program, &memory, &mut params, &mut gradients).unwrap_err();
+    let first = calls(&subject.spec, Pass::Train(Checkpointing::None))[0];
+    let error = make(&mut program, &memory, first, &mut params, &mut gradients).unwrap_err();
     assert!(matches!(error, Error::Parameter { param, .. } if param == "embed.weight"));
 }

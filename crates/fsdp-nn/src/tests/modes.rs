@@ -3,16 +3,17 @@
 use fsdp_core::DType;
 
 use super::harness::{Subject, batch, freeze, gpt2, hf_models, llama, small};
-use crate::model::unsharded::Pass;
 use crate::model::{Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config};
+use fsdp_core::program::Pass;
+use fsdp_core::schedule::Checkpointing;
 
 fn recomputing_changes_nothing_of<A: Architecture + Clone>(architecture: &A) {
     for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
         let subject = Subject::new(architecture.clone(), dtype);
         let batch = batch(3, 7, 13);
-        let recorded = subject.run(&batch, Pass::Train);
+        let recorded = subject.run(&batch, Pass::Train(Checkpointing::None));
         assert!(recorded.loss.is_finite());
-        for pass in [Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
+        for pass in [Pass::Train(Checkpointing::Full), Pass::Train(Checkpointing::Selective)] {
             assert_eq!(recorded, subject.run(&batch, pass), "{dtype}, {pass:?}");
         }
     }
@@ -29,7 +30,7 @@ fn freezing_keeps_other_gradients_bitwise() {
     for model in hf_models() {
         let mut subject = Subject::new(model, DType::F32);
         let batch = batch(2, 5, 13);
-        let all = subject.run(&batch, Pass::Train);
+        let all = subject.run(&batch, Pass::Train(Checkpointing::None));
         for part in [".0.", ".1.", "bias", "weight", "q_proj", ".c_attn.", "wte", "embed", "norm"] {
             subject.spec = subject.architecture.description().spec.clone();
             freeze(&mut subject.spec, &[part]);
@@ -37,7 +38,11 @@ fn freezing_keeps_other_gradients_bitwise() {
             if [0, subject.spec.params.len()].contains(&trained) {
                 continue;
             }
-            for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
+            for pass in [
+                Pass::Train(Checkpointing::None),
+                Pass::Train(Checkpointing::Full),
+                Pass::Train(Checkpointing::Selective),
+            ] {
                 let some = subject.run(&batch, pass);
                 assert_eq!(some.loss, all.loss);
                 for ((param, some), all) in subject.spec.params.iter().zip(some.gradients).zip(&all.gradients)
@@ -56,10 +61,10 @@ fn evaluation_applies_no_dropout() {
     let config = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..gpt2() };
     let without = Subject::new(Gpt2::new(&config).unwrap(), DType::F32);
     let batch = batch(2, 7, 13);
-    let expected = without.run(&batch, Pass::Train).loss;
+    let expected = without.run(&batch, Pass::Train(Checkpointing::None)).loss;
     assert_eq!(without.run(&batch, Pass::Evaluate).loss, expected);
     assert_eq!(with.run(&batch, Pass::Evaluate).loss, expected);
-    assert_ne!(with.run(&batch, Pass::Train).loss, expected);
+    assert_ne!(with.run(&batch, Pass::Train(Checkpointing::None)).loss, expected);
 }
 
 #[test]
@@ -74,13 +79,17 @@ fn dropout_depends_only_on_step_and_sample() {
             seq: 7,
             positions: None,
         };
-        let loss = subject.run(&both, Pass::Train).loss;
-        let parts: f64 = [0, 1].map(|i| subject.run(&part(i), Pass::Train).loss).iter().sum();
+        let loss = subject.run(&both, Pass::Train(Checkpointing::None)).loss;
+        let parts: f64 =
+            [0, 1].map(|i| subject.run(&part(i), Pass::Train(Checkpointing::None)).loss).iter().sum();
         assert!((loss - parts).abs() < 1e-12 * loss, "{loss} {parts}");
         let other_sample = Batch { samples: vec![99], ..part(0) };
-        assert_ne!(subject.run(&other_sample, Pass::Train).loss, subject.run(&part(0), Pass::Train).loss);
+        assert_ne!(
+            subject.run(&other_sample, Pass::Train(Checkpointing::None)).loss,
+            subject.run(&part(0), Pass::Train(Checkpointing::None)).loss
+        );
         subject.step += 1;
-        assert_ne!(subject.run(&both, Pass::Train).loss, loss);
+        assert_ne!(subject.run(&both, Pass::Train(Checkpointing::None)).loss, loss);
     }
 }
 
@@ -89,7 +98,7 @@ fn ignored_targets_add_no_loss_count_or_gradient() {
     let subject = Subject::new(Decoder::new(&llama()).unwrap(), DType::F32);
     let mut batch = batch(2, 7, 13);
     batch.targets.fill(crate::backend::IGNORED_TARGET);
-    let outcome = subject.run(&batch, Pass::Train);
+    let outcome = subject.run(&batch, Pass::Train(Checkpointing::None));
     assert_eq!((outcome.loss, outcome.count), (0.0, 0));
     assert!(outcome.gradients.iter().flatten().all(|&gradient| gradient == 0.0));
 }
@@ -128,7 +137,7 @@ fn loss_scale_multiplies_only_gradients() {
     for model in hf_models() {
         let plain = Subject::new(model.clone(), DType::F32);
         let scaled = Subject { loss_scale: 1024.0, ..Subject::new(model, DType::F32) };
-        for pass in [Pass::Train, Pass::TrainRecomputing] {
+        for pass in [Pass::Train(Checkpointing::None), Pass::Train(Checkpointing::Full)] {
             let mut expected = plain.run(&batch(2, 7, 13), pass);
             expected.gradients.iter_mut().flatten().for_each(|value| *value *= 1024.0);
             assert_eq!(scaled.run(&batch(2, 7, 13), pass), expected);
@@ -145,7 +154,7 @@ fn loss_scale_preserves_small_f16_gradients() {
         let norm = subject.spec.params.iter().rposition(|param| param.fqn.ends_with("norm.weight")).unwrap();
         subject.values[norm].fill(2f64.powi(-20));
         let below = subject.spec.params.iter().position(|param| param.fqn.contains("down_proj")).unwrap();
-        let outcome = subject.run(&batch(2, 7, 13), Pass::Train);
+        let outcome = subject.run(&batch(2, 7, 13), Pass::Train(Checkpointing::None));
         outcome.gradients[below].iter().map(|value| value / loss_scale).collect()
     };
     let expected = gradient(DType::F32, 1.0);

@@ -10,9 +10,10 @@ use crate::backend::{AttentionDims, BatchFacts, IGNORED_TARGET};
 use crate::conformance::Calls;
 use crate::conformance::kit::{Kit, numbers};
 use crate::hf::HfModel;
-use crate::model::unsharded::Pass;
 use crate::model::{Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config};
 use crate::op::Scores;
+use fsdp_core::program::Pass;
+use fsdp_core::schedule::Checkpointing;
 
 /// The rows of documents in two samples of 7 tokens.
 const DOCUMENTS: [Range<usize>; 5] = [0..3, 3..4, 4..7, 7..13, 13..14];
@@ -127,7 +128,12 @@ fn packed_document_logits_match_separate_document() {
 fn packed_training_matches_separate_documents() {
     for model in models() {
         let subject = Subject::new(model, DType::F64);
-        for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate] {
+        for pass in [
+            Pass::Train(Checkpointing::None),
+            Pass::Train(Checkpointing::Full),
+            Pass::Train(Checkpointing::Selective),
+            Pass::Evaluate,
+        ] {
             let got = subject.run(&packed(), pass);
             let parts = DOCUMENTS.map(|rows| subject.run(&alone(rows), pass));
             let loss: f64 = parts.iter().map(|part| part.loss).sum();
@@ -153,6 +159,9 @@ fn one_document_per_sample_matches_unpacked_bitwise() {
         let whole = batch(2, 7, 13);
         let positions = Some((0..14).map(|row| row % 7).collect());
         let one = Batch { positions, ..whole.clone() };
-        assert_eq!(subject.run(&one, Pass::Train), subject.run(&whole, Pass::Train));
+        assert_eq!(
+            subject.run(&one, Pass::Train(Checkpointing::None)),
+            subject.run(&whole, Pass::Train(Checkpointing::None))
+        );
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use fsdp_core::memory::Category;
 use fsdp_core::model::BlockId;
-use fsdp_core::program::ForwardMode;
+use fsdp_core::program::{BlockCall, ForwardMode, Pass, calls};
+use fsdp_core::schedule::Checkpointing;
 use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, freeze, gpt2, host, llama, small};
@@ -13,11 +14,11 @@ use crate::accounting::{Account, Lease};
 use crate::backend::HeadChunks;
 use crate::footprint::RunShape;
 use crate::graph::{self, Counting, Decl, Runner};
-use crate::model::unsharded::{BlockCall, Pass, calls};
+use crate::model::unsharded::make;
 use crate::model::{Architecture, Blocks, Decoder, Gpt2, Gpt2Config};
 use crate::op::{Attention, Linear, LossTerms, Op};
 
-const CHECKPOINTING: [Pass; 2] = [Pass::TrainRecomputing, Pass::TrainKeepingProducts];
+const CHECKPOINTING: [Pass; 2] = [Pass::Train(Checkpointing::Full), Pass::Train(Checkpointing::Selective)];
 
 /// Measurements of one pass of a model.
 #[derive(Default)]
@@ -106,7 +107,12 @@ fn selective_checkpointing_drops_only_norm_statistics() {
     for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
         let (value, statistic) = (dtype.size_bytes(), dtype.master().size_bytes());
         let kept = |architecture: &dyn Fn(Pass) -> Observed| {
-            [Pass::Train, Pass::TrainKeepingProducts, Pass::TrainRecomputing].map(|pass| {
+            [
+                Pass::Train(Checkpointing::None),
+                Pass::Train(Checkpointing::Selective),
+                Pass::Train(Checkpointing::Full),
+            ]
+            .map(|pass| {
                 let kept = architecture(pass).kept;
                 // The output of the last layer stays live.
                 (kept - rows * 12 * value) / rows
@@ -137,7 +143,7 @@ fn recomputation_without_forward_is_rejected() {
     program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
     let mut params = subject.whole(&memory).params();
     let mut gradients = subject.open_gradients(&memory);
-    let mut make = |call: BlockCall| call.make(&mut program, &memory, &mut params, &mut gradients);
+    let mut make = |call: BlockCall| make(&mut program, &memory, call, &mut params, &mut gradients);
     for call in [
         BlockCall::Forward(BlockId(0), ForwardMode::Record),
         BlockCall::Forward(BlockId(1), ForwardMode::Record),

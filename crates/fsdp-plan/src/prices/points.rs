@@ -6,7 +6,6 @@ use std::fmt;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
 use fsdp_core::{Axis, Mesh};
-use fsdp_nn::model::unsharded::BlockCall;
 use serde::Serialize;
 
 use super::{Collective, Prices};
@@ -119,7 +118,7 @@ impl<'a> Prices<'a> {
         }
         for (op, bytes) in plan.step.ops.iter().zip(&work.ops) {
             let is_priced = self.op(plan, op, bytes).seconds > 0.0;
-            if BlockCall::of(op.kind).is_none()
+            if op.kind.call().is_none()
                 && !op.kind.is_collective()
                 && is_priced
                 && self.estimate_operation(op, bytes).is_none()

@@ -2,10 +2,11 @@
 
 use fsdp_core::DType;
 use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::program::{BlockCall, Pass, calls};
+use fsdp_core::schedule::Checkpointing;
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::model::unsharded::{BlockCall, Pass, calls};
 use fsdp_nn::op::LossTerms;
 
 use super::AuditError;
@@ -65,7 +66,7 @@ impl AuditMemory {
         (batches, world): (&[MicroBatch], usize),
         are_several: bool,
     ) -> Result<Self, TrainError> {
-        let calls = calls(spec, Pass::TrainRecomputing);
+        let calls = calls(spec, Pass::Train(Checkpointing::Full));
         let stages = stages(spec, &calls);
         // Held from its first use to its last one.
         let tied: usize = tied(spec).iter().map(|id| spec.param(*id).len() * size_of::<f32>()).sum();

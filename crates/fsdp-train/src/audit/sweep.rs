@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
 use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
-use fsdp_core::schedule::Round;
+use fsdp_core::program::{BlockCall, ForwardMode, Gradients, Params, Pass, Program, calls};
+use fsdp_core::schedule::{Checkpointing, Round};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Memory, Queue};
 use fsdp_nn::HostMemory;
-use fsdp_nn::model::unsharded::{BlockCall, Pass, calls};
+use fsdp_nn::model::unsharded::make;
 use fsdp_nn::model::{Architecture, ModelProgram, ProgramOptions};
 use fsdp_nn::op::LossTerms;
 
@@ -91,7 +91,7 @@ impl Sweep<'_, '_> {
     ) -> Result<(), TrainError> {
         let spec = self.around.spec;
         let mut running = self.running(what)?;
-        let calls = calls(spec, Pass::TrainRecomputing);
+        let calls = calls(spec, Pass::Train(Checkpointing::Full));
         let stages = stages(spec, &calls);
         let tied = tied(spec);
         let mut totals = Totals::new();
@@ -182,7 +182,7 @@ impl Sweep<'_, '_> {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(TrainError::Stopped);
             }
-            call.make(program, self.memory, params, &mut gradients)?;
+            make(program, self.memory, *call, params, &mut gradients)?;
         }
         Ok(gradients)
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Error;
+use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
@@ -289,7 +290,7 @@ fn metrics_name_slow_rank() {
     struct Slow(bool);
     impl Observer for Slow {
         fn begin(&mut self, _op: OpId, kind: &OpKind) {
-            if self.0 && matches!(kind, OpKind::Forward { .. }) {
+            if self.0 && matches!(kind, OpKind::Call(BlockCall::Forward(..))) {
                 std::thread::sleep(Duration::from_millis(200));
             }
         }

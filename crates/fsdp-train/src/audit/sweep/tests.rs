@@ -134,7 +134,7 @@ fn shares_of_a_tied_weight_add_up_to_its_gradient() {
 fn each_gradient_is_finished_in_one_stage() {
     for is_tied in [false, true] {
         let spec = config(is_tied).build().unwrap().description().spec.clone();
-        let calls = calls(&spec, Pass::TrainRecomputing);
+        let calls = calls(&spec, Pass::Train(Checkpointing::Full));
         let stages = stages(&spec, &calls);
         assert_eq!(stages.iter().map(|stage| stage.calls.len()).sum::<usize>(), calls.len());
         let times = |id| stages.iter().filter(|stage| stage.trained.contains(&ParamId(id))).count();
