@@ -185,11 +185,11 @@ pub trait Program<M: Memory>: Send {
     /// The description of the model.
     fn spec(&self) -> &ModelSpec;
 
-    /// Loads the data of a micro-batch of the step.
+    /// Begins a micro-batch of the step.
     ///
     /// # Errors
-    /// [`Error::Program`] when there is no data.
-    fn begin(&mut self, memory: &M, round: Round) -> Result<(), Error>;
+    /// [`Error::Program`] when there is no data, or operations of the model do not fit each other.
+    fn begin(&mut self, memory: &M, round: Round, pass: Pass) -> Result<(), Error>;
 
     /// Runs a block. Calls that compute gradients are given where to write them.
     ///

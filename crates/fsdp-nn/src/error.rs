@@ -2,6 +2,8 @@
 //!
 //! Blocks report them inside [`fsdp_core::Error::Program`], which names the block.
 
+use fsdp_core::program::BlockCall;
+
 /// An inconsistency in a model, its data or its description.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,17 +18,14 @@ pub enum ModelError {
         /// Elements per row of the tensor.
         got: usize,
     },
-    /// A block was called before the call it depends on.
-    #[error("{call} needs {missing}, which no earlier call produced")]
+    /// A block was called out of order.
+    #[error("expected the call {expected:?}, got {got:?}")]
     OutOfOrder {
-        /// The call.
-        call: &'static str,
-        /// The missing state.
-        missing: &'static str,
+        /// The next call of the micro-batch; `None` after the last one.
+        expected: Option<BlockCall>,
+        /// The call that was made.
+        got: BlockCall,
     },
-    /// Activation checkpointing was requested for a block that belongs to no layer.
-    #[error("only the blocks of a repeated layer can be recomputed, and this one belongs to none")]
-    NotInLayer,
     /// A micro-batch index beyond the step's micro-batches.
     #[error("micro-batch {round} was requested, but this rank's step has {rounds}")]
     NoMicroBatch {

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
-use fsdp_core::program::{BlockCall, CallFootprint};
+use fsdp_core::program::{CallFootprint, Pass};
 use fsdp_core::{DType, Error};
 
-use crate::accounting::{Account, Lease};
+use crate::accounting::Account;
 use crate::backend::HeadChunks;
 use crate::graph::Counting;
-use crate::model::{Architecture, Blocks, Shape, token_bytes};
+use crate::model::{Architecture, MicroBatchPlan, Shape, token_bytes};
 use crate::op::LossTerms;
 
 /// The shape of a micro-batch and the dtypes that a program runs with.
@@ -39,10 +39,10 @@ pub struct RunShape {
 }
 
 impl RunShape {
-    /// Returns the shape of the graphs of a call.
-    pub(crate) fn of(&self, call: BlockCall) -> Shape {
+    /// Returns the shape of the graphs of a pass.
+    pub(crate) fn of(&self, pass: Pass) -> Shape {
         let Self { samples, seq, dtype, head_chunks, terms, packed, .. } = *self;
-        let training = !call.evaluates();
+        let training = pass != Pass::Evaluate;
         Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed }
     }
 }
@@ -60,20 +60,20 @@ pub struct Footprints {
 /// Computes the footprints of the calls of one micro-batch.
 ///
 /// # Errors
-/// Those of the model: operations that do not fit each other, or calls out of order.
-pub fn footprints<A: Architecture + Clone>(
+/// If operations of the model do not fit each other.
+pub fn footprints<A: Architecture>(
     architecture: &A,
     spec: &ModelSpec,
     shape: RunShape,
-    calls: &[BlockCall],
+    pass: Pass,
 ) -> Result<Footprints, Error> {
     let account = Arc::<Account>::default();
-    let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
-    let mut footprints = Vec::with_capacity(calls.len());
-    for &call in calls {
+    let plan = MicroBatchPlan::new(architecture, spec, shape.of(pass), pass)?;
+    let (mut values, mut footprints) = (vec![None; plan.values], Vec::with_capacity(plan.calls.len()));
+    for call in &plan.calls {
         account.reset_peaks();
         let before = account.usage();
-        blocks.call(call, shape.of(call), &mut Counting(Arc::clone(&account)))?;
+        call.run(&mut values, &mut Counting(Arc::clone(&account)))?;
         footprints.push(difference(before, account.usage()));
     }
     let tokens = shape.samples * shape.seq * token_bytes(shape.packed, shape.terms.z_loss > 0.0);

@@ -1,15 +1,12 @@
 //! Lists the operations of a model's block calls, for display, cost estimates and compilation.
 
-use std::sync::Arc;
-
 use fsdp_core::Error;
 use fsdp_core::model::{BlockId, ModelSpec};
-use fsdp_core::program::BlockCall;
+use fsdp_core::program::{BlockCall, Pass};
 
-use crate::accounting::{Account, Lease};
 use crate::footprint::RunShape;
-use crate::graph::{self, Counting, Decl, List, Operand, Runner, Step};
-use crate::model::{Architecture, Blocks};
+use crate::graph::{Decl, List, Operand, Step};
+use crate::model::{Architecture, MicroBatchPlan, PlannedCall};
 use crate::op::{Cost, Role};
 
 /// The operations of one block call.
@@ -70,43 +67,18 @@ impl Listing {
     }
 }
 
-/// A runner that records lists instead of running them.
-struct Recorder {
-    counting: Counting,
-    recorded: Option<Listing>,
-}
-
-impl Runner for Recorder {
-    type Handle = Arc<Lease>;
-
-    fn begin(&mut self, list: &List, places: &[Decl]) {
-        self.recorded = Some(Listing { places: places.to_vec(), list: list.clone() });
-    }
-
-    fn allocate(&mut self, decl: &Decl) -> Result<Arc<Lease>, Error> {
-        self.counting.allocate(decl)
-    }
-
-    fn run(&mut self, call: &graph::Call, places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
-        self.counting.run(call, places)
-    }
-}
-
-/// Returns the listing of each call of one micro-batch.
+/// Returns the calls of a micro-batch with their listings.
 ///
 /// # Errors
-/// Those of the model: operations that do not fit each other, or calls out of order.
-pub fn listings<A: Architecture + Clone>(
+/// If operations of the model do not fit each other.
+pub fn listings<A: Architecture>(
     architecture: &A,
     spec: &ModelSpec,
     shape: RunShape,
-    calls: &[BlockCall],
-) -> Result<Vec<Listing>, Error> {
-    let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
-    let mut recorder = Recorder { counting: Counting(Arc::<Account>::default()), recorded: None };
-    let listing = |call: &BlockCall| {
-        blocks.call(*call, shape.of(*call), &mut recorder)?;
-        Ok(recorder.recorded.take().expect("a call of a block walks a list"))
-    };
-    calls.iter().map(listing).collect()
+    pass: Pass,
+) -> Result<Vec<(BlockCall, Listing)>, Error> {
+    let plan = MicroBatchPlan::new(architecture, spec, shape.of(pass), pass)?;
+    let listing =
+        |call: &PlannedCall| Listing { places: call.plan.places.clone(), list: call.list().clone() };
+    Ok(plan.calls.iter().map(|call| (call.call, listing(call))).collect())
 }

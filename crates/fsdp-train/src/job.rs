@@ -274,7 +274,7 @@ fn with_ledger_input<M: Backend, A: Architecture + Clone, T>(
         architecture,
         &plan.spec,
         run_shape(config, architecture.description(), plan),
-        &plan.step.calls(),
+        plan.step.pass,
     )?;
     let input = LedgerInput {
         tables: &tables,
@@ -302,9 +302,8 @@ pub fn listed<A: Architecture + Clone>(
     architecture: &A,
     plan: &Plan,
 ) -> Result<(RunShape, Vec<(BlockCall, Listing)>), TrainError> {
-    let (shape, calls) = (run_shape(config, architecture.description(), plan), plan.step.calls());
-    let listings = listings(architecture, &plan.spec, shape, &calls)?;
-    Ok((shape, calls.into_iter().zip(listings).collect()))
+    let shape = run_shape(config, architecture.description(), plan);
+    Ok((shape, listings(architecture, &plan.spec, shape, plan.step.pass)?))
 }
 
 fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {

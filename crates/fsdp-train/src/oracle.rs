@@ -11,9 +11,9 @@ use fsdp_core::engine::{StepInput, StepReport};
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ParamId};
-use fsdp_core::program::{BlockCall, ForwardMode, Gradients, Params, Program};
+use fsdp_core::program::{BlockCall, ForwardMode, Gradients, Params, Pass, Program};
 use fsdp_core::scalars::{COUNT, GradientFactors};
-use fsdp_core::schedule::{AccumulationOrder, Round};
+use fsdp_core::schedule::{AccumulationOrder, Checkpointing, Round};
 use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates, WholeDirections};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
@@ -196,7 +196,7 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
         gradients.open(UnitId(0), buffers, places);
         let last = spec.blocks.len() - 1;
         let first = spec.first_trainable_block().map_or(last, |block| block.0);
-        self.program.begin(memory, Round(index))?;
+        self.program.begin(memory, Round(index), Pass::Train(Checkpointing::None))?;
         let forward = (0..last).map(|block| BlockCall::Forward(BlockId(block), ForwardMode::Record));
         let backward = (first..last).rev().map(|block| BlockCall::Backward(BlockId(block)));
         for call in forward.chain([BlockCall::ForwardBackward(BlockId(last))]).chain(backward) {

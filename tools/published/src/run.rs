@@ -138,9 +138,7 @@ impl Run {
             terms: LossTerms::default(),
             packed: false,
         };
-        let calls = plan.step.calls();
-        let listings = listings(&architecture, &plan.spec, shape, &calls)?;
-        let listed: Vec<_> = calls.into_iter().zip(listings).collect();
+        let listed = listings(&architecture, &plan.spec, shape, plan.step.pass)?;
         let tables = RankTables::new(&plan, &rule, Rank(0));
         let work = StepWork::new(&plan, Arc::new(Calls::new(shape, &listed)), &tables);
         Ok((plan, work))

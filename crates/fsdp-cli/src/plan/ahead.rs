@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
-use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::{Checkpointing, Offload};
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_core::{Queue, Rank};
@@ -85,8 +84,7 @@ impl<'a> Forecaster<'a> {
             return Ok(requirements.clone());
         }
         let (shape, listed) = listed(config, &self.model, plan)?;
-        let calls: Vec<BlockCall> = listed.iter().map(|(call, _)| *call).collect();
-        let held = footprints(&self.model, &plan.spec, shape, &calls).map_err(TrainError::from)?;
+        let held = footprints(&self.model, &plan.spec, shape, plan.step.pass).map_err(TrainError::from)?;
         let requirements = (Arc::new(Calls::new(shape, &listed)), Arc::new(held));
         self.calls().insert(key, requirements.clone());
         Ok(requirements)

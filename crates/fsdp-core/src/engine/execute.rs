@@ -34,7 +34,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let (memory, op) = (&*memory, schedule.op(id));
         match op.kind {
             OpKind::BeginStep => self.begin_step(memory, schedule, op),
-            OpKind::BeginMicroBatch(round) => self.program.begin(memory, round),
+            OpKind::BeginMicroBatch(round) => self.program.begin(memory, round, schedule.pass),
             OpKind::Upload(_) => self.copy(memory, Queue::Upload, op),
             OpKind::AllGather { unit, group, purpose, .. } => {
                 self.all_gather(memory, id, op, unit, group, purpose)

@@ -53,11 +53,12 @@ pub struct Compiler<'a> {
 /// # Panics
 /// When `rounds` is zero, or the layout was made for another mesh.
 pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
-    let steps = compute_steps(compiler.spec, compiler.layout, Pass::Train(compiler.policy.checkpointing));
+    let pass = Pass::Train(compiler.policy.checkpointing);
+    let steps = compute_steps(compiler.spec, compiler.layout, pass);
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
     let declared = Declared::of_step(compiler, &ranges, rounds);
-    let mut build = Build::new(compiler, &steps, ranges, declared, rounds);
-    build.micro_batches(true);
+    let mut build = Build::new(compiler, (pass, &steps), ranges, declared, rounds);
+    build.micro_batches();
     build.epilogue();
     build.into_schedule()
 }
@@ -69,11 +70,11 @@ pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
 pub fn compile_evaluation(compiler: &Compiler<'_>, step: &Schedule, rounds: usize) -> Schedule {
     let steps = compute_steps(compiler.spec, compiler.layout, Pass::Evaluate);
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
-    evaluate(Build::new(compiler, &steps, ranges, Declared::of_evaluation(step), rounds))
+    evaluate(Build::new(compiler, (Pass::Evaluate, &steps), ranges, Declared::of_evaluation(step), rounds))
 }
 
 fn evaluate(mut build: Build<'_>) -> Schedule {
-    build.micro_batches(false);
+    build.micro_batches();
     let scalars = vec![build.declared.lasting.scalars];
     build.emit.push(OpKind::ReduceScalars, Vec::new(), scalars);
     build.into_schedule()
@@ -90,11 +91,12 @@ pub fn compile_evaluation_alone(compiler: &Compiler<'_>, rounds: usize) -> Sched
     let steps = compute_steps(compiler.spec, compiler.layout, Pass::Evaluate);
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
     let declared = Declared::of_step(compiler, &ranges, rounds);
-    evaluate(Build::new(compiler, &steps, ranges, declared, rounds))
+    evaluate(Build::new(compiler, (Pass::Evaluate, &steps), ranges, declared, rounds))
 }
 
 struct Build<'a> {
     compiler: &'a Compiler<'a>,
+    pass: Pass,
     steps: &'a [ComputeStep],
     ranges: Vec<LiveRange>,
     issue_at: Vec<usize>,
@@ -125,7 +127,7 @@ struct Build<'a> {
 impl<'a> Build<'a> {
     fn new(
         compiler: &'a Compiler<'a>,
-        steps: &'a [ComputeStep],
+        (pass, steps): (Pass, &'a [ComputeStep]),
         ranges: Vec<LiveRange>,
         mut declared: Declared,
         rounds: usize,
@@ -151,6 +153,7 @@ impl<'a> Build<'a> {
         };
         Self {
             compiler,
+            pass,
             steps,
             issue_at: issue_points(steps, &ranges, compiler.policy),
             ranges,
@@ -180,6 +183,7 @@ impl<'a> Build<'a> {
             lasting: self.declared.lasting,
             ops: self.emit.ops,
             sections: self.emit.sections,
+            pass: self.pass,
             rounds: self.rounds,
             mesh,
             averaged_ranks: match policy.reduce_op {
@@ -190,11 +194,11 @@ impl<'a> Build<'a> {
     }
 
     /// Emits everything before the epilogue.
-    fn micro_batches(&mut self, trains: bool) {
+    fn micro_batches(&mut self) {
         self.emit.section(SectionKind::Prologue);
         let lasting = &self.declared.lasting;
         let mut writes = vec![lasting.scalars];
-        writes.extend(lasting.statistics.iter().filter(|_| trains));
+        writes.extend(lasting.statistics.iter().filter(|_| self.pass != Pass::Evaluate));
         writes.extend(lasting.units.iter().flat_map(|unit| &unit.gradient));
         self.emit.push(OpKind::BeginStep, vec![lasting.not_finite], writes);
         for round in 0..self.rounds {

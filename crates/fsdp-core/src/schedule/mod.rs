@@ -27,7 +27,7 @@ pub use order::micro_batch_index;
 pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 
 use crate::mesh::{Group, Mesh};
-use crate::program::BlockCall;
+use crate::program::{BlockCall, Pass};
 use crate::rank::Queue;
 
 /// Index of an operation in [`Schedule::ops`].
@@ -67,6 +67,8 @@ pub struct Schedule {
     pub ops: Vec<Op>,
     /// The sections, covering all operations in order.
     pub sections: Vec<Section>,
+    /// What its micro-batches compute.
+    pub pass: Pass,
     /// Micro-batches per rank.
     pub rounds: usize,
     /// The ranks that take part in collectives.
@@ -94,7 +96,7 @@ impl Schedule {
 
     /// Whether the schedule computes gradients.
     pub fn trains(&self) -> bool {
-        self.ops.iter().any(|op| matches!(op.kind, OpKind::Call(call) if call.is_backward()))
+        self.pass != Pass::Evaluate
     }
 
     /// The block calls of one micro-batch (all micro-batches are alike), in program order.

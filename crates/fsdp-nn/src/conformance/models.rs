@@ -105,7 +105,7 @@ impl<A: Architecture + Clone> Sample<A> {
         let mut program = self.program();
         program.set_batches(memory, self.step, vec![batch.clone()]).unwrap();
         let mut params = self.whole(memory).params();
-        program.begin(memory, Round(0)).unwrap();
+        program.begin(memory, Round(0), Pass::Evaluate).unwrap();
         for call in calls(&self.spec, Pass::Evaluate) {
             params.enter(call.block());
             if !call.is_last() {

@@ -146,6 +146,11 @@ impl Call {
         Cost { bytes_read: cost.bytes_read + reread_bytes as u64, ..cost }
     }
 
+    /// Whether the call changes a place or value.
+    pub(crate) fn writes_to(&self, id: usize) -> bool {
+        self.writes.iter().any(|(operand, _)| operand.local() == Some(id))
+    }
+
     /// Returns the places or values among the operands: reads first, then writes.
     fn locals(&self) -> impl Iterator<Item = usize> {
         self.reads.iter().chain(self.writes.iter().map(|(operand, _)| operand)).filter_map(Operand::local)

@@ -23,9 +23,6 @@ pub(crate) trait Runner {
     /// A handle to a live place.
     type Handle: Clone;
 
-    /// Called before a list is walked.
-    fn begin(&mut self, _list: &List, _places: &[Decl]) {}
-
     /// Allocates a place.
     fn allocate(&mut self, decl: &Decl) -> Result<Self::Handle, Error>;
 
@@ -43,7 +40,6 @@ pub(crate) fn walk<R: Runner>(
     places: &mut [Option<R::Handle>],
     runner: &mut R,
 ) -> Result<(), Error> {
-    runner.begin(list, decls);
     list.unread.iter().for_each(|&id| places[id] = None);
     for step in &list.steps {
         for &id in &step.begins {

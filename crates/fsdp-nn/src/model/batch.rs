@@ -248,7 +248,13 @@ impl<B: Buffer> StepData<B> {
         Err(program_error(round, ModelError::NoMicroBatch { round, rounds }))
     }
 
-    /// Returns a micro-batch, its sizes, and the destinations of losses and router data; `load_range` is the range of
+    /// Samples and tokens per sample of a micro-batch, and whether its samples are packed.
+    pub(super) fn sizes(&self, round: usize) -> (usize, usize, bool) {
+        let batch = &self.batches[round];
+        (batch.samples.len(), batch.seq, batch.positions.is_some())
+    }
+
+    /// Returns a micro-batch, and the destinations of losses and router data; `load_range` is the range of
     /// the block's load.
     pub(super) fn parts(
         &mut self,
@@ -281,8 +287,6 @@ impl<B: Buffer> StepData<B> {
                 load_range,
                 loss: SliceMut::new(losses, round, 1),
             }),
-            samples: batch.samples.len(),
-            seq: batch.seq,
         }
     }
 
@@ -344,8 +348,6 @@ pub(super) struct Parts<'a, B> {
     pub(super) losses: SliceMut<'a, B>,
     pub(super) z_losses: Option<SliceMut<'a, B>>,
     pub(super) routers: Option<Routers<'a, B>>,
-    pub(super) samples: usize,
-    pub(super) seq: usize,
 }
 
 /// Returns a range of words, relative to word `first`.

@@ -3,11 +3,11 @@
 mod adapted;
 mod architecture;
 mod batch;
-mod blocks;
 mod counted;
 mod decoder;
 mod gpt2;
 mod kinds;
+mod micro_batch;
 mod mlp;
 mod program;
 mod session;
@@ -17,7 +17,6 @@ pub use adapted::Adapted;
 pub use architecture::Architecture;
 pub(crate) use batch::token_bytes;
 pub use batch::{Batch, RowFacts};
-pub(crate) use blocks::Blocks;
 pub use counted::{Counted, StepParts};
 pub use decoder::{
     Decoder, DecoderConfig, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling, Yarn,
@@ -26,6 +25,7 @@ pub use gpt2::{Gpt2, Gpt2Config};
 #[cfg(test)]
 pub(crate) use kinds::Kinds;
 pub(crate) use kinds::Shape;
+pub(crate) use micro_batch::{MicroBatchPlan, PlannedCall};
 pub use mlp::{Mlp, MlpConfig};
 pub use program::{ModelProgram, ProgramOptions};
 pub use session::Session;

@@ -7,16 +7,17 @@ use fsdp_core::Error;
 use fsdp_core::Queue;
 use fsdp_core::memory::SliceMut;
 use fsdp_core::model::{BlockId, ModelSpec};
-use fsdp_core::program::{BlockCall, Gradients, Params, Program};
+use fsdp_core::program::{BlockCall, Gradients, Params, Pass, Program};
 use fsdp_core::schedule::Round;
 
 use super::architecture::Architecture;
 use super::batch::{Batch, Parts, RowFacts, StepData};
-use super::blocks::Blocks;
 use super::counted::Counted;
-use super::kinds::Shape;
+use super::kinds::{Kinds, Shape};
+use super::micro_batch::{MicroBatchPlan, PlannedCall};
 use crate::backend::Backend;
-use crate::graph::{DeviceRunner, Inputs, Route};
+use crate::error::ModelError;
+use crate::graph::{DeviceRunner, Inputs, Request, Route};
 use crate::op::{Balance, LossTerms};
 
 /// The settings of a [`ModelProgram`].
@@ -30,12 +31,19 @@ pub struct ProgramOptions {
     pub terms: LossTerms,
 }
 
-/// A model on one rank: an architecture, the data of the step, and the state between block calls.
+/// A model on one rank: an architecture, the data of the step, and the values between the calls of a micro-batch.
 pub struct ModelProgram<M: Backend, A> {
-    blocks: Blocks<A, M::Buffer>,
+    architecture: A,
+    spec: Arc<ModelSpec>,
     options: ProgramOptions,
     data: StepData<M::Buffer>,
+    /// Plans made so far.
+    plans: Vec<(Shape, Pass, Arc<MicroBatchPlan>)>,
     round: usize,
+    /// The plan of the micro-batch, its next call, and the values that are live before that.
+    plan: Arc<MicroBatchPlan>,
+    next: usize,
+    values: Vec<Option<M::Buffer>>,
 }
 
 impl<M: Backend, A: Architecture> ModelProgram<M, A> {
@@ -49,12 +57,22 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
             described.blocks == spec.blocks && described.params.len() == spec.params.len(),
             "a program runs the model that its architecture describes"
         );
-        Self { blocks: Blocks::new(architecture, spec), options, data: StepData::default(), round: 0 }
+        Self {
+            architecture,
+            spec: Arc::new(spec),
+            options,
+            data: StepData::default(),
+            plans: Vec::new(),
+            round: 0,
+            plan: Arc::default(),
+            next: 0,
+            values: Vec::new(),
+        }
     }
 
     /// Returns the architecture.
     pub fn architecture(&self) -> &A {
-        &self.blocks.architecture
+        &self.architecture
     }
 
     /// Sets the micro-batches of this rank's next step (or evaluation), in order. Their tokens, targets and losses
@@ -67,7 +85,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     pub fn set_batches(&mut self, memory: &M, step: u64, batches: Vec<Batch>) -> Result<(), Error> {
         let balance = self.balance();
         let z_loss = self.options.terms.z_loss > 0.0;
-        self.data.set(memory, (&self.blocks.architecture, balance, z_loss), step, batches)
+        self.data.set(memory, (&self.architecture, balance, z_loss), step, batches)
     }
 
     /// Replaces facts about the rows of the next [`set_batches`](Self::set_batches), which has one micro-batch: audits compute
@@ -81,52 +99,86 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         self.options.terms.loss_scale = scale;
     }
 
-    /// Runs the last block on the output of the previous block, and returns the logits of every token in the master
-    /// dtype instead of the loss.
+    /// Runs the last block of an evaluation, and returns the logits of every token in the master dtype instead of the
+    /// loss.
     ///
     /// # Errors
     /// As [`Program::call`].
     pub fn logits(&mut self, memory: &M, params: &Params<M::Buffer>) -> Result<M::Buffer, Error> {
-        let block = BlockId(self.blocks.spec.blocks.len() - 1);
-        self.with_runner(memory, (block, false), (params, None), |blocks, shape, runner| {
-            Ok(blocks.last(block, Route::Logits, shape, runner)?.expect("a plan of logits leaves them"))
-        })
+        let shape = self.shape(memory, Pass::Evaluate);
+        let block = BlockId(self.spec.blocks.len() - 1);
+        let call = self.expect(BlockCall::Evaluate(block))?.clone();
+        let mut kinds = Kinds::new(&self.architecture, &self.spec, shape)?;
+        let request = Request { route: Route::Logits, input_shared: false, output_read: true };
+        let plan = kinds.plan(block, request);
+        let logits = self.values.len();
+        self.values.push(None);
+        let outputs = plan.output.map(|place| (place, logits)).into_iter().collect();
+        self.run(memory, &PlannedCall { plan, outputs, ..call }, (params, None))?;
+        Ok(self.values[logits].take().expect("a plan of logits leaves them"))
     }
 
     /// Returns the model's mixtures with the balancing loss of training, if it has any.
     fn balance(&self) -> Option<Balance> {
-        self.blocks.architecture.description().balance(self.options.terms)
+        self.architecture.description().balance(self.options.terms)
     }
 
-    fn with_runner<T>(
+    /// The shape of the graphs of this micro-batch.
+    fn shape(&self, memory: &M, pass: Pass) -> Shape {
+        let ProgramOptions { dtype, terms, .. } = self.options;
+        let (samples, seq, packed) = self.data.sizes(self.round);
+        let (head_chunks, training) = (memory.head_chunks(), pass != Pass::Evaluate);
+        Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed }
+    }
+
+    /// Returns the next call, which has to be this one.
+    fn expect(&mut self, call: BlockCall) -> Result<&PlannedCall, Error> {
+        let expected = self.plan.calls.get(self.next).map(|planned| planned.call);
+        if expected == Some(call) {
+            self.next += 1;
+            return Ok(&self.plan.calls[self.next - 1]);
+        }
+        let source = Box::new(ModelError::OutOfOrder { expected, got: call });
+        Err(Error::Program { block: self.spec.block(call.block()).name.clone(), source })
+    }
+
+    /// Executes a call on a device.
+    fn run(
         &mut self,
         memory: &M,
-        (block, training): (BlockId, bool),
+        call: &PlannedCall,
         (params, gradients): (&Params<M::Buffer>, Option<&mut Gradients<M::Buffer>>),
-        body: impl FnOnce(&mut Blocks<A, M::Buffer>, Shape, &mut DeviceRunner<'_, M>) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let (balance, load_range) = (self.balance(), self.blocks.architecture.description().load(block));
+    ) -> Result<(), Error> {
+        let block = call.call.block();
+        let (balance, load_range) = (self.balance(), self.architecture.description().load(block));
         let place = (self.round, self.options.seed);
-        let Parts { batch, losses, z_losses, routers, samples, seq } =
-            self.data.parts(place, balance, load_range);
-        let (head_chunks, packed) = (memory.head_chunks(), batch.positions.is_some());
-        let ProgramOptions { dtype, terms, .. } = self.options;
-        let shape = Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed };
-        let spec = Arc::clone(&self.blocks.spec);
-        let inputs = Inputs { memory, spec: &spec, block, params, batch };
-        body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses, z_losses, routers })
+        let Parts { batch, losses, z_losses, routers } = self.data.parts(place, balance, load_range);
+        let inputs = Inputs { memory, spec: &self.spec, block, params, batch };
+        let mut runner = DeviceRunner { inputs, gradients, losses, z_losses, routers };
+        call.run(&mut self.values, &mut runner)
     }
 }
 
 impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
     fn spec(&self) -> &ModelSpec {
-        &self.blocks.spec
+        &self.spec
     }
 
-    fn begin(&mut self, _memory: &M, Round(round): Round) -> Result<(), Error> {
+    fn begin(&mut self, memory: &M, Round(round): Round, pass: Pass) -> Result<(), Error> {
         self.data.check_round(round)?;
         self.round = round;
-        self.blocks.begin();
+        let shape = self.shape(memory, pass);
+        let known = self.plans.iter().find(|(other, of, _)| (*other, *of) == (shape, pass));
+        self.plan = match known {
+            Some((.., plan)) => Arc::clone(plan),
+            None => {
+                let plan = Arc::new(MicroBatchPlan::new(&self.architecture, &self.spec, shape, pass)?);
+                self.plans.push((shape, pass, Arc::clone(&plan)));
+                plan
+            }
+        };
+        self.next = 0;
+        self.values = vec![None; self.plan.values];
         Ok(())
     }
 
@@ -137,18 +189,17 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         params: &Params<M::Buffer>,
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error> {
-        let training = !call.evaluates();
-        self.with_runner(memory, (call.block(), training), (params, gradients), |blocks, shape, runner| {
-            blocks.call(call, shape, runner)
-        })?;
+        let plan = Arc::clone(&self.plan);
+        self.expect(call)?;
+        self.run(memory, &plan.calls[self.next - 1], (params, gradients))?;
         if call.is_last() {
-            self.data.note_losses(self.round, training);
+            self.data.note_losses(self.round, call.is_backward());
         }
         Ok(())
     }
 
     fn take_loss(&mut self, memory: &M, queue: Queue, words: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {
-        let counted = Counted::of(self.blocks.architecture.description(), &self.blocks.spec);
+        let counted = Counted::of(self.architecture.description(), &self.spec);
         self.data.take_loss(memory, queue, (counted, self.balance()), words)
     }
 }

@@ -153,7 +153,7 @@ pub fn run<M: Memory>(
     params: &mut Params<M::Buffer>,
     gradients: &mut Gradients<M::Buffer>,
 ) -> Result<(), Error> {
-    program.begin(memory, Round(round))?;
+    program.begin(memory, Round(round), pass)?;
     for call in calls(program.spec(), pass) {
         make(program, memory, call, params, gradients)?;
     }

@@ -11,7 +11,7 @@ use crate::op::{
     Attention, AttentionDims, Cost, Head, HeadDims, Linear, LinearDims, Lookup, LossTerms, Norm, Op,
     Orientation, Pointwise, Scores,
 };
-use fsdp_core::program::{Pass, calls};
+use fsdp_core::program::Pass;
 use fsdp_core::schedule::Checkpointing;
 
 const SHAPE: RunShape = RunShape {
@@ -111,8 +111,8 @@ fn cost_bytes_match_operands() {
 fn step<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass) -> u64 {
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, frozen);
-    let listings = listings(architecture, &spec, SHAPE, &calls(&spec, pass)).unwrap();
-    listings.iter().map(|listing| listing.cost(SHAPE).product_flops).sum()
+    let listings = listings(architecture, &spec, SHAPE, pass).unwrap();
+    listings.iter().map(|(_, listing)| listing.cost(SHAPE).product_flops).sum()
 }
 
 /// Number of elements in the parameters that are multiplied: matrices, except tables that are only looked up.
@@ -170,7 +170,7 @@ fn identical_blocks_share_one_kind() {
     let config = Gpt2Config { n_layer: 80, tie_word_embeddings: false, ..gpt2() };
     let model = Gpt2::new(&config).unwrap();
     let spec = &model.description().spec;
-    let kinds = Kinds::new(&model, spec, SHAPE.of(calls(spec, Pass::Train(Checkpointing::None))[0])).unwrap();
+    let kinds = Kinds::new(&model, spec, SHAPE.of(Pass::Train(Checkpointing::None))).unwrap();
     // The embedding, both halves of a layer, and the head.
     assert_eq!(kinds.len(), 4);
 }

@@ -37,7 +37,7 @@ fn measure<A: Architecture + Clone>(
     architecture: &A,
     spec: &ModelSpec,
     shape: RunShape,
-    calls: &[BlockCall],
+    pass: Pass,
 ) -> Footprints {
     let memory = host();
     let options = ProgramOptions { dtype: shape.dtype, seed: 0, terms: shape.terms };
@@ -50,14 +50,14 @@ fn measure<A: Architecture + Clone>(
     let mut params = params.params();
     let gradients = Whole::new(&memory, spec, Category::GradientSlot, shape.gradient_dtype).unwrap();
     let mut gradients = gradients.into_gradients(spec);
-    program.begin(&memory, Round(0)).unwrap();
-    let footprint = |call: &BlockCall| {
+    program.begin(&memory, Round(0), pass).unwrap();
+    let footprint = |call: BlockCall| {
         memory.reset_peaks();
         let before = memory.usage();
-        make(&mut program, &memory, *call, &mut params, &mut gradients).unwrap();
+        make(&mut program, &memory, call, &mut params, &mut gradients).unwrap();
         difference(before, memory.usage())
     };
-    Footprints { calls: calls.iter().map(footprint).collect(), data_bytes }
+    Footprints { calls: calls(spec, pass).into_iter().map(footprint).collect(), data_bytes }
 }
 
 /// Compares prediction and measurement for every call of every block.
@@ -66,9 +66,9 @@ fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
     freeze(&mut spec, frozen);
     for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
         for (pass, packed) in PASSES.into_iter().flat_map(|pass| [(pass, false), (pass, true)]) {
-            let (shape, calls) = (RunShape { packed, ..shape(dtype) }, calls(&spec, pass));
-            let predicted = footprints(architecture, &spec, shape, &calls).unwrap();
-            let counted = measure(architecture, &spec, shape, &calls);
+            let shape = RunShape { packed, ..shape(dtype) };
+            let predicted = footprints(architecture, &spec, shape, pass).unwrap();
+            let counted = measure(architecture, &spec, shape, pass);
             assert_eq!(predicted, counted);
             assert_eq!(predicted.data_bytes, 2 * 7 * if packed { 20 } else { 16 });
         }
@@ -92,8 +92,7 @@ fn large_chunk_logit_gradient_adds_low_precision_workspace() {
     let spec = model.description().spec.clone();
     let last = |dtype, head_chunks| {
         let shape = RunShape { head_chunks, ..shape(dtype) };
-        let calls = calls(&spec, Pass::Train(Checkpointing::None));
-        let footprints = footprints(&model, &spec, shape, &calls).unwrap();
+        let footprints = footprints(&model, &spec, shape, Pass::Train(Checkpointing::None)).unwrap();
         footprints.calls.iter().map(|call| call.workspace_peak).max().unwrap()
     };
     // All rows form one chunk in both cases: their logits in f32, and in bf16.
@@ -146,7 +145,7 @@ fn parameters_are_not_retained_between_calls() {
         for pass in PASSES {
             let mut program = subject.program();
             program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
-            program.begin(&memory, Round(0)).unwrap();
+            program.begin(&memory, Round(0), pass).unwrap();
             let mut whole = subject.whole(&memory);
             let mut gradients = subject.open_gradients(&memory);
             for call in calls(&subject.spec, pass) {
@@ -166,9 +165,8 @@ fn footprint<A: Architecture + Clone>(
     pass: Pass,
     call: BlockCall,
 ) -> CallFootprint {
-    let calls = calls(spec, pass);
-    let index = calls.iter().position(|&other| other == call).unwrap();
-    footprints(architecture, spec, shape(dtype), &calls).unwrap().calls[index]
+    let index = calls(spec, pass).iter().position(|&other| other == call).unwrap();
+    footprints(architecture, spec, shape(dtype), pass).unwrap().calls[index]
 }
 
 #[test]
@@ -241,10 +239,11 @@ fn parameter_not_unsharded_is_rejected() {
     let memory = host();
     let mut program = subject.program();
     program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
-    program.begin(&memory, Round(0)).unwrap();
+    let pass = Pass::Train(Checkpointing::None);
+    program.begin(&memory, Round(0), pass).unwrap();
     let mut params = Params::default();
     let mut gradients = subject.open_gradients(&memory);
-    let first = calls(&subject.spec, Pass::Train(Checkpointing::None))[0];
+    let first = calls(&subject.spec, pass)[0];
     let error = make(&mut program, &memory, first, &mut params, &mut gradients).unwrap_err();
     assert!(matches!(error, Error::Parameter { param, .. } if param == "embed.weight"));
 }

@@ -1,21 +1,16 @@
 //! Tests which products a recomputation executes, and the memory cost of avoiding them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use fsdp_core::memory::Category;
-use fsdp_core::model::BlockId;
-use fsdp_core::program::{BlockCall, ForwardMode, Pass, calls};
+use fsdp_core::DType;
+use fsdp_core::program::{BlockCall, ForwardMode, Pass};
 use fsdp_core::schedule::Checkpointing;
-use fsdp_core::{DType, Error};
 
-use super::harness::{Subject, batch, freeze, gpt2, host, llama, small};
-use crate::accounting::{Account, Lease};
+use super::harness::{freeze, gpt2, llama, small};
 use crate::backend::HeadChunks;
-use crate::footprint::RunShape;
-use crate::graph::{self, Counting, Decl, Runner};
-use crate::model::unsharded::make;
-use crate::model::{Architecture, Blocks, Decoder, Gpt2, Gpt2Config};
+use crate::footprint::{RunShape, footprints};
+use crate::listing::listings;
+use crate::model::{Architecture, Decoder, Gpt2, Gpt2Config};
 use crate::op::{Attention, Linear, LossTerms, Op};
 
 const CHECKPOINTING: [Pass; 2] = [Pass::Train(Checkpointing::Full), Pass::Train(Checkpointing::Selective)];
@@ -29,54 +24,34 @@ struct Observed {
     kept: usize,
 }
 
-/// A [`Runner`] that counts memory and the linear maps and attentions of forward.
-struct Counter {
-    counting: Counting,
-    products: usize,
-}
-
-impl Runner for Counter {
-    type Handle = Arc<Lease>;
-
-    fn allocate(&mut self, decl: &Decl) -> Result<Arc<Lease>, Error> {
-        self.counting.allocate(decl)
-    }
-
-    fn run(&mut self, call: &graph::Call, _places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
-        self.products += usize::from(matches!(
-            call.op,
-            Op::Linear(Linear::Forward { .. }) | Op::Attention(Attention::Forward { .. })
-        ));
-        Ok(())
-    }
-}
-
-fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass, dtype: DType) -> Observed {
+fn observe<A: Architecture>(architecture: &A, frozen: &[&str], pass: Pass, dtype: DType) -> Observed {
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, frozen);
-    let account = Arc::<Account>::default();
-    let mut counter = Counter { counting: Counting(Arc::clone(&account)), products: 0 };
-    let mut blocks: Blocks<A, Arc<Lease>> = Blocks::new(architecture.clone(), spec.clone());
     let head_chunks = HeadChunks::Small;
     let (gradient_dtype, terms) = (dtype.master(), LossTerms::default());
     let shape = RunShape { samples: 2, seq: 7, dtype, gradient_dtype, head_chunks, terms, packed: false };
     let mut observed = Observed::default();
-    for call in calls(&spec, pass) {
-        if matches!(call, BlockCall::ForwardBackward(_)) {
-            observed.kept = account.usage().live(Category::Activation);
-        }
-        counter.products = 0;
-        blocks.call(call, shape.of(call), &mut counter).unwrap();
-        let made = counter.products;
+    let mut live = 0;
+    let footprints = footprints(architecture, &spec, shape, pass).unwrap();
+    let listings = listings(architecture, &spec, shape, pass).unwrap();
+    for ((call, listing), footprint) in listings.into_iter().zip(footprints.calls) {
+        let made = listing.list.steps.iter().filter(|step| is_product(&step.call.op)).count();
         match call {
+            BlockCall::ForwardBackward(_) => observed.kept = live,
             BlockCall::Forward(_, ForwardMode::Recompute) => {
                 *observed.products.entry("replay").or_default() += made
             }
             BlockCall::Forward(..) => *observed.products.entry("forward").or_default() += made,
             _ => {}
         }
+        live = footprint.after(live);
     }
     observed
+}
+
+/// Whether an operation is a linear map or attention, forward.
+fn is_product(op: &Op) -> bool {
+    matches!(op, Op::Linear(Linear::Forward { .. }) | Op::Attention(Attention::Forward { .. }))
 }
 
 fn products<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) -> [[usize; 2]; 2] {
@@ -133,24 +108,4 @@ fn selective_checkpointing_drops_only_norm_statistics() {
         assert_eq!(selective, full + 2 * products);
         assert_eq!(none, selective + 2 * 2 * 2 * statistic);
     }
-}
-
-#[test]
-fn recomputation_without_forward_is_rejected() {
-    let subject = Subject::new(Gpt2::new(&gpt2()).unwrap(), DType::F32);
-    let memory = host();
-    let mut program = subject.program();
-    program.set_batches(&memory, 0, vec![batch(2, 7, 13)]).unwrap();
-    let mut params = subject.whole(&memory).params();
-    let mut gradients = subject.open_gradients(&memory);
-    let mut make = |call: BlockCall| make(&mut program, &memory, call, &mut params, &mut gradients);
-    for call in [
-        BlockCall::Forward(BlockId(0), ForwardMode::Record),
-        BlockCall::Forward(BlockId(1), ForwardMode::Record),
-    ] {
-        make(call).unwrap();
-    }
-    let error = make(BlockCall::Forward(BlockId(2), ForwardMode::Recompute)).unwrap_err();
-    assert!(matches!(&error, Error::Program { .. }), "{error}");
-    assert!(error.to_string().contains("a forward to replay"), "{error}");
 }

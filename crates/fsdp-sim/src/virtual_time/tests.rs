@@ -1,4 +1,5 @@
 use fsdp_core::comm::Purpose;
+use fsdp_core::program::Pass;
 use fsdp_core::schedule::{BufferId, Lasting, Op, OpKind, Round, Section, SectionKind, Source};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{Group, Mesh};
@@ -40,6 +41,7 @@ fn schedule(ops: &[(Queue, &[usize])]) -> Schedule {
         },
         ops: ops.iter().map(op).collect(),
         sections: vec![Section { kind: SectionKind::Prologue, start: 0, end: ops.len() }],
+        pass: Pass::Evaluate,
         rounds: 1,
         mesh: Mesh::new([]).unwrap(),
         averaged_ranks: 1,

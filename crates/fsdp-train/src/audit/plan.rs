@@ -2,7 +2,7 @@
 
 use fsdp_core::DType;
 use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_core::program::{BlockCall, Pass, calls};
+use fsdp_core::program::{Pass, calls};
 use fsdp_core::schedule::Checkpointing;
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::{RunShape, footprints};
@@ -120,8 +120,7 @@ fn activations<'b, A: Architecture + Clone>(
             terms,
             packed: batch.positions.is_some(),
         };
-        let all: Vec<BlockCall> = stages.iter().flat_map(|stage| stage.calls).copied().collect();
-        let footprints = footprints(architecture, spec, shape, &all)?;
+        let footprints = footprints(architecture, spec, shape, Pass::Train(Checkpointing::Full))?;
         let mut calls = footprints.calls.iter();
         let mut live = footprints.data_bytes;
         for (index, stage) in stages.iter().enumerate() {

@@ -158,7 +158,7 @@ impl Sweep<'_, '_> {
             let mut program = ModelProgram::new(what.architecture.clone(), self.around.spec.clone(), options);
             program.set_row_facts(facts);
             program.set_batches(self.memory, 0, vec![batch])?;
-            program.begin(self.memory, Round(0))?;
+            program.begin(self.memory, Round(0), Pass::Train(Checkpointing::Full))?;
             Ok(Running { program, weight: *weight, shape })
         };
         self.around.ranks.own(batches).map(program).collect()

@@ -45,7 +45,7 @@ fn wrong_input() -> Vec<TrainError> {
         ConfigError::Read { file: path(), source: os(EACCES) }.into(),
         DataError::NoSamples { set: text(), seq_len: 1 }.into(),
         DataError::Read { key: "data.train", file: path(), source: os(EACCES) }.into(),
-        fsdp_nn::ModelError::NotInLayer.into(),
+        fsdp_nn::ModelError::NoMicroBatch { round: 1, rounds: 1 }.into(),
         fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
         fsdp_core::Mesh::of_world(3, 2).unwrap_err().into(),
         TrainError::Misfit { key: "fsdp.frozen", reason: text() },
