@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 # The crates that run the schedule; their sum measures the redesign of a step.
-STEP = ["fsdp-core", "fsdp-nn", "fsdp-cuda", "fsdp-train", "fsdp-sim", "fsdp-comm"]
+STEP = ["fsdp-core", "fsdp-nn", "fsdp-cuda", "fsdp-config", "fsdp-data", "fsdp-train", "fsdp-sim", "fsdp-comm"]
 
 
 def sources(revision):

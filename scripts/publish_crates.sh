@@ -5,7 +5,7 @@
 # usage: scripts/publish_crates.sh [--dry-run]
 #
 # A version that is there already is passed over, so running this again goes on where it stopped. crates.io takes five new crates at
-# once and then one in ten minutes; where it says so (status 429), this waits and tries again. The first release takes 80 minutes.
+# once and then one in ten minutes; where it says so (status 429), this waits and tries again. The first release takes 100 minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Seconds until crates.io takes another new crate, and how often that is waited for with one crate.

@@ -1,6 +1,6 @@
 //! Learning rates, compared with PyTorch's schedulers and transformers' `get_scheduler` (tests/golden).
 
-use fsdp_train::config::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
+use fsdp_config::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
 use fsdp_train::lr::LrSchedule;
 use serde_json::Value;
 

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::training::ModelWeights;
+use fsdp_config::Resolved;
 use fsdp_core::model::ParamId;
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::config::Resolved;
 use fsdp_train::train::{RunOptions, Summary, train};
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{InitSource, Job, Oracle, TrainError, adapter};

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_config::{Resolved, schema};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::config::{Resolved, schema};
 use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::{Reporter, RunOptions, train};
 use fsdp_train::{InitSource, Job, adapter};

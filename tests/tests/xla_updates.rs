@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fsdp_ckpt::native::RunDir;
+use fsdp_config::XlaReduction;
 use fsdp_core::DType;
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::config::XlaReduction;
 use fsdp_train::train::train;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_xla::{Devices, ProgramForm, ProgramOptions};

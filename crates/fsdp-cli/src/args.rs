@@ -22,8 +22,8 @@ mod sizes;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use fsdp_config::Device;
 use fsdp_core::DType;
-use fsdp_train::config::Device;
 
 use crate::exit_code;
 use crate::version::VERSION;

@@ -12,10 +12,11 @@ use std::{fs, io};
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_config::{Init, Resolved, RunConfig};
+use fsdp_data::RunData;
 use fsdp_nn::model::Architecture;
 use fsdp_train::audit::{Audit, AuditMemory, MicroBatch, Report, Setting, by_step, read_batches, steps_done};
-use fsdp_train::config::{Init, Resolved, RunConfig};
-use fsdp_train::{InitSource, Job, RunData};
+use fsdp_train::{InitSource, Job};
 use indicatif::ProgressBar;
 
 use self::variants::Stated;

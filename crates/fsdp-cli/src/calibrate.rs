@@ -12,11 +12,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
+use fsdp_config::{Device, RunConfig};
 use fsdp_core::DType;
 use fsdp_cuda::device::TooManyRanks;
 use fsdp_plan::cluster::Cluster;
 use fsdp_plan::measured::{Measured, Points, left_out};
-use fsdp_train::config::{Device, RunConfig};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::CalibrateArgs;

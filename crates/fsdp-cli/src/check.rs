@@ -8,12 +8,12 @@ use std::path::Path;
 
 use fsdp_ckpt::is_url;
 use fsdp_ckpt::native::free_bytes;
+use fsdp_config::{Device, Init};
 use fsdp_core::plan::Plan;
 use fsdp_cuda::device::gpu_memory;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::checkpoint::{DiskNeed, is_filled};
-use fsdp_train::config::{Device, Init};
 use fsdp_train::memory::expect_room_for;
 use fsdp_train::{TrainError, expect_positions, expect_settings, plan};
 use serde_json::json;

@@ -20,10 +20,10 @@ use fsdp_comm::process::cluster::{Cluster, Joining, host};
 use fsdp_comm::process::place::{ProcessPlace, is_only_one, recognize};
 use fsdp_comm::process::rendezvous::NodeFolder;
 use fsdp_comm::process::{ProcessEntry, Verdict};
+use fsdp_config::RunConfig;
 use fsdp_core::comm::CommError;
 use fsdp_core::{FailureKind, Rank};
 use fsdp_train::TrainError;
-use fsdp_train::config::RunConfig;
 use fsdp_train::metrics::{ProcessInfo, ProcessTable};
 
 use crate::args::NetworkArgs;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_config::{Resolved, World};
 use fsdp_core::plan::Plan;
 use fsdp_nn::model::Architecture as _;
 use fsdp_nn::op::Cost;
-use fsdp_train::config::{Resolved, World};
 use fsdp_train::{TrainError, expect_positions, listed, plan, trace_step};
 use fsdp_xla::{Program, ProgramEvent, Setting, Target, Tracer, XlaError, XlaMemory};
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fsdp_comm::process::cluster::{Cluster, host};
 use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_config::RunConfig;
 use fsdp_core::Rank;
 use fsdp_cuda::device::{TooManyRanks, gpu_count, gpu_uuid, gpus_of_process};
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl, Peers};
@@ -15,7 +16,6 @@ use fsdp_cuda::torch::{
     Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op, start_cuda,
 };
 use fsdp_cuda::{CudaMemory, CudaOptions, DeviceError, load_compiler};
-use fsdp_train::config::RunConfig;
 
 use crate::cluster::decide;
 use crate::device::{Work, has_nccl};

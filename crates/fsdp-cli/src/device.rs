@@ -6,13 +6,13 @@
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::place::ProcessPlace;
+use fsdp_config::{Device, Resolved, RunConfig, Transport, World};
 use fsdp_core::Rank;
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
 use fsdp_nn::Backend;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{Device, Resolved, RunConfig, Transport, World};
 use fsdp_train::{TrainError, predict};
 
 use crate::clock::Clock;

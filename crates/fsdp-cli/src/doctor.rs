@@ -13,10 +13,8 @@ use std::path::PathBuf;
 use std::{fmt, io};
 
 use comfy_table::Table;
+use fsdp_config::{Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport, World, XlaConfig};
 use fsdp_cuda::doctor::{Finding, Status, examine};
-use fsdp_train::config::{
-    Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport, World, XlaConfig,
-};
 use serde::{Deserialize, Serialize};
 
 use crate::args::DoctorArgs;

@@ -9,12 +9,13 @@ use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::ClusterError;
 use fsdp_comm::process::place::{PlaceError, ProcessPlace};
 use fsdp_comm::process::rendezvous::RendezvousError;
+use fsdp_config::ConfigError;
 use fsdp_core::FailureKind;
 use fsdp_cuda::DeviceError;
 use fsdp_cuda::nccl::NcclError;
+use fsdp_data::DataError;
 use fsdp_mpi::MpiError;
 use fsdp_train::TrainError;
-use fsdp_train::config::ConfigError;
 
 use crate::exit_code::Exit;
 
@@ -295,6 +296,12 @@ fn cluster_message(error: &ClusterError) -> String {
 
 impl From<ConfigError> for CliError {
     fn from(error: ConfigError) -> Self {
+        CliError::Train(error.into())
+    }
+}
+
+impl From<DataError> for CliError {
+    fn from(error: DataError) -> Self {
         CliError::Train(error.into())
     }
 }

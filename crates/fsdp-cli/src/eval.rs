@@ -4,12 +4,12 @@ use std::path::Path;
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_config::Init;
+use fsdp_data::Watch;
 use fsdp_nn::Backend;
 use fsdp_nn::hf::HfConfig;
 use fsdp_train::adapter::peft;
 use fsdp_train::checkpoint::SavedModel;
-use fsdp_train::config::Init;
-use fsdp_train::data::Watch;
 use fsdp_train::evaluate::{Evaluated, evaluate};
 use fsdp_train::{Evaluation, Job, TrainError};
 use serde_json::json;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fsdp_data::Tokenizer;
 use fsdp_nn::model::{Architecture, Session};
 use fsdp_nn::sampling::Sampling;
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_train::TrainError;
-use fsdp_train::data::Tokenizer;
 use fsdp_train::generate::{GenerateOptions, ends, generate_tokens, load};
 use serde_json::json;
 
@@ -81,13 +81,13 @@ fn tokenizer(args: &GenerateArgs, vocab: usize) -> Result<Option<Tokenizer>, Cli
     };
     // Tokens in, tokens out needs no tokenizer, so a build without tokenizers supports it.
     let is_needed = args.prompt.is_some() || cfg!(feature = "tokenizers");
-    Ok(is_needed.then(|| Tokenizer::load(&name)).transpose().map_err(TrainError::from)?)
+    Ok(is_needed.then(|| Tokenizer::load(&name)).transpose()?)
 }
 
 fn prompt(args: &GenerateArgs, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Vec<u32>, CliError> {
     let (option, ids) = match (&args.prompt, tokenizer) {
         (None, _) => ("--prompt-ids", args.prompt_ids.clone()),
-        (Some(text), Some(tokenizer)) => ("--prompt", tokenizer.prompt(text).map_err(TrainError::from)?),
+        (Some(text), Some(tokenizer)) => ("--prompt", tokenizer.prompt(text)?),
         (Some(_), None) => {
             let what = format!("{} has no tokenizer.json; give --prompt-ids", args.model.display());
             return Err(CliError::Option { option: "--prompt", what });
@@ -152,7 +152,6 @@ impl TokenPrinter<'_> {
     }
 
     fn text(&self, tokens: &[u32]) -> Result<Option<String>, CliError> {
-        let text = self.tokenizer.map(|tokenizer| tokenizer.text(tokens)).transpose();
-        Ok(text.map_err(TrainError::from)?)
+        Ok(self.tokenizer.map(|tokenizer| tokenizer.text(tokens)).transpose()?)
     }
 }

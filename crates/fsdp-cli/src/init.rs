@@ -12,8 +12,8 @@ use std::path::Path;
 
 use fsdp_ckpt::is_url;
 use fsdp_ckpt::training::ModelWeights;
-use fsdp_train::config::{Device, Resolved};
-use fsdp_train::data::{Survey, Tokenizer, survey};
+use fsdp_config::{Device, Resolved};
+use fsdp_data::{Survey, Tokenizer, survey};
 
 use crate::args::InitArgs;
 use crate::atomic_file::{self, folder_of};
@@ -85,8 +85,8 @@ fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) ->
     choices.ranks = ranks(args, choices.device, answers)?;
     choices.fit(found);
     if found.is_some_and(|found| found.has_text && !found.has_prompts) {
-        let tokenizer = Tokenizer::load(&choices.tokenizer).map_err(fsdp_train::TrainError::from)?;
-        choices.separator = tokenizer.separator().map_err(fsdp_train::TrainError::from)?;
+        let tokenizer = Tokenizer::load(&choices.tokenizer)?;
+        choices.separator = tokenizer.separator()?;
     }
     if choices.lacks_tokenizer && found.is_none_or(|found| found.tokens.is_none()) {
         output::warning(&format!(
@@ -155,11 +155,11 @@ fn survey_data(choices: &Choices, file: &Path) -> Result<Option<Survey>, CliErro
     if config.data.train.iter().any(is_url) {
         return Ok(None);
     }
-    let found = survey(&config.data.train, &config.data, Path::new(&config.run.out_dir));
-    Ok(Some(found.map_err(fsdp_train::TrainError::from)?))
+    let found = survey(&config.data.train, &config.data, Path::new(&config.run.out_dir))?;
+    Ok(Some(found))
 }
 
-fn parse(text: &str, file: &Path) -> Result<fsdp_train::config::Loaded, CliError> {
+fn parse(text: &str, file: &Path) -> Result<fsdp_config::Loaded, CliError> {
     Ok(Resolved::parse(text, &file.display().to_string(), &[])?)
 }
 

@@ -67,7 +67,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use fsdp_core::FailureKind;
-use fsdp_train::data::contain_chat_templates;
+use fsdp_data::contain_chat_templates;
 
 use args::{Args, BenchCommand, Command};
 use error::CliError;

@@ -1,10 +1,10 @@
 //! The error of a step that does not fit into the memory of a PJRT device, with the ledger's prediction and remedies.
 
+use fsdp_config::Resolved;
 use fsdp_core::plan::Plan;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture as _;
-use fsdp_train::config::Resolved;
 use fsdp_train::{TrainError, draft, predict};
 use fsdp_xla::XlaError;
 

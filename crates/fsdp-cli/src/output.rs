@@ -10,8 +10,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
-use fsdp_train::RunData;
-use fsdp_train::data::{Preview, SourceSummary};
+use fsdp_data::{Preview, RunData, SourceSummary};
 
 use crate::args::{LogArgs, LogFormat};
 use crate::error::CliError;

@@ -12,10 +12,10 @@ mod trace;
 
 use std::path::Path;
 
+use fsdp_config::World;
+use fsdp_config::input_file::{self, MEASUREMENT_BYTES_MAX};
 use fsdp_plan::Constants;
 use fsdp_plan::cluster::Cluster;
-use fsdp_train::config::World;
-use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
 use crate::args::PlanArgs;
 use crate::error::CliError;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_ckpt::{is_url, objects};
+use fsdp_config::input_file::{self, CONFIG_BYTES_MAX};
+use fsdp_config::{Init, Loaded, PaddingRow, Resolved, RunConfig, World};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_train::adapter::peft;
-use fsdp_train::config::{Init, Loaded, PaddingRow, Resolved, RunConfig, World};
-use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError, adapter};
 

@@ -10,9 +10,9 @@ use fsdp_core::Rank;
 use fsdp_core::checker;
 use fsdp_core::layout::UnitLayout;
 use fsdp_core::plan::Plan;
+use fsdp_data::missing;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
-use fsdp_train::data::missing;
 use fsdp_train::{expect_positions, plan, predict};
 
 use crate::args::ScheduleArgs;

@@ -24,7 +24,7 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), CliError> {
 /// # Errors
 /// [`CliError::Write`].
 pub(crate) fn schema() -> Result<(), CliError> {
-    output::print(&format!("{:#}\n", fsdp_train::config::schema()))
+    output::print(&format!("{:#}\n", fsdp_config::schema()))
 }
 
 /// Writes a man page for every command.

@@ -6,12 +6,12 @@
 
 mod wrapping;
 
+use fsdp_config::{EndToken, Format, FqnPatterns, Init, Resolved, Targets, TokenRef};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::Reshard;
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_nn::hf::{HfConfig, Small};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::{EndToken, Format, FqnPatterns, Init, Resolved, Targets, TokenRef};
 
 use crate::error::CliError;
 use crate::run_setup::RunSetup;

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use fsdp_ckpt::transfer::Progress;
-use fsdp_train::data::Tokenizing;
+use fsdp_data::Tokenizing;
 
 use crate::byte_progress::ByteProgress;
 

@@ -12,10 +12,10 @@ use std::io::{BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use fsdp_config::Resolved;
 use fsdp_core::Queue;
+use fsdp_data::is_data;
 use fsdp_train::checkpoint::is_output;
-use fsdp_train::config::Resolved;
-use fsdp_train::data::is_data;
 
 pub(crate) use layer::TraceLayer;
 pub(crate) use observer::SpanObserver;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_config::Resolved;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
+use fsdp_data::Watch;
 use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::checkpoint::{Resume, base_of, is_filled};
-use fsdp_train::config::Resolved;
-use fsdp_train::data::Watch;
 use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
 use fsdp_train::{Job, OutDirError, TrainError};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fsdp_train::config::Packing;
+use fsdp_config::Packing;
 
 /// Bytes with a binary unit: `512 B`, `1.5 KiB`, `12.0 MiB`.
 #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]

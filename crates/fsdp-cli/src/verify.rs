@@ -10,12 +10,12 @@ use std::path::Path;
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::place::ProcessPlace;
+use fsdp_config::{Resolved, RunConfig};
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_core::schedule::Reshard;
 use fsdp_nn::Backend;
 use fsdp_sim::SeededOrder;
-use fsdp_train::config::{Resolved, RunConfig};
 use fsdp_train::verify::{
     Promise, Skipped, Verified, VerifyOptions, VerifyReport, WorldReport, verify_together,
 };

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::launch::Processes;
+use fsdp_config::{RunConfig, XlaConfig, XlaReduction};
 use fsdp_core::Rank;
 use fsdp_cuda::device::{gpu_count, gpus_of_process};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
-use fsdp_train::config::{RunConfig, XlaConfig, XlaReduction};
 use fsdp_xla::{Devices, ProgramEvent, ProgramForm, ProgramOptions, Reduction, Tracer, XlaError};
 
 pub(crate) use self::wheel::{installed_plugins, plugin_named};

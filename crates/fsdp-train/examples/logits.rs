@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_core::DType;
+use fsdp_data::Tokenizer;
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::Session;
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_train::data::Tokenizer;
 use fsdp_train::generate::load;
 
 fn main() -> Result<(), Box<dyn Error>> {

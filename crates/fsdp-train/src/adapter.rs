@@ -11,11 +11,11 @@ pub mod peft;
 
 use std::collections::BTreeSet;
 
+use fsdp_config::{AdapterConfig, Resolved, Targets, nearest};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::layer::{Description, Linear, Lora};
 use fsdp_nn::model::{Adapted, Architecture};
 
-use crate::config::{AdapterConfig, Resolved, Targets, nearest};
 use crate::error::TrainError;
 
 pub use init::AdaptedInit;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use fsdp_comm::launch::Seat;
+use fsdp_config::{Packing, Resolved};
 use fsdp_core::engine::{Comms, Engine, ProgramOrder, StepInput};
 use fsdp_core::plan::Plan;
 use fsdp_core::{Digest, Rank};
 use fsdp_nn::Backend;
 use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
-use crate::config::{Packing, Resolved};
 use crate::error::TrainError;
 use crate::fit::expect_compiled;
 use crate::job::program_options;

@@ -43,7 +43,7 @@ pub use base::base_of;
 pub use disk_need::DiskNeed;
 pub use folder::{is_filled, is_output};
 pub use foreign::{Foreign, ImportSummary};
-pub use run_state::{Change, DataPosition, Difference, RunState};
+pub use run_state::{Change, Difference, RunState};
 pub use save_coordination::SaveFailure;
 pub use saved_model::SavedModel;
 pub use saver::Saved;

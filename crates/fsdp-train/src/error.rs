@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure};
+use fsdp_config::ConfigError;
 use fsdp_core::{DType, FailureKind, Rank};
+use fsdp_data::DataError;
 
 pub use optimizer_state::OptimizerStateError;
 pub use out_dir::OutDirError;
 
 use crate::audit::AuditError;
 use crate::checkpoint::{Difference, SaveFailure};
-use crate::config::ConfigError;
-use crate::data::DataError;
 use crate::init::NoHead;
 use crate::memory::Shortage;
 use crate::train::{Divergence, Ending};

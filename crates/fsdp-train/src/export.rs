@@ -13,6 +13,7 @@ use fsdp_ckpt::formats;
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
 use fsdp_ckpt::transfer::{NoProgress, Options};
+use fsdp_config::{ExportWeights, OptimizerConfig, Resolved};
 use fsdp_core::engine::{Engine, UnitShards};
 use fsdp_core::memory::{HostSliceMut, Slice};
 use fsdp_core::model::ParamSpec;
@@ -24,7 +25,6 @@ use fsdp_nn::update::Ema;
 use crate::adapter::exported_names;
 use crate::adapter::merge::Merge;
 use crate::checkpoint::RunState;
-use crate::config::{ExportWeights, OptimizerConfig, Resolved};
 use crate::error::TrainError;
 use crate::job::Job;
 

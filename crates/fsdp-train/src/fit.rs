@@ -1,11 +1,10 @@
 //! Checks that a run's settings fit its model, before its data is read and its schedule compiled.
 
+use fsdp_config::{Device, Resolved};
 use fsdp_nn::layer::Description;
 use fsdp_nn::model::Architecture;
 
 use crate::adapter;
-use crate::config::{Device, Resolved};
-use crate::data;
 use crate::error::TrainError;
 
 /// Largest number of ranks of a run, all of which may be threads of one process. This many take 8 GiB of address space
@@ -19,7 +18,7 @@ const RANKS_MAX: usize = 4096;
 /// [`TrainError::Misfit`]; [`TrainError::Data`] for a source without a share in its mix.
 pub fn expect_settings(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
     expect_ranks(config)?;
-    data::expect_shares(&config.data)?;
+    fsdp_data::expect_shares(&config.data)?;
     expect_compiled(config, architecture)?;
     expect_fit(config, architecture.description())
 }

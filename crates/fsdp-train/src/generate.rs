@@ -5,20 +5,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_ckpt::training::ModelWeights;
+use fsdp_config::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_core::DType;
 use fsdp_core::memory::Category;
 use fsdp_core::model::ParamId;
 use fsdp_core::update::Piece;
+use fsdp_data::Tokenizer;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::unsharded::Whole;
 use fsdp_nn::model::{Architecture, Session};
 use fsdp_nn::sampling::{Sampling, likeliest};
 use serde_json::Value;
 
-use crate::data::Tokenizer;
 use crate::error::TrainError;
 use crate::init::InitSource;
-use crate::input_file::{self, CONFIG_BYTES_MAX};
 
 /// Elements of a tensor to read at a time.
 const PART_ELEMS: usize = 1 << 20;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::thread;
 
+use fsdp_config::{OptimizerConfig, Packing, Resolved};
 use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
@@ -16,20 +17,18 @@ use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, RuleState};
 use fsdp_core::wrap;
 use fsdp_core::{Axis, DType, Digest, Mesh, Rank};
+use fsdp_data::{RunData, Watch};
 use fsdp_nn::Backend;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::layer::Description;
 use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::{Architecture, Counted, ProgramOptions};
 
-use crate::config::{ConfigError, OptimizerConfig, Packing, Resolved};
-use crate::data::Watch;
 use crate::error::TrainError;
 use crate::fit::{expect_compiled, expect_fit, expect_positions, expect_ranks, expect_settings};
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
 use crate::rule;
-use crate::run_data::RunData;
 
 /// Limit on the micro-batches of a step per rank, times the blocks of the model. At this limit, a schedule has about
 /// half a million operations; compiling and checking it takes some 150 MiB and a few seconds. A model of 126 layers may
@@ -315,43 +314,6 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
         head_chunks: config.run.device.head_chunks(),
         terms: config.train.loss_terms(model),
         packed: config.data.packing == Packing::Packed,
-    }
-}
-
-impl Resolved {
-    /// Returns the same configuration for another number of ranks. The mesh keeps its replicas if their number divides
-    /// the new one.
-    ///
-    /// # Errors
-    /// [`TrainError::Config`] if the number does not divide the micro-batches of a step.
-    pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
-        let mut config = self.clone();
-        config.run.ranks = world;
-        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
-            config.fsdp.mesh.replicate = 1;
-        }
-        let micro_batches = self.train.micro_batches_per_step();
-        if micro_batches.is_multiple_of(world) {
-            return Ok(config);
-        }
-        Err(ConfigError::Divisibility {
-            origin: format!("a world of {world}"),
-            divisor_key: "run.ranks",
-            divisor: world as u64,
-            dividend_key: "the micro-batches of a step",
-            dividend: micro_batches as u64,
-        }
-        .into())
-    }
-
-    /// Whether early stopping or the best checkpoints depend on evaluation losses.
-    pub(crate) fn watches_loss(&self) -> bool {
-        self.train.early_stop.is_some() || self.checkpoint.keep_best > 0
-    }
-
-    /// The seed of all randomness in training except for the order of data: of dropout masks.
-    pub fn train_seed(&self) -> u64 {
-        self.model.seed
     }
 }
 

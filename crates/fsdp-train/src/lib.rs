@@ -1,4 +1,4 @@
-//! Training runs: configuration, data, the trainer of a rank, metrics, export, the oracle and verification.
+//! Training runs: the trainer of a rank, whole runs, metrics, export, the oracle and verification.
 //!
 //! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
 //!
@@ -10,10 +10,7 @@
 //! |---|---|
 //! | [`adapter`] | LoRA: choosing the linear maps to adapt, PEFT's format, merging adapters into their base |
 //! | [`audit`](mod@audit) | judges one step of another program, from its states before and after it
-//! | [`config`] | the run file: TOML, `--set`, Hugging Face's `fsdp_config.json`, every default written out |
-//! | [`data`] | files, tokenizers, packing, the order of samples |
 //! | [`memory`] | whether a job fits into the memory of this machine |
-//! | [`input_file`] | bounded reads of files that users name |
 //! | [`train`](mod@train) | a whole run: output folder, steps, evaluation, metrics, export |
 //! | [`evaluate`](mod@evaluate) | loss and perplexity of a model without training it |
 //! | [`generate`](mod@generate) | text generation |
@@ -27,8 +24,6 @@ mod ahead;
 mod atomic_file;
 pub mod audit;
 pub mod checkpoint;
-pub mod config;
-pub mod data;
 mod error;
 pub mod evaluate;
 mod events;
@@ -36,7 +31,6 @@ mod export;
 mod fit;
 pub mod generate;
 mod init;
-pub mod input_file;
 mod job;
 mod loss_scale;
 pub mod lr;
@@ -45,9 +39,7 @@ pub mod metrics;
 mod not_finite;
 mod oracle;
 mod rank;
-mod resolve_links;
 mod rule;
-mod run_data;
 mod shard_runs;
 pub mod train;
 pub mod verify;
@@ -62,7 +54,6 @@ pub use job::{Job, draft, listed, plan, predict, rank_tables};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
 pub use rule::{LateParams, ParamGroup, param_groups};
-pub use run_data::RunData;
 
 /// The version of `fsdp`, shared by all its packages.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

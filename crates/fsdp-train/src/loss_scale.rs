@@ -7,10 +7,9 @@
 //! The consequences of a report must be known before the next step begins. Like `GradScaler.step`, the host therefore
 //! waits for the report of each step.
 
+use fsdp_config::{LossScaleConfig, Resolved};
 use fsdp_core::DType;
 use serde::{Deserialize, Serialize};
-
-use crate::config::{LossScaleConfig, Resolved};
 
 /// The loss scale after some steps, as saved in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -17,7 +17,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{DecayCurve, LrScheduleConfig, LrShape, Warmup};
+use fsdp_config::{DecayCurve, LrScheduleConfig, LrShape, Warmup};
 
 /// The learning rate as a function of the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,7 +69,7 @@ impl LrSchedule {
             LrShape::WarmupStableDecay { decay_share, decay, .. } => {
                 let decaying = ((decay_share * self.total as f64).round() as u64).min(steps);
                 match step.checked_sub(steps - decaying) {
-                    Some(step) => min + (base - min) * decay.remaining(ratio(step, decaying)),
+                    Some(step) => min + (base - min) * remaining(decay, ratio(step, decaying)),
                     None => base,
                 }
             }
@@ -77,14 +77,12 @@ impl LrSchedule {
     }
 }
 
-impl DecayCurve {
-    /// Returns the remaining fraction after part of the decay, from 1 at 0 to 0 at 1.
-    fn remaining(self, progress: f64) -> f64 {
-        match self {
-            DecayCurve::Linear => 1.0 - progress,
-            DecayCurve::Cosine => half_cosine(progress),
-            DecayCurve::OneMinusSqrt => 1.0 - progress.sqrt(),
-        }
+/// Returns the remaining fraction after part of the decay, from 1 at 0 to 0 at 1.
+fn remaining(decay: DecayCurve, progress: f64) -> f64 {
+    match decay {
+        DecayCurve::Linear => 1.0 - progress,
+        DecayCurve::Cosine => half_cosine(progress),
+        DecayCurve::OneMinusSqrt => 1.0 - progress.sqrt(),
     }
 }
 

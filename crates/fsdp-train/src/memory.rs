@@ -11,6 +11,7 @@ mod available;
 mod shortage;
 
 use fsdp_comm::ThreadOptions;
+use fsdp_config::{Device, Resolved};
 use fsdp_core::Axis;
 use fsdp_core::memory::Category;
 use fsdp_core::plan::Plan;
@@ -20,7 +21,6 @@ use fsdp_nn::model::Architecture;
 pub use available::{Available, Limit};
 pub use shortage::{Part, Shortage};
 
-use crate::config::{Device, Resolved};
 use crate::error::TrainError;
 use crate::events;
 use crate::job::{Forecast, Job, forecast};

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fsdp_config::{AdamwConfig, FqnPatterns, MuonConfig, OptimizerConfig, TrainConfig};
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::update::{
     Adafactor, AdafactorOptions, AdamW, AdamW8bit, Ema, GroupSettings, Groups, Lion, Muon, MuonOptions, Part,
     Rule, ScheduleFree, Sgd,
 };
 
-use crate::config::{AdamwConfig, FqnPatterns, MuonConfig, OptimizerConfig, TrainConfig};
 use crate::error::TrainError;
 
 /// By name, the steps of the run that were done before the first step of a parameter; parameters that are not listed

@@ -36,9 +36,9 @@ pub mod run {
     //! [`Resolved`] is a run file with all its defaults. With a model and its weights it is a [`Job`], which is checked
     //! before any rank starts.
 
+    pub use fsdp_config::{ConfigError, Loaded, Resolved};
+    pub use fsdp_data::contain_chat_templates;
     pub use fsdp_train::checkpoint::Resume;
-    pub use fsdp_train::config::{ConfigError, Loaded, Resolved};
-    pub use fsdp_train::data::contain_chat_templates;
     pub use fsdp_train::evaluate::{Evaluated, evaluate};
     pub use fsdp_train::train::{Reporter, RunOptions, Summary, train};
     pub use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};

@@ -21,13 +21,13 @@ use std::{fs, io};
 
 use clap::{Parser, ValueEnum};
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_config::Resolved;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
 use fsdp_nn::Backend;
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::random;
-use fsdp_train::config::Resolved;
 use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
 use tempfile::TempPath;
 

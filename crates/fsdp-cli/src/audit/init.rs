@@ -13,11 +13,12 @@ mod titan;
 use std::path::Path;
 use std::sync::Arc;
 
+use fsdp_config::Resolved;
 use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_data::RunData;
+use fsdp_train::Job;
 use fsdp_train::audit::{SavedOptimizer, expect_whole_moments};
-use fsdp_train::config::Resolved;
 use fsdp_train::lr::LrSchedule;
-use fsdp_train::{Job, RunData};
 
 use crate::atomic_file;
 use crate::error::CliError;
@@ -135,8 +136,7 @@ fn draft(model: &Lines, adapter: &Lines, optimizer: &str, no_decay: &[&str]) -> 
 
 /// The job of a draft, and the optimizer's settings for its parameters.
 fn saved(draft: &str, folder: &Folder) -> Result<(Job<Model>, SavedOptimizer), CliError> {
-    let (setup, _) =
-        RunSetup::of(Resolved::parse_for_audit(draft, "the draft").map_err(fsdp_train::TrainError::from)?)?;
+    let (setup, _) = RunSetup::of(Resolved::parse_for_audit(draft, "the draft")?)?;
     let (setup, architecture, init) = super::prepared(&folder.path, setup)?;
     let job = Job::with_data(setup.config, architecture, init, Arc::new(RunData::none()))?;
     let saved = SavedOptimizer::read(&job, &folder.path)?;

@@ -4,8 +4,8 @@
 //! Configuration and model are built from the text that a user would write, so that the benchmark takes the path of
 //! every other run.
 
+use fsdp_config::Resolved;
 use fsdp_nn::hf::HfConfig;
-use fsdp_train::config::Resolved;
 use fsdp_train::{Job, adapter};
 use serde_json::json;
 

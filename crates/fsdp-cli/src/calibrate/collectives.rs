@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_config::Device;
 use fsdp_core::comm::{Comm, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, SliceMut};
 use fsdp_core::{DType, Error, Queue};
@@ -11,7 +12,6 @@ use fsdp_nn::Backend;
 use fsdp_plan::measured::{Point, Points};
 use fsdp_plan::prices::Collective;
 use fsdp_train::TrainError;
-use fsdp_train::config::Device;
 
 use super::computing::lower_quartile;
 use crate::clock::Clock;

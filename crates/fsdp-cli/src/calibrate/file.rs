@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use fsdp_config::Device;
+use fsdp_config::input_file::{self, MEASUREMENT_BYTES_MAX};
 use fsdp_plan::cluster::Cluster;
 use fsdp_plan::measured::{Measured, Points};
-use fsdp_train::config::Device;
-use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
 use super::machine;
 use crate::atomic_file;

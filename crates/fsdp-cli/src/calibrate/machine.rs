@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use fsdp_comm::process::cluster::cpu_model;
+use fsdp_config::Device;
 use fsdp_plan::cluster::{Cluster, Kind, Sourced};
 use fsdp_plan::measured::{Measured, Point, Points};
-use fsdp_train::config::Device;
 
 use crate::error::CliError;
 

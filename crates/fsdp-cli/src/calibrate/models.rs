@@ -2,9 +2,9 @@
 //!
 //! They are built from the text that a user would write, so that every point is from an ordinary run.
 
+use fsdp_config::{Device, Resolved};
 use fsdp_core::DType;
 use fsdp_nn::hf::HfConfig;
-use fsdp_train::config::{Device, Resolved};
 use fsdp_train::{Job, adapter};
 use serde_json::json;
 

@@ -2,9 +2,9 @@
 
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_comm::process::cluster::Cluster;
+use fsdp_config::RunConfig;
 use fsdp_nn::Backend;
 use fsdp_train::TrainError;
-use fsdp_train::config::RunConfig;
 
 use crate::clock::Clock;
 use crate::device::{self, Work};

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use fsdp_ckpt::is_url;
-use fsdp_train::config::{DataConfig, Packing, Resolved};
-use fsdp_train::data::{Outlook, Role, Tokenizer, lost, outlook};
+use fsdp_config::{DataConfig, Packing, Resolved};
+use fsdp_data::{Outlook, Role, Tokenizer, lost, outlook};
 
 use super::{Findings, Verdict};
 use crate::units::{bytes, grouped};

@@ -10,7 +10,7 @@ use std::{env, thread};
 use fsdp_ckpt::is_url;
 use fsdp_comm::FlightRecorder;
 use fsdp_comm::process::cluster::Cluster;
-use fsdp_train::config::RunConfig;
+use fsdp_config::RunConfig;
 use serde_json::json;
 
 /// The variable through which `fsdp launch` passes the log folder of a process.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::place::{LaunchedBy, ProcessPlace};
+use fsdp_config::{Device, RunConfig, Transport};
 use fsdp_core::Rank;
 use fsdp_mpi::{Family, MpiLibrary, MpiWorld};
-use fsdp_train::config::{Device, RunConfig, Transport};
 
 use super::srun;
 use crate::device::has_nccl;

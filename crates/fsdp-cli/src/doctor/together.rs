@@ -6,9 +6,9 @@ use std::path::Path;
 
 use fsdp_comm::process::cluster::{cpu_model, host};
 use fsdp_comm::process::interface::interfaces;
+use fsdp_config::{RunConfig, XlaConfig};
 use fsdp_cuda::doctor::{Finding, Status};
 use fsdp_mpi::MpiLibrary;
-use fsdp_train::config::{RunConfig, XlaConfig};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Lock, View};

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use fsdp_config::{Device, XlaConfig};
 use fsdp_cuda::doctor::{Finding, Status};
-use fsdp_train::config::{Device, XlaConfig};
 use fsdp_xla::{PluginReport, PluginVersions, XlaError, inspect, versions};
 
 use super::Usable;

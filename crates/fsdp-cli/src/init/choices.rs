@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::Path;
 
 use fsdp_ckpt::is_url;
+use fsdp_config::{Device, TokenRef};
+use fsdp_data::Survey;
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::TrainError;
-use fsdp_train::config::{Device, TokenRef};
-use fsdp_train::data::Survey;
 
 use crate::error::CliError;
 

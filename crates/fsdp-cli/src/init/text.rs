@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use fsdp_train::config::{Device, TokenRef};
+use fsdp_config::{Device, TokenRef};
 
 use super::choices::{Choices, Training};
 
@@ -180,9 +180,9 @@ fn strings(texts: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use fsdp_config::{AdapterKind, Init, Resolved};
+    use fsdp_data::Survey;
     use fsdp_nn::hf::HfConfig;
-    use fsdp_train::config::{AdapterKind, Init, Resolved};
-    use fsdp_train::data::Survey;
 
     use super::*;
 

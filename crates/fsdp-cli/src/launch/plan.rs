@@ -7,7 +7,7 @@ use clap::Parser;
 use fsdp_ckpt::native::RunDir;
 
 use super::message::Beginning;
-use fsdp_train::config::World;
+use fsdp_config::World;
 
 use crate::args::{Args, BenchCommand, Command, LaunchArgs, TrainArgs};
 use crate::error::CliError;

@@ -1,6 +1,6 @@
 //! Formats a sample of the data, with the tokens that count in the loss.
 
-use fsdp_train::data::Preview;
+use fsdp_data::Preview;
 
 use super::Paint;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fsdp_config::{Resolved, RunConfig, Transport};
 use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
@@ -14,7 +15,6 @@ use fsdp_nn::footprint::{Footprints, footprints};
 use fsdp_nn::model::Architecture as _;
 use fsdp_plan::cluster::{Cluster, Kind};
 use fsdp_plan::{Calls, Constants, Forecast, Planned, Software, StepWork, band, forecast};
-use fsdp_train::config::{Resolved, RunConfig, Transport};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{TrainError, draft, expect_positions, listed, rank_tables};
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
-use fsdp_train::config::Resolved;
+use fsdp_config::Resolved;
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -1,10 +1,10 @@
 //! Settings that affect the time and memory of a step, and the values to try for them.
 
+use fsdp_config::{Device, Resolved};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Offload, Reshard};
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_plan::cluster::{Cluster, Kind, LinkKind};
-use fsdp_train::config::{Device, Resolved};
 
 use crate::error::CliError;
 

@@ -15,7 +15,7 @@ use fsdp_train::{plan, predict};
 
 use super::bars::{Bar, svg};
 use super::page::{Page, escaped};
-use fsdp_train::config::World;
+use fsdp_config::World;
 
 use crate::args::RunFileArgs;
 use crate::error::CliError;

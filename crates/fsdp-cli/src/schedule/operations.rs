@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use fsdp_config::Resolved;
 use fsdp_core::Rank;
 use fsdp_core::model::{BlockId, ModelSpec};
 use fsdp_core::plan::Plan;
@@ -12,7 +13,6 @@ use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::{Operand, Step};
 use fsdp_nn::listing::Listing;
 use fsdp_nn::op::{Cost, Role};
-use fsdp_train::config::Resolved;
 use fsdp_train::{TrainError, listed, rank_tables};
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Describes the parameter groups of a run file.
 
+use fsdp_config::OptimizerConfig;
 use fsdp_core::model::ParamId;
-use fsdp_train::config::OptimizerConfig;
 use fsdp_train::{Job, ParamGroup, TrainError, param_groups};
 
 use crate::run_setup::Model;

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 use std::io;
 
+use fsdp_config::WatchedLoss;
 use fsdp_core::comm::Traffic;
 use fsdp_core::memory::{Bytes, Category, Usage};
 use fsdp_core::model::{ModelSpec, ParamSpec};
-use fsdp_train::config::WatchedLoss;
 use fsdp_train::train::Summary;
 use fsdp_train::{Evaluation, Job};
 

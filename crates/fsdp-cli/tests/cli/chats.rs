@@ -190,7 +190,7 @@ fn tokenizer_library_panic_is_reported_as_error() {
 #[test]
 fn template_that_uses_timestamp_of_table_is_refused_by_path() {
     let sandbox = sandbox();
-    let tables = repository().join("crates/fsdp-train/src/data/source/fixtures");
+    let tables = repository().join("crates/fsdp-data/src/source/fixtures");
     for (format, row) in [("parquet", "row group 0, row 0: "), ("arrow", "row 0: ")] {
         let file = format!("wild.{format}");
         fs::copy(tables.join(&file), sandbox.path(&file)).unwrap();

@@ -1,7 +1,7 @@
 //! A run: its output, repeating it and resuming it.
 
 use fsdp_ckpt::model_files::ModelReader;
-use fsdp_train::config::Resolved;
+use fsdp_config::Resolved;
 use serde_json::Value;
 
 use crate::support::{LLAMA, Sandbox};

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use fsdp_config::Resolved;
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::Resolved;
 use fsdp_train::{InitSource, Job};
 
 pub(crate) const LLAMA: &str = r#"{

@@ -9,6 +9,7 @@ use fsdp_ckpt::is_url;
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::ModelWeights;
+use fsdp_config::Resolved;
 use fsdp_core::engine::Origin;
 use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
@@ -18,7 +19,6 @@ use rayon::prelude::*;
 
 use super::merges;
 use super::peft::{self, ADAPTER_FILE, PeftConfig};
-use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::init::{InitSource, check_pretrained, names, stored_name};
 

@@ -3,15 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
+use fsdp_config::input_file::{self, CONFIG_BYTES_MAX};
+use fsdp_config::{AdapterConfig, ConfigError, Resolved, Targets};
 use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_nn::layer::Description;
 use fsdp_nn::op::Orientation;
 use serde_json::{Map, Value, json};
 
 use super::{is_called, last_part, params_of};
-use crate::config::{AdapterConfig, ConfigError, Resolved, Targets};
 use crate::error::TrainError;
-use crate::input_file::{self, CONFIG_BYTES_MAX};
 
 /// The file with the adapter's weights.
 pub const ADAPTER_FILE: &str = "adapter_model.safetensors";

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use fsdp_config::OptimizerConfig;
 use fsdp_core::model::ParamId;
 
 use super::AuditError;
 use super::state::blocks;
 use super::sums::Around;
 use super::update::SECOND;
-use crate::config::OptimizerConfig;
 use crate::error::TrainError;
 
 /// The least part of a second moment that a step of Adam leaves: v' = b2 v + (1 - b2) g^2, and nobody uses a smaller b2.

@@ -1,6 +1,6 @@
 //! What the state of an optimizer says about the gradient of its last step.
 
-use crate::config::OptimizerConfig;
+use fsdp_config::OptimizerConfig;
 
 /// How a first moment takes up the gradient: after = decay * before + gain * gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,6 +12,7 @@ mod sums;
 
 use std::collections::BTreeMap;
 
+use fsdp_config::OptimizerConfig;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::update::GroupSettings;
 
@@ -23,7 +24,6 @@ use self::sums::{Sums, sums};
 use super::report::{Cause, Finding, UpdateRow};
 use super::state::Undo;
 use super::sums::Around;
-use crate::config::OptimizerConfig;
 use crate::error::TrainError;
 
 pub(super) use self::rule::{Direction, Element, direction};

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::safetensors::TensorType;
+use fsdp_config::OptimizerConfig;
 use fsdp_core::model::ParamId;
 use fsdp_nn::model::Architecture;
 use fsdp_nn::update::GroupSettings;
@@ -22,7 +23,6 @@ use super::scale::{number, shown};
 use super::state::{Held, State, WEIGHT, blocks, rounding};
 use super::sums::{Around, Sums};
 use super::update::{ROUNDINGS, SECOND};
-use crate::config::OptimizerConfig;
 use crate::error::TrainError;
 use crate::job::Job;
 

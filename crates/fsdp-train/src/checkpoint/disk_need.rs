@@ -1,11 +1,11 @@
 //! The disk space that a run needs, computed from its plan before it starts.
 
 use fsdp_ckpt::native::{SavePlan, SaveSpace};
+use fsdp_config::Resolved;
 use fsdp_core::Axis;
 use fsdp_core::plan::Plan;
 
 use super::table::StateTable;
-use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::rule;
 

@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 use fsdp_ckpt::native::RunDir;
 use fsdp_ckpt::{is_url, objects};
 use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, LEADER_FILE, TOKEN_FILE};
+use fsdp_config::DataConfig;
+use fsdp_config::input_file;
+use fsdp_data::resolve_links;
 use toml::Table;
 
 use crate::adapter::peft::ADAPTER_FILE;
-use crate::config::DataConfig;
-use crate::data::CACHE;
 use crate::error::{OutDirError, TrainError};
-use crate::input_file;
 use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, STEPS, TENSORBOARD, last_step, last_step_in};
-use crate::resolve_links::resolve_links;
 use crate::train::{ADAPTER, ATTEMPTS_FILE, MODEL, MODEL_FILE};
 
 /// File in the output folder that holds the run file with every default written out.
@@ -104,7 +103,7 @@ pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (resolve_links(out_dir), resolve_links(path));
     let is_file = |name| path == out_dir.join(name);
     [METRICS, STEPS, EVALUATIONS, RESOLVED, ATTEMPTS_FILE, RunDir::LOCK_FILE].into_iter().any(is_file)
-        || [MODEL, ADAPTER, RunDir::CHECKPOINTS, CACHE, TENSORBOARD, MLFLOW]
+        || [MODEL, ADAPTER, RunDir::CHECKPOINTS, DataConfig::CACHE, TENSORBOARD, MLFLOW]
             .iter()
             .any(|folder| path.starts_with(out_dir.join(folder)))
 }

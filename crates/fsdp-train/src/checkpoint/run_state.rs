@@ -12,12 +12,12 @@ use std::path::PathBuf;
 
 use fsdp_ckpt::digest::DigestKind;
 use fsdp_ckpt::native::NativeReader;
+use fsdp_config::{Resolved, WatchedLoss};
+use fsdp_data::DataPosition;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::settings;
-use crate::config::{Resolved, WatchedLoss};
-use crate::data::SourcePosition;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::loss_scale::LossScale;
@@ -111,25 +111,6 @@ pub struct RunState {
     /// The parameter groups of the optimizer, in PyTorch's format.
     #[serde(default)]
     pub param_groups: serde_json::Value,
-}
-
-/// A position in the training data, at the beginning of a step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataPosition {
-    /// The epoch, from 0.
-    pub epoch: u64,
-    /// The step in that epoch, from 0.
-    pub step_in_epoch: u64,
-    /// The seed of the sample order; `None` if samples are not shuffled.
-    pub seed: Option<u64>,
-    /// Number of samples in the data.
-    pub samples: u64,
-    /// CRC-64 of all tokens; with several sources, of their shares and checksums.
-    pub digest: String,
-    /// The position in each source, if there are several.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sources: Vec<SourcePosition>,
 }
 
 /// A change to the configuration during a run.

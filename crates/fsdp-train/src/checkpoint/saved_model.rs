@@ -5,6 +5,7 @@ use std::path::Path;
 use fsdp_ckpt::checkpoint::Role;
 use fsdp_ckpt::native::NativeReader;
 use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
+use fsdp_config::{AdapterConfig, Resolved};
 use fsdp_core::engine::{Engine, Origin};
 use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::program::Program;
@@ -14,7 +15,6 @@ use super::restore::Rows;
 use super::run_state::RunState;
 use super::source::has_manifest;
 use super::table::rows_of;
-use crate::config::{AdapterConfig, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 

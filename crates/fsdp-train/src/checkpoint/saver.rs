@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{Attempt, RankReport, RankSave, RunDir, RunLock, SavePlan, SaveSpace};
 use fsdp_comm::assembly::Assembly;
+use fsdp_config::WatchedLoss;
 use fsdp_core::engine::Engine;
 use fsdp_core::program::Program;
 use fsdp_core::{Axis, Memory, Mesh, Rank};
@@ -23,7 +24,6 @@ use super::run_state::RunState;
 use super::save_coordination::{Outcome, SaveCoordination, SaveFailure, assembly_error};
 use super::snapshot::Snapshot;
 use super::table::StateTable;
-use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;

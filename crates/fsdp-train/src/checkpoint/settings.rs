@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use fsdp_ckpt::checkpoint::Value;
+use fsdp_config::OptimizerConfig;
 use fsdp_core::model::ParamId;
 use fsdp_nn::update::{GroupSettings, Groups};
 use serde_json::{Map, Value as Json, json};
 
 use super::run_state::{Change, Difference};
-use crate::config::OptimizerConfig;
 use crate::job::Job;
 use crate::rule::{self, ParamGroup};
 
@@ -173,7 +173,7 @@ mod tests {
 
     use super::*;
     use crate::InitSource;
-    use crate::config::Resolved;
+    use fsdp_config::Resolved;
 
     fn job(dir: &std::path::Path, optimizer: &str) -> Job<Mlp> {
         let data = dir.join("tokens.bin");

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use fsdp_ckpt::native::{MANIFEST_FILE, NativeReader, RunDir};
 use fsdp_ckpt::{is_url, objects};
+use fsdp_config::WatchedLoss;
+use fsdp_data::DataPosition;
 
 use super::foreign::Foreign;
-use super::run_state::{Change, DataPosition, RunState};
+use super::run_state::{Change, RunState};
 use super::start::{Resume, Resumed};
 use super::table::StateTable;
 use super::warning::RunWarning;
-use crate::config::WatchedLoss;
 use crate::error::{OptimizerStateError, TrainError};
 use crate::job::Job;
 use crate::rule::LateParams;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use fsdp_ckpt::is_url;
 use fsdp_ckpt::native::{Attempt, RunDir, RunLock};
 use fsdp_comm::assembly::Assembly;
+use fsdp_config::{Resolved, WatchedLoss};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{RESOLVED, finished_model, is_filled};
@@ -24,7 +25,6 @@ use super::source::{Chosen, Source, choose, resolve_path};
 use super::table::StateTable;
 use super::warning::RunWarning;
 use crate::atomic_file::write_small;
-use crate::config::{Resolved, WatchedLoss};
 use crate::error::{OutDirError, TrainError};
 use crate::events;
 use crate::job::Job;

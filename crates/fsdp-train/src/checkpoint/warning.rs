@@ -5,7 +5,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::data::DataWarning;
+use fsdp_data::DataWarning;
+
 use crate::rule::LateParams;
 use crate::train::Exploded;
 

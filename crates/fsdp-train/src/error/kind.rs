@@ -5,17 +5,14 @@
 use fsdp_core::FailureKind;
 
 use super::TrainError;
-use crate::config::ConfigError;
-use crate::data::DataError;
 
 impl TrainError {
     /// The kind of this failure. For a failed rank, it is the kind of the underlying failure.
     pub fn kind(&self) -> FailureKind {
         match self {
-            TrainError::Config(ConfigError::Read { source, .. })
-            | TrainError::Data(DataError::Read { source, .. } | DataError::ChatProcess { source })
-            | TrainError::Base { source, .. }
-            | TrainError::Io { source, .. } => FailureKind::of_io(source),
+            TrainError::Base { source, .. } | TrainError::Io { source, .. } => FailureKind::of_io(source),
+            TrainError::Config(source) => source.kind(),
+            TrainError::Data(source) => source.kind(),
             TrainError::Remote { kind, .. } => *kind,
             TrainError::Checkpoint(source) => source.kind(),
             TrainError::Core(source) => source.kind(),
@@ -29,8 +26,6 @@ impl TrainError {
                 core.map_or(FailureKind::Temporary, fsdp_core::Error::kind)
             }
             TrainError::Audit(_)
-            | TrainError::Config(_)
-            | TrainError::Data(_)
             | TrainError::Model(_)
             | TrainError::Misfit { .. }
             | TrainError::Adapter { .. }

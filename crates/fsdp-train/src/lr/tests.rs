@@ -1,7 +1,7 @@
+use fsdp_config::MinLr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::MinLr;
 
 const BASE: f64 = 3e-3;
 

@@ -3,13 +3,13 @@ use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_config::Resolved;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, FailureKind};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 
 use super::*;
-use crate::config::Resolved;
 use crate::{InitSource, RankTrainer};
 
 /// A Llama model on bytes.

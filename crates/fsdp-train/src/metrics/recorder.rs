@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fsdp_config::{MetricsSink, Resolved};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -10,7 +11,6 @@ use super::exposition::MetricsServer;
 use super::{
     EvalMetrics, METRICS, MetricsFile, ProcessTable, StepLoss, StepMetrics, csv, mlflow, tensorboard,
 };
-use crate::config::{MetricsSink, Resolved};
 use crate::error::TrainError;
 
 /// A number of a step or an evaluation, with its name in `metrics.jsonl`.

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use fsdp_comm::launch::{FailureReason, Launcher};
 use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_config::Resolved;
 use fsdp_core::DType;
 use fsdp_core::engine::{Origin, ProgramOrder};
 use fsdp_core::memory::{Buffer, HostSliceMut, Memory, Slice};
@@ -13,7 +14,6 @@ use fsdp_nn::{HostMemory, HostOptions};
 
 use super::*;
 use crate::InitSource;
-use crate::config::Resolved;
 
 /// Number of tokens in the data; the model knows two more, whose embedding rows no batch reads.
 const TOKENS: u16 = 7;

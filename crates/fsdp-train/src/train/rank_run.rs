@@ -5,6 +5,7 @@ use std::panic::resume_unwind;
 use std::time::Instant;
 
 use fsdp_ckpt::is_url;
+use fsdp_config::{Device, WatchedLoss};
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
@@ -13,7 +14,6 @@ use super::run::{RankResult, Run};
 use super::step_clock::StepClock;
 use crate::adapter::merges;
 use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, RunWarning, Saver, Writer};
-use crate::config::{Device, WatchedLoss};
 use crate::error::TrainError;
 use crate::events;
 use crate::export::export_model;

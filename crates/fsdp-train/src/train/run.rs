@@ -10,6 +10,7 @@ use std::time::Duration;
 use fsdp_ckpt::export::{Export, ExportPlan, Receipt};
 use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::Seat;
+use fsdp_config::WatchedLoss;
 use fsdp_core::Rank;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::StepReport;
@@ -25,7 +26,6 @@ use crate::atomic_file::write_small;
 use crate::checkpoint::{
     Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Saver, Source, Start, assembly_error,
 };
-use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events::{self, SlowRank};
 use crate::export::{Companions, export_checkpoint, export_merged};

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_config::Resolved;
 use fsdp_core::Error;
 use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::{OpId, OpKind};
@@ -19,7 +20,6 @@ use fsdp_nn::{HostMemory, HostOptions};
 
 use super::*;
 use crate::InitSource;
-use crate::config::Resolved;
 use crate::error::OutDirError;
 use crate::metrics::METRICS;
 

@@ -1,10 +1,9 @@
 //! The promise of the numerics contract for a configuration.
 
+use fsdp_config::{Device, OptimizerConfig, Resolved};
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::schedule::AccumulationOrder;
-
-use crate::config::{Device, OptimizerConfig, Resolved};
 
 /// The promise for a sharded run, compared with the oracle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_config::Resolved;
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
 
 use super::*;
 use crate::InitSource;
-use crate::config::Resolved;
 use crate::shard_runs::Kind;
 
 fn job(dir: &std::path::Path, reduce_op: &str) -> Job<Mlp> {

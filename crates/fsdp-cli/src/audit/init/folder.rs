@@ -7,8 +7,8 @@ use fsdp_ckpt::checkpoint::{Checkpoint, OptimizerName, Role, Value, join};
 use fsdp_ckpt::formats::{self, torch_file};
 use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::ModelWeights;
+use fsdp_config::input_file;
 use fsdp_train::adapter::peft;
-use fsdp_train::input_file;
 use serde_json::Value as Json;
 
 use super::lines::{Line, Lines, string, strings};

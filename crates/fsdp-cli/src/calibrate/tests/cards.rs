@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use fsdp_config::{Device, RunConfig};
 use fsdp_core::{Error, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl};
 use fsdp_cuda::{CudaMemory, CudaOptions, TimedEvent};
-use fsdp_train::config::{Device, RunConfig};
 use libloading::os::unix::Library;
 
 use super::fake_cuda::{self, FakeDevice};

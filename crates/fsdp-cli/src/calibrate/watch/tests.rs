@@ -1,12 +1,12 @@
 use std::time::Instant;
 
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_config::Device;
 use fsdp_core::DType;
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_core::schedule::{OpId, OpKind, Schedule};
 use fsdp_nn::Backend;
 use fsdp_sim::virtual_time::{Pace, Timeline, Work as Taken, simulate};
-use fsdp_train::config::Device;
 use fsdp_train::{Job, RankTrainer, TrainError};
 
 use super::super::models::shapes;

@@ -1,11 +1,12 @@
 //! Rules of AdamW whose numbers are fitted to the update: another epsilon, or another step of the bias correction.
 
+use fsdp_config::AdamwConfig;
+
 use super::explain::Judged;
 use super::rule::{Rule, correction};
 use super::{Expected, Group, SECOND};
 use crate::audit::state::blocks;
 use crate::audit::sums::Around;
-use crate::config::AdamwConfig;
 use crate::error::TrainError;
 
 /// How many times its rounding a direction has to be, to say something of epsilon.

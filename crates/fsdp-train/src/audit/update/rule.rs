@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::config::{AdamwConfig, LionConfig, OptimizerConfig};
+use fsdp_config::{AdamwConfig, LionConfig, OptimizerConfig};
 
 /// First betas of Lion that programs use; 0 is the sign of the gradient alone.
 const LION_BETAS: [f64; 5] = [0.9, 0.95, 0.98, 0.99, 0.0];

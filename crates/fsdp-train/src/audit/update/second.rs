@@ -1,5 +1,7 @@
 //! Whether second moments follow from the gradient.
 
+use fsdp_config::AdamwConfig;
+
 use super::sums::ROUNDINGS;
 use super::{Expected, SECOND};
 use crate::audit::fit::Fit;
@@ -8,7 +10,6 @@ use crate::audit::report::{Cause, Finding};
 use crate::audit::scale::number;
 use crate::audit::state::blocks;
 use crate::audit::sums::Around;
-use crate::config::AdamwConfig;
 use crate::error::TrainError;
 
 /// Sums of the second moment.

@@ -1,5 +1,6 @@
 //! Updates of a slow, obvious AdamW, element by element in `f32` as PyTorch does it, with a number changed or not.
 
+use fsdp_config::AdamwConfig;
 use fsdp_core::model::ModelSpec;
 use proptest::prelude::*;
 
@@ -8,7 +9,6 @@ use crate::audit::moments::Moments;
 use crate::audit::ranks::Ranks;
 use crate::audit::state::{Held, State, WEIGHT};
 use crate::audit::testing;
-use crate::config::AdamwConfig;
 
 /// The numbers of an AdamW.
 #[derive(Clone, Copy, Debug)]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use fsdp_ckpt::safetensors::TensorType;
+use fsdp_config::OptimizerConfig;
 use fsdp_core::DType;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::model::Architecture;
@@ -18,7 +19,6 @@ use crate::audit::sums::{Around, clip};
 use crate::audit::sweep::Sweep;
 use crate::audit::trial;
 use crate::audit::update::{Direction, Element, SECOND, direction};
-use crate::config::OptimizerConfig;
 use crate::error::TrainError;
 
 /// The values of each trained parameter, by its index; those of frozen ones are empty.

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fsdp_config::ConfigError;
 use fsdp_core::comm::CommError;
 use fsdp_core::memory::Category;
 use fsdp_core::{MemoryKind, OutOfMemory, Rank};
+use fsdp_data::DataError;
 
 use super::*;
 use crate::checkpoint::SaveFailure;

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use fsdp_ckpt::{is_url, objects};
+use fsdp_config::Resolved;
+use fsdp_config::input_file;
 use serde::{Deserialize, Serialize};
 
 use super::Unfit;
 use crate::atomic_file::write_small;
 use crate::checkpoint::RESOLVED;
-use crate::config::Resolved;
 use crate::error::TrainError;
-use crate::input_file;
 
 /// The file in the output folder that keeps the attempts.
 pub(crate) const ATTEMPTS_FILE: &str = "divergences.json";

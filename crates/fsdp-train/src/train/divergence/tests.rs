@@ -3,10 +3,10 @@
 use std::fs;
 
 use fsdp_ckpt::native::RunDir;
+use fsdp_config::Resolved;
 
 use super::*;
 use crate::checkpoint::RESOLVED;
-use crate::config::Resolved;
 use crate::metrics::StepLoss;
 
 /// The loss of steps whose gradient is zero.

@@ -1,6 +1,6 @@
+use fsdp_config::FqnPatterns;
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::Architecture;
-use fsdp_train::config::FqnPatterns;
 use proptest::prelude::*;
 
 use super::*;

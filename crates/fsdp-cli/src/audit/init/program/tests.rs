@@ -1,4 +1,4 @@
-use fsdp_train::config::Resolved;
+use fsdp_config::Resolved;
 use fsdp_train::lr::LrSchedule;
 use serde_json::{Value as Json, json};
 

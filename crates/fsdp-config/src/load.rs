@@ -1,0 +1,239 @@
+//! Loads a run file as a [`Resolved`] configuration: parse, override, read, validate.
+
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::adapter::AdapterConfig;
+use super::checkpoint::CheckpointConfig;
+use super::data::DataConfig;
+use super::error::ConfigError;
+use super::extends;
+use super::fsdp::FsdpConfig;
+use super::fsdp_json;
+use super::model::ModelConfig;
+use super::reader::{Origin, Reader};
+use super::run::{RANKS_OF_DEVICE, RunConfig};
+use super::table::table;
+use super::train::TrainConfig;
+use super::validate::validate;
+use super::warning::Warning;
+use super::writer;
+
+table! {
+    /// A run file with all defaults filled in.
+    pub struct Resolved {
+        /// The model.
+        model: ModelConfig = table(ModelConfig::read),
+        /// The adapter to train instead of the model's own parameters.
+        adapter: Option<AdapterConfig> = table_or_none(AdapterConfig::read),
+        /// Training and evaluation data.
+        data: DataConfig = table(DataConfig::read),
+        /// Batches, steps and optimizer.
+        train: TrainConfig = table(TrainConfig::read),
+        /// Sharding.
+        fsdp: FsdpConfig = table(FsdpConfig::read),
+        /// Checkpoints.
+        checkpoint: CheckpointConfig = table(CheckpointConfig::read),
+        /// Device, ranks and output.
+        run: RunConfig = table(RunConfig::read),
+    }
+}
+
+/// A configuration that can be run, with warnings for the user.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Resolved,
+    /// Settings without the effect that one might expect.
+    pub warnings: Vec<Warning>,
+}
+
+/// The world that a run starts in, as far as a run file may leave it open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct World {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Number of nodes that they are on; `None` if no launcher says it.
+    pub nodes: Option<usize>,
+}
+
+impl World {
+    /// Ranks without a launcher.
+    pub const fn of_ranks(ranks: usize) -> World {
+        World { ranks, nodes: None }
+    }
+}
+
+impl Resolved {
+    /// Reads a run file, merged over the files that it extends. Each override is `table.key=value` and is applied
+    /// before anything is checked.
+    ///
+    /// # Errors
+    /// The first error found.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        Self::load_for(path, overrides, &|_| World::of_ranks(1))
+    }
+
+    /// As [`Resolved::load`], but `world` determines from the `[run]` table what the file does not set: the number of
+    /// ranks, and that of nodes.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn load_for(
+        path: &Path,
+        overrides: &[String],
+        world: &dyn Fn(&RunConfig) -> World,
+    ) -> Result<Loaded, ConfigError> {
+        Self::of_files(extends::read(path)?, overrides, world)
+    }
+
+    /// Reads what a run file says of the model and its update, for the judgement of a step whose batches come from elsewhere.
+    /// The tables `[run]`, `[data]` and `[checkpoint]`, the sizes of
+    /// batches and how parameters are sharded are not read, and may be missing.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn load_for_audit(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        Self::of_audit_files(extends::read(path)?, overrides)
+    }
+
+    /// Parses the text of a run file for the judgement of a step; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn parse_for_audit(text: &str, origin: &str) -> Result<Loaded, ConfigError> {
+        let table = toml::from_str(text)
+            .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
+        Self::of_audit_files(vec![(origin.to_owned(), table)], &[])
+    }
+
+    fn of_audit_files(mut files: Vec<(String, Table)>, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        const SHARDING: [&str; 3] = ["frozen", "param_dtype", "reduce_dtype"];
+        for (_, table) in &mut files {
+            ["run", "data", "checkpoint"].iter().for_each(|key| drop(table.remove(*key)));
+            if let Some(Value::Table(fsdp)) = table.get_mut("fsdp") {
+                fsdp.retain(|key, _| SHARDING.contains(&key));
+            }
+        }
+        let own = [
+            "run.ranks=1",
+            "run.out_dir=none",
+            "data.train=[\"none\"]",
+            "data.seq_len=1",
+            "train.micro_batch_size=1",
+            "train.global_batch_size=1",
+        ];
+        let overrides: Vec<String> =
+            own.map(str::to_owned).into_iter().chain(overrides.iter().cloned()).collect();
+        Self::of_files(files, &overrides, &|_| World::of_ranks(1))
+    }
+
+    /// Parses the text of a run file; `origin` names it in errors. If the number of ranks is not set, it is 1.
+    ///
+    /// # Errors
+    /// As [`Resolved::load`].
+    pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Loaded, ConfigError> {
+        let table = toml::from_str(text)
+            .map_err(|source| ConfigError::Toml { origin: origin.to_owned(), source: Box::new(source) })?;
+        Self::of_files(vec![(origin.to_owned(), table)], overrides, &|_| World::of_ranks(1))
+    }
+
+    /// Resolves files that were already read, the run file first.
+    fn of_files(
+        files: Vec<(String, Table)>,
+        overrides: &[String],
+        world: &dyn Fn(&RunConfig) -> World,
+    ) -> Result<Loaded, ConfigError> {
+        let mut table = extends::join(&files);
+        let mut origin = Origin::new(files);
+        for argument in overrides {
+            let key = set(&mut table, argument)
+                .ok_or_else(|| ConfigError::Override { argument: argument.clone() })?;
+            origin.note_override(key);
+        }
+        let (replicas, mut warnings) = fsdp_json::fill_in(&mut table, &origin)?;
+        let mut config = Resolved::read(&Reader::new(&origin, table))?;
+        if config.run.ranks == RANKS_OF_DEVICE {
+            config.run.ranks = world(&config.run).ranks;
+        }
+        if let Some(replicas) = replicas {
+            let (replicate, warning) =
+                replicas.count(World { ranks: config.run.ranks, ..world(&config.run) });
+            config.fsdp.mesh.replicate = replicate;
+            warnings.push(warning);
+        }
+        validate(&config, &origin, &mut warnings)?;
+        // It agrees with the number of ranks, which may change when the run is resumed or planned for another cluster.
+        config.fsdp.mesh.shard = None;
+        Ok(Loaded { config, warnings })
+    }
+
+    /// Returns the text of `resolved.toml`; parsing it gives an equal configuration.
+    ///
+    /// # Panics
+    /// Never for a value that was parsed: all of its parts have a TOML form.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a configuration read from TOML can be written as TOML")
+    }
+
+    /// Returns the same configuration for another number of ranks. The mesh keeps its replicas if their number divides
+    /// the new one.
+    ///
+    /// # Errors
+    /// [`ConfigError::Divisibility`] if the number does not divide the micro-batches of a step.
+    pub fn at_world(&self, world: usize) -> Result<Self, ConfigError> {
+        let mut config = self.clone();
+        config.run.ranks = world;
+        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
+            config.fsdp.mesh.replicate = 1;
+        }
+        let micro_batches = self.train.micro_batches_per_step();
+        if micro_batches.is_multiple_of(world) {
+            return Ok(config);
+        }
+        Err(ConfigError::Divisibility {
+            origin: format!("a world of {world}"),
+            divisor_key: "run.ranks",
+            divisor: world as u64,
+            dividend_key: "the micro-batches of a step",
+            dividend: micro_batches as u64,
+        })
+    }
+
+    /// Whether early stopping or the best checkpoints depend on evaluation losses.
+    pub fn watches_loss(&self) -> bool {
+        self.train.early_stop.is_some() || self.checkpoint.keep_best > 0
+    }
+
+    /// The seed of all randomness in training except for the order of data: of dropout masks.
+    pub fn train_seed(&self) -> u64 {
+        self.model.seed
+    }
+}
+
+/// Applies `table.key=value` and returns the key; `None` if the argument does not have that form or the key leads
+/// through a value that is not a table.
+///
+/// A value that is not TOML is a string, so that `--set run.out_dir=runs/a` needs no quotes.
+fn set<'a>(table: &mut Table, argument: &'a str) -> Option<&'a str> {
+    let (key, value) = argument.split_once('=')?;
+    let key = key.trim();
+    let (tables, last) = key.rsplit_once('.')?;
+    if key.split('.').any(str::is_empty) {
+        return None;
+    }
+    let mut table = table;
+    for name in tables.split('.') {
+        let entry = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        table = entry.as_table_mut()?;
+    }
+    table.insert(last.to_owned(), parse_value(value.trim()));
+    Some(key)
+}
+
+fn parse_value(text: &str) -> Value {
+    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok();
+    let value = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
+    value.unwrap_or_else(|| Value::String(text.to_owned()))
+}
