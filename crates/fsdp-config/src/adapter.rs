@@ -3,6 +3,7 @@
 use serde::{Serialize, Serializer};
 use toml::Value;
 
+use super::describe::ValueSchema;
 use super::error::ConfigError;
 use super::kind::{BETA, BOOL, Kind, POSITIVE, SIZE, TEXT, TEXTS};
 use super::named::named;
@@ -75,6 +76,12 @@ impl Serialize for Targets {
             Targets::AllLinear => serializer.serialize_str(ALL_LINEAR),
             Targets::Named(names) => names.serialize(serializer),
         }
+    }
+}
+
+impl ValueSchema for Targets {
+    fn of(_: &Kind<Targets>) -> serde_json::Value {
+        serde_json::json!({"anyOf": [{"const": ALL_LINEAR}, ValueSchema::of(&TEXTS)]})
     }
 }
 

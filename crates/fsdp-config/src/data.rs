@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use toml::Value;
 use toml::value::Datetime;
 
+use super::describe::ValueSchema;
 use super::error::ConfigError;
 use super::eval::EvalSet;
 use super::kind::{BOOL, COUNT, Kind, MICRO_BATCH_SIDE, PATHS, POSITIVE, SOME_TEXTS, TEXT};
@@ -230,6 +231,18 @@ impl Serialize for EndToken {
             EndToken::Auto => serializer.serialize_str(AUTO),
             EndToken::Token(token) => token.serialize(serializer),
         }
+    }
+}
+
+impl ValueSchema for TokenRef {
+    fn of(_: &Kind<TokenRef>) -> serde_json::Value {
+        serde_json::json!({"type": ["string", "integer"]})
+    }
+}
+
+impl ValueSchema for EndToken {
+    fn of(_: &Kind<EndToken>) -> serde_json::Value {
+        serde_json::json!({"type": ["string", "integer"]})
     }
 }
 

@@ -12,6 +12,7 @@
 mod adapter;
 mod checkpoint;
 mod data;
+mod describe;
 mod early_stop;
 mod error;
 mod eval;
@@ -28,6 +29,7 @@ mod named;
 mod optimizer;
 mod patterns;
 mod reader;
+mod resolved;
 mod run;
 mod schedule;
 mod schema;
@@ -45,12 +47,13 @@ pub use error::ConfigError;
 pub use eval::EvalSet;
 pub use fsdp::{FsdpConfig, MeshConfig};
 pub use group::GroupConfig;
-pub use load::{Loaded, Resolved, World};
+pub use load::Loaded;
 pub use loss_scale::LossScaleConfig;
 pub use model::{Init, ModelConfig, PaddingRow};
 pub use optimizer::{AdafactorConfig, AdamwConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
 pub use reader::nearest;
+pub use resolved::{Resolved, World};
 pub use run::{
     Device, ExportWeights, KernelChoice, MetricsSink, RunConfig, Transport, XlaConfig, XlaReduction,
 };

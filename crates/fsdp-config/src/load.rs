@@ -4,41 +4,14 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::adapter::AdapterConfig;
-use super::checkpoint::CheckpointConfig;
-use super::data::DataConfig;
 use super::error::ConfigError;
 use super::extends;
-use super::fsdp::FsdpConfig;
 use super::fsdp_json;
-use super::model::ModelConfig;
 use super::reader::{Origin, Reader};
+use super::resolved::{Resolved, World};
 use super::run::{RANKS_OF_DEVICE, RunConfig};
-use super::table::table;
-use super::train::TrainConfig;
 use super::validate::validate;
 use super::warning::Warning;
-use super::writer;
-
-table! {
-    /// A run file with all defaults filled in.
-    pub struct Resolved {
-        /// The model.
-        model: ModelConfig = table(ModelConfig::read),
-        /// The adapter to train instead of the model's own parameters.
-        adapter: Option<AdapterConfig> = table_or_none(AdapterConfig::read),
-        /// Training and evaluation data.
-        data: DataConfig = table(DataConfig::read),
-        /// Batches, steps and optimizer.
-        train: TrainConfig = table(TrainConfig::read),
-        /// Sharding.
-        fsdp: FsdpConfig = table(FsdpConfig::read),
-        /// Checkpoints.
-        checkpoint: CheckpointConfig = table(CheckpointConfig::read),
-        /// Device, ranks and output.
-        run: RunConfig = table(RunConfig::read),
-    }
-}
 
 /// A configuration that can be run, with warnings for the user.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,22 +20,6 @@ pub struct Loaded {
     pub config: Resolved,
     /// Settings without the effect that one might expect.
     pub warnings: Vec<Warning>,
-}
-
-/// The world that a run starts in, as far as a run file may leave it open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct World {
-    /// Number of ranks.
-    pub ranks: usize,
-    /// Number of nodes that they are on; `None` if no launcher says it.
-    pub nodes: Option<usize>,
-}
-
-impl World {
-    /// Ranks without a launcher.
-    pub const fn of_ranks(ranks: usize) -> World {
-        World { ranks, nodes: None }
-    }
 }
 
 impl Resolved {
@@ -167,48 +124,6 @@ impl Resolved {
         // It agrees with the number of ranks, which may change when the run is resumed or planned for another cluster.
         config.fsdp.mesh.shard = None;
         Ok(Loaded { config, warnings })
-    }
-
-    /// Returns the text of `resolved.toml`; parsing it gives an equal configuration.
-    ///
-    /// # Panics
-    /// Never for a value that was parsed: all of its parts have a TOML form.
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("a configuration read from TOML can be written as TOML")
-    }
-
-    /// Returns the same configuration for another number of ranks. The mesh keeps its replicas if their number divides
-    /// the new one.
-    ///
-    /// # Errors
-    /// [`ConfigError::Divisibility`] if the number does not divide the micro-batches of a step.
-    pub fn at_world(&self, world: usize) -> Result<Self, ConfigError> {
-        let mut config = self.clone();
-        config.run.ranks = world;
-        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
-            config.fsdp.mesh.replicate = 1;
-        }
-        let micro_batches = self.train.micro_batches_per_step();
-        if micro_batches.is_multiple_of(world) {
-            return Ok(config);
-        }
-        Err(ConfigError::Divisibility {
-            origin: format!("a world of {world}"),
-            divisor_key: "run.ranks",
-            divisor: world as u64,
-            dividend_key: "the micro-batches of a step",
-            dividend: micro_batches as u64,
-        })
-    }
-
-    /// Whether early stopping or the best checkpoints depend on evaluation losses.
-    pub fn watches_loss(&self) -> bool {
-        self.train.early_stop.is_some() || self.checkpoint.keep_best > 0
-    }
-
-    /// The seed of all randomness in training except for the order of data: of dropout masks.
-    pub fn train_seed(&self) -> u64 {
-        self.model.seed
     }
 }
 

@@ -4,12 +4,12 @@
 use fsdp_nn::update::AdjustLr;
 use serde::Serialize;
 
+use super::describe::{self, TableSchema};
 use super::error::ConfigError;
 use super::group::{GROUPS, GroupConfig, group_patterns};
 use super::kind::{BETA, BETAS, BOOL, COUNT, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE};
 use super::named::named;
 use super::reader::Reader;
-use super::schema::{self, TableSchema};
 use super::table::table;
 use super::writer;
 
@@ -197,7 +197,7 @@ const RULES: [Rule; 7] = [
 
 impl TableSchema for OptimizerConfig {
     fn schema() -> serde_json::Value {
-        schema::by_name(RULES.map(|(name, _, schema)| (name, schema())))
+        describe::by_name(RULES.map(|(name, _, schema)| (name, schema())))
     }
 }
 

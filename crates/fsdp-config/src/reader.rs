@@ -9,7 +9,6 @@ use regex::Regex;
 use toml::{Table, Value};
 
 use super::error::ConfigError;
-use super::eval::EvalSet;
 use super::kind::{Kind, NONE, POSITIVE_LENGTH, TEXTS};
 use super::named::{Named, one_of};
 
@@ -248,25 +247,6 @@ impl<'a> Reader<'a> {
             (true, false) => Ok(Vec::new()),
             (false, false) => Err(self.conflict(key, other, "remove one of the two")),
         }
-    }
-
-    /// Returns sets of evaluation data: tables, or a list of paths for a single set.
-    ///
-    /// # Errors
-    /// As [`Reader::tables`]; [`ConfigError::Value`] if two sets have the same name.
-    pub(super) fn eval_sets(&self, key: &'static str) -> Result<Vec<EvalSet>, ConfigError> {
-        const ALLOWED: &str =
-            "a list of paths, none of them empty, or tables [[data.eval]] with name and paths";
-        if let Ok(paths) = self.optional(key, TEXTS) {
-            let paths = paths.filter(|paths| !paths.is_empty());
-            return Ok(paths.map(EvalSet::of_paths).into_iter().collect());
-        }
-        let sets = self.tables(key, ALLOWED, EvalSet::read)?;
-        let mut names = BTreeSet::new();
-        if sets.iter().all(|set| names.insert(&set.name)) {
-            return Ok(sets);
-        }
-        Err(self.rejected(key, "a list of sets with different names"))
     }
 
     /// For a table whose other keys depend on its `name`: returns the name, by default the first of `names`, and the

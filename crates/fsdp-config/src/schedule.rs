@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
+use super::describe::{self, TableSchema};
 use super::error::ConfigError;
 use super::kind::{COUNT, FACTOR, NON_NEGATIVE, POSITIVE_COUNT, SHARE};
 use super::named::{Named, named};
 use super::reader::Reader;
-use super::schema::{self, TableSchema};
 
 /// A learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -125,9 +125,10 @@ const WARMUP: [&str; 2] = ["warmup_steps", "start_factor"];
 
 impl TableSchema for LrScheduleConfig {
     fn schema() -> serde_json::Value {
-        let variant_schema =
-            |(name, keys): (_, &[&str])| (name, schema::of_table("", Vec::new(), &[&WARMUP, keys].concat()));
-        schema::by_name(NAMES.map(variant_schema))
+        let variant_schema = |(name, keys): (_, &[&str])| {
+            (name, describe::of_table("", Vec::new(), &[&WARMUP, keys].concat()))
+        };
+        describe::by_name(NAMES.map(variant_schema))
     }
 }
 

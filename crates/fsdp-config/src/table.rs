@@ -6,7 +6,7 @@
 /// Declares the struct of a table, and how it is read, written and described.
 ///
 /// After `=` comes the method of [`Reader`](super::reader::Reader) that reads the key. The function of the same name in
-/// [`writer`](super::writer) writes it, and the one in [`schema`](mod@super::schema) describes it for editors, together
+/// [`writer`](super::writer) writes it, and the one in [`describe`](super::describe) describes it for editors, together
 /// with the doc comment of the field. `as` gives the key if it differs from the name of the field; `also` lists keys
 /// that are read together with others.
 macro_rules! table {
@@ -28,16 +28,16 @@ macro_rules! table {
             }
         }
 
-        impl $crate::schema::TableSchema for $table {
+        impl $crate::describe::TableSchema for $table {
             fn schema() -> serde_json::Value {
                 use std::marker::PhantomData;
-                use $crate::schema;
-                schema::of_table(
+                use $crate::describe;
+                describe::of_table(
                     concat!($($about),*),
                     vec![$((
                         table!(@ $field $($key)?),
                         concat!($($doc),*),
-                        schema::$method(PhantomData::<$type>, $($argument),*),
+                        describe::$method(PhantomData::<$type>, $($argument),*),
                     )),*],
                     &[$($($also),*)?],
                 )

@@ -6,10 +6,10 @@ use fsdp_core::schedule::{Offload, Reshard};
 
 use super::error::ConfigError;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
-use super::load::Resolved;
 use super::named::Named;
 use super::optimizer::OptimizerConfig;
 use super::reader::Origin;
+use super::resolved::Resolved;
 use super::run::{Device, ExportWeights};
 use super::schedule::{LrShape, MinLr};
 use super::warning::Warning;

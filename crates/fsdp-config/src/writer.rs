@@ -5,7 +5,6 @@ use fsdp_core::wrap::WrapPolicy;
 use serde::Serialize;
 use serde::ser::SerializeStruct;
 
-use super::eval::EvalSet;
 use super::kind::NONE;
 use super::named::Named;
 
@@ -83,15 +82,21 @@ pub(super) fn wrap<F: SerializeStruct>(
     }
 }
 
+/// A table that can be written as a list of strings where it is the only one.
+pub(super) trait Short: Serialize + Sized {
+    /// Returns that list; `None` if it does not say everything.
+    fn short(&self) -> Option<&[String]>;
+}
+
 /// Writes evaluation sets as tables, or the set of a plain list of paths as that list.
 pub(super) fn eval_sets<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
-    sets: &[EvalSet],
+    sets: &[impl Short],
 ) -> Result<(), F::Error> {
-    match sets {
-        [set] if *set == EvalSet::of_paths(set.paths.clone()) => or(fields, key, &set.paths),
-        sets => or(fields, key, &sets),
+    match sets.first().filter(|_| sets.len() == 1).and_then(Short::short) {
+        Some(paths) => or(fields, key, &paths),
+        None => or(fields, key, &sets),
     }
 }
 

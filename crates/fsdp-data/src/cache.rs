@@ -23,11 +23,12 @@ use fsdp_config::DataConfig;
 use fsdp_core::Digest;
 use tempfile::{NamedTempFile, SpooledData, spooled_tempfile_in};
 
-use super::dataset::Loading;
 use super::error::DataError;
 use super::image::{Image, ImageFault};
+use super::loading::Loading;
 use super::mapped::Mapped;
-use super::text::{Key, Text, TokenizeFault};
+use super::pipeline::Text;
+use super::text::{Key, TokenizeFault};
 use super::tokens::Bytes;
 use super::warning::DataWarning;
 use crate::resolve_links::resolve_links;

@@ -6,6 +6,7 @@ mod conversation;
 mod fault;
 mod learned;
 mod probe;
+mod rendered;
 mod said;
 mod script;
 mod setup;
@@ -27,7 +28,7 @@ use fsdp_core::Digest;
 pub(super) use contained::Scripts;
 pub use contained::contain_chat_templates;
 pub(super) use conversation::{Conversation, context, messages};
-pub(super) use fault::ScriptFault;
+pub(super) use fault::EncodeFault;
 pub(super) use script::Script;
 
 use answers::{Answers, Tokenized};
@@ -37,20 +38,6 @@ use templates::{Compiled, Templates};
 
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
-
-/// Names of the fields of a template's context that do not come from the record.
-const MESSAGES: &str = "messages";
-const TOOLS: &str = "tools";
-const PROMPT: &str = "add_generation_prompt";
-
-/// A rendered text, and which parts of it the assistant says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rendered {
-    /// The text.
-    text: String,
-    /// Byte ranges, in order, written by `{% generation %}` blocks.
-    generated: Vec<Range<usize>>,
-}
 
 /// Tokens of a document, and whether each counts in the loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +116,7 @@ impl Chats {
         let tokens = tokenizer.encode_with_offsets(&script.text);
         let tokens = tokens.map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
         let tokenized = Tokenized { text: &script.text, tokens, tokenizer, stops: &self.stops };
-        let Answers { counts, is_open } = answers::find(script, &tokenized, self);
+        let Answers { counts, is_open } = answers::find(script, &tokenized, &self.setup);
         // Bytes have no special tokens.
         Ok((Marked { ids: tokenized.tokens.ids, counts }, is_open && tokenizer.digest().is_some()))
     }

@@ -7,14 +7,14 @@ use fsdp_config::{DataConfig, Format};
 
 use super::cache::{self, Cached, PendingEntry, Stage};
 use super::chat::Chats;
-use super::dataset::Loading;
 use super::encoder::Encoder;
 use super::error::DataError;
 use super::files::{self, DataFile, Kind};
 use super::image::{Document, Image};
+use super::loading::Loading;
+use super::pipeline::Text;
 use super::record::Fields;
 use super::special::Form;
-use super::text::Text;
 use super::tokenizer::Tokenizer;
 use super::tokens::{Bytes, FULL_SCAN_BYTES_MAX, Scan, Token, Tokens, Width};
 use super::warning::DataWarning;

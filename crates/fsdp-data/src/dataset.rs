@@ -11,16 +11,14 @@
 //!   padded.
 //! - Packing "packed" puts several such documents into a sample ([`super::packed`]).
 
-use std::path::Path;
-
 use fsdp_ckpt::digest::Digest;
 use fsdp_config::{DataConfig, Packing};
 
 use super::cache::Stage;
 use super::corpus::Corpus;
 use super::error::DataError;
+use super::loading::Loading;
 use super::packed::Packed;
-use super::progress::Watch;
 use super::special::{AddedIds, Form, Special};
 use super::tokenizer::Tokenizer;
 use super::tokens::Token;
@@ -28,30 +26,6 @@ use super::warning::DataWarning;
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
-
-/// Options for reading data that are not part of the configuration.
-#[derive(Clone, Copy, Debug)]
-pub struct Loading<'a> {
-    /// The output folder of the run; files in it are not data.
-    pub out_dir: &'a Path,
-    /// Receives the progress.
-    pub watch: &'a Watch<'a>,
-    /// Whether the tokens of text are cached in `data.cache`, if it is outside of the output folder. (If it is inside,
-    /// see [`Dataset::keep`].)
-    pub keeps: bool,
-}
-
-impl<'a> Loading<'a> {
-    /// Options for a run with this output folder, without progress reports.
-    pub fn quietly(out_dir: &'a Path) -> Loading<'a> {
-        Loading { out_dir, watch: &Watch::NONE, keeps: true }
-    }
-
-    /// As [`quietly`](Loading::quietly), but nothing is written.
-    pub fn read_only(out_dir: &'a Path) -> Loading<'a> {
-        Loading { keeps: false, ..Loading::quietly(out_dir) }
-    }
-}
 
 /// Samples of equal length.
 #[derive(Debug)]

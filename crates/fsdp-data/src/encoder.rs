@@ -2,8 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::chat::{Chats, Conversation, Marked, Script, ScriptFault, completion, context, messages};
-use super::error::DataError;
+use super::chat::{Chats, Conversation, EncodeFault, Marked, Script, completion, context, messages};
 use super::record::{CONVERSATIONS, Chosen, Fields, MESSAGES, Record, names};
 use super::special::Form;
 use super::tokenizer::Tokenizer;
@@ -41,35 +40,6 @@ pub(super) enum Read {
     Document(EncodedDocument),
     /// A conversation as JSON, for [`Chats::scripts`].
     Conversation(Vec<u8>),
-}
-
-/// Reasons why a record has no tokens.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum EncodeFault {
-    /// The fault is not in the record: no record of this kind can be tokenized.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// The chat template is at fault; describes why.
-    #[error("{0}")]
-    Template(String),
-    /// The record is at fault; describes why.
-    #[error("{0}")]
-    Record(String),
-}
-
-impl From<String> for EncodeFault {
-    fn from(fault: String) -> EncodeFault {
-        EncodeFault::Record(fault)
-    }
-}
-
-impl From<ScriptFault> for EncodeFault {
-    fn from(fault: ScriptFault) -> EncodeFault {
-        match fault {
-            ScriptFault::Record(fault) => EncodeFault::Record(fault),
-            ScriptFault::Excess(fault) => EncodeFault::Template(fault),
-        }
-    }
 }
 
 impl Encoder<'_> {

@@ -13,10 +13,10 @@ mod dataset;
 mod encoder;
 mod error;
 mod eval;
-mod expansion;
 mod fetched;
 mod files;
 mod image;
+mod loading;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]
 mod mapped;
 mod mix;
@@ -44,10 +44,11 @@ mod training;
 mod warning;
 
 pub use chat::contain_chat_templates;
-pub use dataset::{Dataset, IGNORE, Loading};
+pub use dataset::{Dataset, IGNORE};
 pub use error::DataError;
 pub use eval::EvalSampler;
 pub use files::{is_data, missing};
+pub use loading::Loading;
 pub use permutation::Permutation;
 pub use preview::Preview;
 pub use progress::{Tokenizing, Watch};

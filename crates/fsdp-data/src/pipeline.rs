@@ -9,21 +9,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fsdp_config::Malformed;
 use rayon::prelude::*;
 
-use super::encoder::{EncodeFault, EncodedDocument, Encoder, Read};
+use super::chat::EncodeFault;
+use super::encoder::{EncodedDocument, Encoder, Read};
 use super::error::DataError;
-use super::expansion::{Bounds, Expansion};
 use super::files::{DataFile, Kind};
-use super::progress::{Meter, Tokenizing};
+use super::progress::{Meter, Tokenizing, Watch};
 use super::record::RecordPosition;
-use super::source::{self, Batch, Batches, RecordFault};
+use super::source::{self, Batch, Batches, Bounds, Expansion, RecordFault};
 use super::special::Form;
-use super::text::Text;
 
 /// Size of a round, in bytes before tokenizing.
 const ROUND_BYTES: usize = 1 << 24;
 
 /// Maximum number of batches per round: in the worst case, each is a small file of its own.
 const ROUND_BATCHES: usize = 1 << 12;
+
+/// Files of records, and the encoder that tokenizes them.
+pub(super) struct Text<'a> {
+    /// The files, none of which are token files.
+    pub(super) files: &'a [DataFile],
+    /// Turns records into tokens.
+    pub(super) encoder: Encoder<'a>,
+    /// What to do with records without a document.
+    pub(super) malformed: Malformed,
+    /// Maximum size of the content of a file, in times its size.
+    pub(super) expansion_max: u64,
+    /// Receives the progress.
+    pub(super) watch: &'a Watch<'a>,
+}
 
 /// The tokens of a batch.
 pub(super) struct Encoded {

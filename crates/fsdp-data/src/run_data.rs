@@ -7,10 +7,11 @@ use fsdp_config::{DataConfig, EvalSet, Resolved};
 use fsdp_nn::model::Batch;
 use serde::{Deserialize, Serialize};
 
-use super::dataset::{Dataset, Loading};
+use super::dataset::Dataset;
 use super::error::DataError;
 use super::eval::EvalSampler;
 use super::fetched::fetched;
+use super::loading::Loading;
 use super::preview::Preview;
 use super::progress::Watch;
 use super::role::Role;

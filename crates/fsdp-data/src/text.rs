@@ -2,34 +2,18 @@
 
 use std::io::{self, Write};
 
-use fsdp_config::Malformed;
 use fsdp_core::Digest;
 
 use super::encoder::Encoder;
 use super::error::DataError;
-use super::files::{self, DataFile};
+use super::files;
 use super::image::{ImageWriter, MAGIC};
-use super::pipeline::{self, Encoded};
-use super::progress::Watch;
+use super::pipeline::{self, Encoded, Text};
 use super::stamp::Stamp;
 use super::tokens::Bytes;
 
 /// Version of the tokenizer library; another version may produce other tokens for the same text.
 const TOKENIZERS: &str = "0.22.2";
-
-/// Files of records, and the encoder that tokenizes them.
-pub(super) struct Text<'a> {
-    /// The files, none of which are token files.
-    pub(super) files: &'a [DataFile],
-    /// Turns records into tokens.
-    pub(super) encoder: Encoder<'a>,
-    /// What to do with records without a document.
-    pub(super) malformed: Malformed,
-    /// Maximum size of the content of a file, in times its size.
-    pub(super) expansion_max: u64,
-    /// Receives the progress.
-    pub(super) watch: &'a Watch<'a>,
-}
 
 /// Identifies the tokens of a text.
 #[derive(Debug)]

@@ -3,8 +3,9 @@
 use fsdp_ckpt::digest::{Digest, DigestKind};
 use fsdp_config::{DataConfig, SourceConfig, TrainConfig};
 
-use super::dataset::{Dataset, Loading};
+use super::dataset::Dataset;
 use super::error::DataError;
+use super::loading::Loading;
 use super::mix::{Mix, MixSampler};
 use super::role::Role;
 use super::sampler::Sampler;

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Rendered;
 use super::fault::RenderFault;
+use super::rendered::Rendered;
 
 /// A value for a template engine.
 #[derive(Clone, Debug, Serialize)]

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use fsdp_config::LossOn;
 
-use super::Chats;
 use super::said::Said;
 use super::script::{Last, Script};
 use super::setup::Setup;
@@ -103,8 +102,8 @@ impl Tokenized<'_> {
 }
 
 /// Returns which tokens of a conversation count.
-pub(super) fn find(script: &Script, tokenized: &Tokenized<'_>, chats: &Chats) -> Answers {
-    let Setup { loss_on, counts_reasoning, .. } = chats.setup;
+pub(super) fn find(script: &Script, tokenized: &Tokenized<'_>, setup: &Setup) -> Answers {
+    let Setup { loss_on, counts_reasoning, .. } = *setup;
     let left_out: Vec<Answer> = script.left_out.iter().map(|said| tokenized.answer(said)).collect();
     let learned = script.learned.iter();
     let found: Vec<Answer> = if script.has_blocks {

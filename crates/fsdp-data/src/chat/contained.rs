@@ -17,10 +17,9 @@ use std::vec::IntoIter;
 pub(super) use limits::Limits;
 pub(super) use process::Process;
 
-use super::fault::ScriptFault;
+use super::fault::{EncodeFault, ScriptFault};
 use super::script::Script;
 use super::{Chats, Compiled};
-use crate::encoder::EncodeFault;
 use crate::error::DataError;
 
 /// The argument that turns this executable into a worker; it is not a command for people.

@@ -7,6 +7,11 @@ use serde_json::{Map, Value};
 use super::learned::{self, mark};
 use super::sharegpt;
 
+/// Names of the fields of a template's context that do not come from the record.
+pub(super) const MESSAGES: &str = "messages";
+pub(super) const TOOLS: &str = "tools";
+pub(super) const PROMPT: &str = "add_generation_prompt";
+
 /// Maximum size of a conversation as JSON. The longest contexts of models are some megabytes.
 const BYTES_MAX: usize = 16 << 20;
 

@@ -1,6 +1,8 @@
-//! Reasons why a conversation cannot be turned into tokens.
+//! Reasons why a conversation, or another record, cannot be turned into tokens.
 
 use serde::{Deserialize, Serialize};
+
+use crate::error::DataError;
 
 /// Limit on the instructions of the template engine per rendering: some seconds. A message takes about a hundred.
 pub(super) const FUEL: u64 = 50_000_000;
@@ -50,6 +52,35 @@ pub(crate) enum ScriptFault {
     /// The template took more than it may. It would for other conversations, too, so no other is tried.
     #[error("{0}")]
     Excess(String),
+}
+
+/// Reasons why a record has no tokens.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EncodeFault {
+    /// The fault is not in the record: no record of this kind can be tokenized.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The chat template is at fault; describes why.
+    #[error("{0}")]
+    Template(String),
+    /// The record is at fault; describes why.
+    #[error("{0}")]
+    Record(String),
+}
+
+impl From<String> for EncodeFault {
+    fn from(fault: String) -> EncodeFault {
+        EncodeFault::Record(fault)
+    }
+}
+
+impl From<ScriptFault> for EncodeFault {
+    fn from(fault: ScriptFault) -> EncodeFault {
+        match fault {
+            ScriptFault::Record(fault) => EncodeFault::Record(fault),
+            ScriptFault::Excess(fault) => EncodeFault::Template(fault),
+        }
+    }
 }
 
 /// Shortens a message that a template chooses.

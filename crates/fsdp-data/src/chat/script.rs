@@ -8,15 +8,16 @@ use std::ops::Range;
 
 use fsdp_config::LossOn;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Deserializer, Value};
 
-use super::conversation::Conversation;
+use super::conversation::{Conversation, MESSAGES, PROMPT, TOOLS};
 use super::fault::{RenderFault, ScriptFault};
 use super::probe::Probe;
+use super::rendered::Rendered;
 use super::said::Said;
 use super::setup::Setup;
 use super::template::{self, ChatTemplate, Prepared};
-use super::{MESSAGES, PROMPT, Rendered, TOOLS};
+use super::templates::Compiled;
 
 /// A text, and the byte ranges in it that the loss depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,12 +73,28 @@ struct Context<'a> {
     others: &'a BTreeMap<&'a str, Prepared>,
 }
 
+impl Setup {
+    /// Returns the script of a conversation, which is given as JSON, by the compiled templates.
+    ///
+    /// # Errors
+    /// [`ScriptFault`].
+    pub(super) fn script(&self, compiled: &Compiled, conversation: &[u8]) -> Result<Script, ScriptFault> {
+        let mut json = Deserializer::from_slice(conversation);
+        // This program has written it. JSON strings within were parsed, so it may nest deeper than what can be read.
+        json.disable_recursion_limit();
+        let conversation = Conversation::deserialize(&mut json);
+        let conversation = conversation.map_err(|fault| ScriptFault::Record(fault.to_string()))?;
+        let template = compiled.select(conversation.context.contains_key(TOOLS));
+        Script::of(&conversation, template, self)
+    }
+}
+
 impl Script {
     /// Renders a conversation.
     ///
     /// # Errors
     /// [`ScriptFault`].
-    pub(super) fn of(
+    fn of(
         conversation: &Conversation,
         template: &ChatTemplate,
         setup: &Setup,

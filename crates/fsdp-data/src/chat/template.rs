@@ -15,8 +15,8 @@ use serde_json::Value as Json;
 
 use odd::Odd;
 
-use super::Rendered;
 use super::fault::{FUEL, RenderFault, shown};
+use super::rendered::Rendered;
 use crate::record;
 
 /// Name of the template in its environment. It has no file extension that would enable HTML escaping.

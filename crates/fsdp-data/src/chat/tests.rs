@@ -1,7 +1,7 @@
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::encoder::EncodeFault;
+use crate::chat::fault::EncodeFault;
 use crate::testing::config;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chats");

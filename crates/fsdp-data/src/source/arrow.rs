@@ -19,14 +19,14 @@ use fsdp_config::input_file;
 
 use values::record;
 
+use super::batch::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, check_row};
 use super::shape::Shape;
-use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, check_row};
 use crate::error::DataError;
-use crate::expansion::Bounds;
 use crate::files::{self, DataFile};
 use crate::panics;
 use crate::progress::{Meter, Metered};
 use crate::record::{COMPANIONS, Fields, Record, RecordPosition};
+use crate::source::expansion::Bounds;
 
 /// Bytes per read.
 const CHUNK_BYTES: u64 = 1 << 20;

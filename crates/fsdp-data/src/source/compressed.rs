@@ -6,10 +6,10 @@ use flate2::bufread::MultiGzDecoder;
 use fsdp_config::input_file;
 
 use crate::error::DataError;
-use crate::expansion::Bounds;
 use crate::files::{self, Compression, DataFile};
 use crate::progress::{Meter, Metered};
 use crate::record::RecordPosition;
+use crate::source::expansion::Bounds;
 
 /// Maximum size of the header of a zstd frame.
 const ZSTD_HEADER_BYTES: u64 = 18;

@@ -2,12 +2,13 @@
 
 use std::io::{BufRead, Read};
 
-use super::{BATCH_BYTES, Batch, Batches, Content, RECORD_BYTES_MAX, compressed};
+use super::batch::{BATCH_BYTES, Batch, Batches, Content, RECORD_BYTES_MAX};
+use super::compressed;
 use crate::error::DataError;
-use crate::expansion::Bounds;
 use crate::files::DataFile;
 use crate::progress::Meter;
 use crate::record::RecordPosition;
+use crate::source::expansion::Bounds;
 
 /// A mark that Windows editors write in front of UTF-8 text, and that is not part of it.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

@@ -21,17 +21,17 @@ use serde_json::{Map, Value};
 
 use lists::RowMax;
 
-use super::shape::{KEYS, Shape, not_text};
-use super::{
+use super::batch::{
     BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, RECORD_BYTES_MAX, ROW_VALUES_MAX, check_row,
     invalid_id, whole,
 };
+use super::shape::{KEYS, Shape, not_text};
 use crate::error::DataError;
-use crate::expansion::Bounds;
 use crate::files::{self, DataFile};
 use crate::panics;
 use crate::progress::Meter;
 use crate::record::{COMPANIONS, Fields, NOT_JSON, Record, RecordPosition, odd};
+use crate::source::expansion::Bounds;
 use crate::tokens::IGNORED_BIT;
 
 /// Maximum nesting of columns. The library reads them by recursion.

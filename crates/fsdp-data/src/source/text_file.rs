@@ -5,12 +5,13 @@ use std::iter;
 
 use fsdp_config::input_file;
 
-use super::{Batch, Batches, Content, RECORD_BYTES_MAX, compressed};
+use super::batch::{Batch, Batches, Content, RECORD_BYTES_MAX};
+use super::compressed;
 use crate::error::DataError;
-use crate::expansion::Bounds;
 use crate::files::{self, DataFile};
 use crate::progress::Meter;
 use crate::record::RecordPosition;
+use crate::source::expansion::Bounds;
 
 /// Returns the only document of a file.
 ///

@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 
 use super::limits::Limits;
+use crate::chat::fault::EncodeFault;
 use crate::chat::setup::Setup;
-use crate::encoder::EncodeFault;
 use crate::error::DataError;
 
 /// A running worker.

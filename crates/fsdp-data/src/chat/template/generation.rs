@@ -5,7 +5,7 @@
 //! that puts a mark before and after its input. The marks are removed again from the rendered text. They are Unicode
 //! noncharacters, which do not occur in text.
 
-use crate::chat::Rendered;
+use crate::chat::rendered::Rendered;
 
 /// The marks before and after the assistant's text.
 pub(super) const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];

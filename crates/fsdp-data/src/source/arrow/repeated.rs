@@ -7,7 +7,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 
-use super::super::ROW_VALUES_MAX;
+use super::super::batch::ROW_VALUES_MAX;
 use super::values::{entry, items};
 
 /// Number of rows of a record batch that are measured: rows without bytes may be without number.

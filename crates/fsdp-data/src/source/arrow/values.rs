@@ -9,8 +9,8 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, FieldRef};
 use serde_json::{Map, Value};
 
+use super::super::batch::{invalid_id, whole};
 use super::super::shape::{KEYS, Shape, not_text};
-use super::super::{invalid_id, whole};
 use crate::record::{NOT_JSON, Record, no_json, odd};
 use crate::tokens::IGNORED_BIT;
 

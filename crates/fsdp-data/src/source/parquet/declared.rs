@@ -3,11 +3,11 @@
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 use parquet::schema::types::SchemaDescriptor;
 
-use super::super::ROW_BYTES;
+use super::super::batch::ROW_BYTES;
 use crate::error::DataError;
-use crate::expansion::Bounds;
 use crate::files::DataFile;
 use crate::record::RecordPosition;
+use crate::source::expansion::Bounds;
 
 /// Checks what the metadata of all row groups says that the file expands to, before the first of them is read.
 ///

@@ -5,10 +5,10 @@ use fsdp_config::{DataConfig, Malformed};
 
 use super::super::{RecordFault, open};
 use super::{assert_refused, config, fixture, load};
-use crate::expansion::Bounds;
 use crate::files::{DataFile, Kind};
 use crate::progress::Meter;
 use crate::record::{Fields, Record, RecordPosition};
+use crate::source::expansion::Bounds;
 
 /// Returns the records of a file with their positions.
 fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(RecordPosition, Result<Record, RecordFault>)> {

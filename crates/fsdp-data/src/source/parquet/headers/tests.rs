@@ -13,10 +13,10 @@ use tempfile::NamedTempFile;
 use super::super::open;
 use super::*;
 use crate::error::DataError;
-use crate::expansion::Bounds;
 use crate::files::{DataFile, Kind};
 use crate::progress::Meter;
 use crate::record::Fields;
+use crate::source::expansion::Bounds;
 
 /// The message type with a column nested as deep as there are groups, beside a plain one.
 fn schema(groups: &[bool]) -> String {

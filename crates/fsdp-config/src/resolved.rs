@@ -1,0 +1,93 @@
+//! A run file with all defaults filled in, and what follows from it.
+
+use super::adapter::AdapterConfig;
+use super::checkpoint::CheckpointConfig;
+use super::data::DataConfig;
+use super::error::ConfigError;
+use super::fsdp::FsdpConfig;
+use super::model::ModelConfig;
+use super::reader::Reader;
+use super::run::RunConfig;
+use super::table::table;
+use super::train::TrainConfig;
+use super::writer;
+
+table! {
+    /// A run file with all defaults filled in.
+    pub struct Resolved {
+        /// The model.
+        model: ModelConfig = table(ModelConfig::read),
+        /// The adapter to train instead of the model's own parameters.
+        adapter: Option<AdapterConfig> = table_or_none(AdapterConfig::read),
+        /// Training and evaluation data.
+        data: DataConfig = table(DataConfig::read),
+        /// Batches, steps and optimizer.
+        train: TrainConfig = table(TrainConfig::read),
+        /// Sharding.
+        fsdp: FsdpConfig = table(FsdpConfig::read),
+        /// Checkpoints.
+        checkpoint: CheckpointConfig = table(CheckpointConfig::read),
+        /// Device, ranks and output.
+        run: RunConfig = table(RunConfig::read),
+    }
+}
+
+/// The world that a run starts in, as far as a run file may leave it open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct World {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Number of nodes that they are on; `None` if no launcher says it.
+    pub nodes: Option<usize>,
+}
+
+impl World {
+    /// Ranks without a launcher.
+    pub const fn of_ranks(ranks: usize) -> World {
+        World { ranks, nodes: None }
+    }
+}
+
+impl Resolved {
+    /// Returns the text of `resolved.toml`; parsing it gives an equal configuration.
+    ///
+    /// # Panics
+    /// Never for a value that was parsed: all of its parts have a TOML form.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a configuration read from TOML can be written as TOML")
+    }
+
+    /// Returns the same configuration for another number of ranks. The mesh keeps its replicas if their number divides
+    /// the new one.
+    ///
+    /// # Errors
+    /// [`ConfigError::Divisibility`] if the number does not divide the micro-batches of a step.
+    pub fn at_world(&self, world: usize) -> Result<Self, ConfigError> {
+        let mut config = self.clone();
+        config.run.ranks = world;
+        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
+            config.fsdp.mesh.replicate = 1;
+        }
+        let micro_batches = self.train.micro_batches_per_step();
+        if micro_batches.is_multiple_of(world) {
+            return Ok(config);
+        }
+        Err(ConfigError::Divisibility {
+            origin: format!("a world of {world}"),
+            divisor_key: "run.ranks",
+            divisor: world as u64,
+            dividend_key: "the micro-batches of a step",
+            dividend: micro_batches as u64,
+        })
+    }
+
+    /// Whether early stopping or the best checkpoints depend on evaluation losses.
+    pub fn watches_loss(&self) -> bool {
+        self.train.early_stop.is_some() || self.checkpoint.keep_best > 0
+    }
+
+    /// The seed of all randomness in training except for the order of data: of dropout masks.
+    pub fn train_seed(&self) -> u64 {
+        self.model.seed
+    }
+}
