@@ -25,11 +25,11 @@ use super::tokens::Token;
 use super::warning::DataWarning;
 
 /// A target that does not count in the loss.
-pub const IGNORE: u32 = u32::MAX;
+pub(super) const IGNORE: u32 = u32::MAX;
 
 /// Samples of equal length.
 #[derive(Debug)]
-pub struct Dataset {
+pub(super) struct Dataset {
     pub(super) corpus: Corpus,
     seq_len: usize,
     special: Special,
@@ -64,7 +64,11 @@ impl Dataset {
     ///
     /// # Errors
     /// If something cannot be read or tokenized, a path is inside the output folder, or a special token does not exist.
-    pub fn load(paths: &[String], config: &DataConfig, loading: &Loading<'_>) -> Result<Dataset, DataError> {
+    pub(super) fn load(
+        paths: &[String],
+        config: &DataConfig,
+        loading: &Loading<'_>,
+    ) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
         let special = Special::resolve(config, &tokenizer)?;
         let corpus = Corpus::open(paths, config, loading, &tokenizer)?;
@@ -167,7 +171,7 @@ impl Dataset {
     }
 
     /// Adds a warning about how much of the documents in the first `samples` samples is truncated.
-    pub(crate) fn warn_of_clipped(&mut self, samples: usize) {
+    pub(super) fn warn_of_clipped(&mut self, samples: usize) {
         if matches!(self.layout, Layout::Stream(_)) {
             return;
         }
@@ -177,7 +181,7 @@ impl Dataset {
     }
 
     /// Returns the number of samples.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match &self.layout {
             Layout::Stream(starts) => starts[self.documents.len()].saturating_sub(1) / self.seq_len,
             Layout::Documents => self.documents.len(),
@@ -185,18 +189,13 @@ impl Dataset {
         }
     }
 
-    /// Whether there are no samples.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Whether some tokens do not count in the loss.
-    pub fn has_ignored(&self) -> bool {
+    pub(super) fn has_ignored(&self) -> bool {
         self.corpus.scan.has_ignored
     }
 
     /// Returns the number of tokens of all documents in use, including bos and eos.
-    pub fn tokens_len(&self) -> usize {
+    pub(super) fn tokens_len(&self) -> usize {
         match &self.layout {
             Layout::Stream(starts) => starts[self.documents.len()],
             _ => (0..self.documents.len()).map(|document| self.len_of(document)).sum(),
@@ -204,36 +203,36 @@ impl Dataset {
     }
 
     /// Whether samples contain several documents that do not attend to each other: see [`Dataset::positions`].
-    pub fn is_packed(&self) -> bool {
+    pub(super) fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed(_))
     }
 
     /// Number of inputs, and of targets, per sample.
-    pub fn seq_len(&self) -> usize {
+    pub(super) fn seq_len(&self) -> usize {
         self.seq_len
     }
 
     /// Returns the CRC-64 of the tokens as read, each as four little-endian bytes, with the highest bit set if the
     /// token does not count. The bounds of documents are not included. For more than 256 MiB of token files, it covers
     /// only samples of them.
-    pub fn digest(&self) -> Digest {
+    pub(super) fn digest(&self) -> Digest {
         self.corpus.scan.digest
     }
 
     /// Returns warnings from reading the data.
-    pub fn warnings(&self) -> &[DataWarning] {
+    pub(super) fn warnings(&self) -> &[DataWarning] {
         &self.corpus.warnings
     }
 
     /// Caches the tokens of text for later starts if the cache is inside the output folder, where nothing may be
     /// created before the run is accepted. (Other caches are written already.) Returns a warning if that fails.
-    pub fn keep(&self) -> Option<DataWarning> {
+    pub(super) fn keep(&self) -> Option<DataWarning> {
         self.corpus.advance_to(Stage::Kept)
     }
 
     /// Writes these tokens early, for other processes of this run. They are deleted when the value is dropped, unless
     /// they are [kept](Dataset::keep). Returns a warning if that fails.
-    pub fn share(&self) -> Option<DataWarning> {
+    pub(super) fn share(&self) -> Option<DataWarning> {
         self.corpus.advance_to(Stage::Shared)
     }
 
@@ -259,7 +258,7 @@ impl Dataset {
     ///
     /// # Panics
     /// If there is no such sample.
-    pub(crate) fn is_partly_silent(&self, index: usize) -> bool {
+    pub(super) fn is_partly_silent(&self, index: usize) -> bool {
         self.runs(index).into_iter().flat_map(|run| self.tokens(run)).any(|token| !token.counts)
     }
 
@@ -272,21 +271,11 @@ impl Dataset {
         self.runs(index).into_iter().any(|run| form(run) == Form::OpenConversation)
     }
 
-    /// Returns the inputs and targets of a sample; targets that do not count are [`IGNORE`].
-    ///
-    /// # Panics
-    /// If there is no such sample.
-    pub fn sample(&self, index: usize) -> (Vec<u32>, Vec<u32>) {
-        let (mut inputs, mut targets) = (vec![0; self.seq_len], vec![0; self.seq_len]);
-        self.fill(Some(index), &mut inputs, &mut targets);
-        (inputs, targets)
-    }
-
     /// Writes a sample, or for `None` a masked sample in which no target counts.
     ///
     /// # Panics
     /// If there is no such sample, or a slice is not `seq_len` long.
-    pub fn fill(&self, index: Option<usize>, inputs: &mut [u32], targets: &mut [u32]) {
+    pub(super) fn fill(&self, index: Option<usize>, inputs: &mut [u32], targets: &mut [u32]) {
         assert_eq!((inputs.len(), targets.len()), (self.seq_len, self.seq_len), "slices are seq_len long");
         inputs.fill(self.special.pad);
         targets.fill(IGNORE);
@@ -308,7 +297,7 @@ impl Dataset {
     ///
     /// # Panics
     /// If there is no such sample, or the slice is not `seq_len` long.
-    pub fn positions(&self, index: Option<usize>, positions: &mut [u32]) {
+    pub(super) fn positions(&self, index: Option<usize>, positions: &mut [u32]) {
         assert_eq!(positions.len(), self.seq_len, "a slice is seq_len long");
         let runs = index.map_or_else(Vec::new, |index| self.runs(index));
         let mut rest = positions;
@@ -324,7 +313,7 @@ impl Dataset {
     ///
     /// # Errors
     /// For the first id that is not.
-    pub fn check_vocabulary(&self, vocab_size: usize) -> Result<(), DataError> {
+    pub(super) fn check_vocabulary(&self, vocab_size: usize) -> Result<(), DataError> {
         self.special.check_vocabulary(self.corpus.forms(), vocab_size)?;
         let is_out_of_range = |id: u32| id as usize >= vocab_size;
         if !self.corpus.scan.id_max.is_some_and(is_out_of_range) {

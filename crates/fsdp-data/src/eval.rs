@@ -5,7 +5,7 @@
 /// Batches are as large as in training, so that every rank issues the same collectives, and so that every world size
 /// evaluates the same samples in the same order of addition.
 #[derive(Clone, Debug)]
-pub struct EvalSampler {
+pub(super) struct EvalSampler {
     samples: usize,
     batches: usize,
     global_batch: usize,
@@ -18,7 +18,12 @@ impl EvalSampler {
     ///
     /// # Panics
     /// If the micro-batch size does not divide the global batch size, which a resolved configuration rules out.
-    pub fn new(samples: usize, global_batch: usize, micro_batch: usize, batches_max: u64) -> EvalSampler {
+    pub(super) fn new(
+        samples: usize,
+        global_batch: usize,
+        micro_batch: usize,
+        batches_max: u64,
+    ) -> EvalSampler {
         assert!(global_batch > 0 && global_batch.is_multiple_of(micro_batch), "V is a whole number");
         let all = samples.div_ceil(global_batch);
         let batches =
@@ -27,12 +32,12 @@ impl EvalSampler {
     }
 
     /// Number of global batches.
-    pub fn batches(&self) -> usize {
+    pub(super) fn batches(&self) -> usize {
         self.batches
     }
 
     /// Micro-batches per global batch, V.
-    pub fn micro_batches(&self) -> usize {
+    pub(super) fn micro_batches(&self) -> usize {
         self.global_batch / self.micro_batch
     }
 
@@ -40,7 +45,7 @@ impl EvalSampler {
     ///
     /// # Panics
     /// If there is no such batch or micro-batch.
-    pub fn batch(&self, batch: usize, micro_batch: usize) -> Vec<Option<usize>> {
+    pub(super) fn batch(&self, batch: usize, micro_batch: usize) -> Vec<Option<usize>> {
         assert!(batch < self.batches && micro_batch < self.micro_batches(), "the batch exists");
         let start = batch * self.global_batch + micro_batch * self.micro_batch;
         (start..start + self.micro_batch).map(|sample| (sample < self.samples).then_some(sample)).collect()

@@ -3,7 +3,7 @@
 //! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
 //!
 //! Everything is a function of the configuration and the files: no rank reads ahead, and no rank keeps a position. The
-//! samples of a micro-batch follow from the step and the micro-batch index alone ([`Sampler`]), so that every world
+//! samples of a micro-batch follow from the step and the micro-batch index alone (`sampler.rs`), so that every world
 //! size cuts the same global batches and a resumed run needs no state.
 
 mod cache;
@@ -44,18 +44,13 @@ mod training;
 mod warning;
 
 pub use chat::contain_chat_templates;
-pub use dataset::{Dataset, IGNORE};
 pub use error::DataError;
-pub use eval::EvalSampler;
 pub use files::{is_data, missing};
-pub use loading::Loading;
-pub use permutation::Permutation;
 pub use preview::Preview;
 pub use progress::{Tokenizing, Watch};
 pub use resolve_links::resolve_links;
 pub use role::Role;
 pub use run_data::{DataPosition, RunData};
-pub use sampler::Sampler;
 pub use survey::{Outlook, Survey, Whole, lost, outlook, survey};
 pub use tokenizer::{Tokenizer, TokenizerFault};
 pub use training::{SourcePosition, SourceSummary, expect_shares};

@@ -18,7 +18,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A permutation of `0..len`, chosen by a seed and an epoch.
 #[derive(Clone, Copy, Debug)]
-pub struct Permutation {
+pub(super) struct Permutation {
     len: u64,
     half_bits: u32,
     keys: [u64; ROUNDS as usize],
@@ -26,7 +26,7 @@ pub struct Permutation {
 
 impl Permutation {
     /// Creates the permutation of an epoch.
-    pub fn new(len: usize, seed: u64, epoch: u64) -> Permutation {
+    pub(super) fn new(len: usize, seed: u64, epoch: u64) -> Permutation {
         let len = len as u64;
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
         let key = mix(mix(seed ^ GOLDEN).wrapping_add(epoch));
@@ -42,7 +42,7 @@ impl Permutation {
     ///
     /// # Panics
     /// If the position is not below `len`.
-    pub fn at(&self, position: usize) -> usize {
+    pub(super) fn at(&self, position: usize) -> usize {
         assert!((position as u64) < self.len, "position {position} is below {}", self.len);
         let mut element = self.encrypt(position as u64);
         while element >= self.len {

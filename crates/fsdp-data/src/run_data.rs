@@ -110,13 +110,12 @@ impl RunData {
         all.flat_map(|(key, dataset)| dataset.warnings().iter().map(move |warning| (key.clone(), warning)))
     }
 
-    /// Writes those tokenized texts to disk that belong into the output folder: see [`Dataset::keep`].
+    /// Writes those tokenized texts to disk that belong into the output folder.
     pub fn keep(&self) -> impl Iterator<Item = DataWarning> {
         self.datasets().filter_map(Dataset::keep)
     }
 
-    /// Makes such tokens available to other processes of this run: see [`Dataset::share`]. If that fails, they tokenize
-    /// the text themselves.
+    /// Makes such tokens available to other processes of this run. If that fails, they tokenize the text themselves.
     pub fn share(&self) {
         for warning in self.datasets().filter_map(Dataset::share) {
             tracing::info!("{warning}");

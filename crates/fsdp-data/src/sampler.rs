@@ -10,7 +10,7 @@ use super::role::Role;
 /// samples from s·G + j·m. With a shuffle seed, it takes the same positions of a permutation that differs in every
 /// epoch. The incomplete last global batch of an epoch is dropped. Nothing depends on the world size.
 #[derive(Clone, Debug)]
-pub struct Sampler {
+pub(super) struct Sampler {
     samples: usize,
     global_batch: usize,
     micro_batch: usize,
@@ -25,7 +25,7 @@ impl Sampler {
     ///
     /// # Panics
     /// If the micro-batch size does not divide the global batch size, which a resolved configuration rules out.
-    pub fn new(
+    pub(super) fn new(
         samples: usize,
         seq_len: usize,
         global_batch: usize,
@@ -38,22 +38,22 @@ impl Sampler {
     }
 
     /// Steps per epoch.
-    pub fn steps_per_epoch(&self) -> u64 {
+    pub(super) fn steps_per_epoch(&self) -> u64 {
         (self.samples / self.global_batch) as u64
     }
 
     /// Micro-batches per step, V.
-    pub fn micro_batches(&self) -> usize {
+    pub(super) fn micro_batches(&self) -> usize {
         self.global_batch / self.micro_batch
     }
 
     /// The seed of the permutations; `None` if samples are not shuffled.
-    pub fn shuffle_seed(&self) -> Option<u64> {
+    pub(super) fn shuffle_seed(&self) -> Option<u64> {
         self.shuffle_seed
     }
 
     /// Returns the epoch of a step, both counted from 0.
-    pub fn epoch(&self, step: u64) -> u64 {
+    pub(super) fn epoch(&self, step: u64) -> u64 {
         step / self.steps_per_epoch()
     }
 
@@ -61,7 +61,7 @@ impl Sampler {
     ///
     /// # Panics
     /// If the step has no such micro-batch.
-    pub fn batch(&self, step: u64, micro_batch: usize) -> Vec<usize> {
+    pub(super) fn batch(&self, step: u64, micro_batch: usize) -> Vec<usize> {
         assert!(micro_batch < self.micro_batches(), "micro-batch {micro_batch} of {}", self.micro_batches());
         let in_epoch = usize::try_from(step % self.steps_per_epoch()).expect("an epoch fits in memory");
         let start = in_epoch * self.global_batch + micro_batch * self.micro_batch;

@@ -72,7 +72,7 @@ pub struct Whole {
 /// Finds the files of a list of paths, and tokenizes their first records.
 ///
 /// # Errors
-/// As [`Dataset::load`], as far as the first records reveal them.
+/// Those of [`RunData::load`](crate::RunData::load), as far as the first records reveal them.
 pub fn survey(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Survey, DataError> {
     Ok(survey_files(paths, config, out_dir)?.survey)
 }
@@ -90,7 +90,7 @@ pub fn lost(paths: &[String], config: &DataConfig, out_dir: &Path, role: &Role) 
 /// records.
 ///
 /// # Errors
-/// The errors of a run: as [`Dataset::load`]; ids that the model does not have, and less data than the role requires.
+/// Those of [`RunData::load`](crate::RunData::load).
 pub fn outlook(
     paths: &[String],
     config: &DataConfig,

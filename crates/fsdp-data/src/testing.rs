@@ -3,6 +3,7 @@
 use fsdp_config::{DataConfig, Resolved};
 
 use super::chat::Chats;
+use super::dataset::Dataset;
 use super::tokenizer::Tokenizer;
 
 const RUN: &str = r#"
@@ -27,4 +28,13 @@ pub(super) fn config() -> DataConfig {
 /// Returns a tokenizer of conversations without a template.
 pub(super) fn chats() -> Chats {
     Chats::find(&config(), &Tokenizer::load("bytes").unwrap()).unwrap()
+}
+
+impl Dataset {
+    /// Returns the inputs and targets of a sample.
+    pub(super) fn sample(&self, index: usize) -> (Vec<u32>, Vec<u32>) {
+        let (mut inputs, mut targets) = (vec![0; self.seq_len()], vec![0; self.seq_len()]);
+        self.fill(Some(index), &mut inputs, &mut targets);
+        (inputs, targets)
+    }
 }

@@ -122,7 +122,7 @@ impl Tokenizer {
     }
 
     /// Number of ids.
-    pub fn vocab_size(&self) -> usize {
+    pub(super) fn vocab_size(&self) -> usize {
         self.vocabulary.as_ref().map_or(256, Vocabulary::size)
     }
 
@@ -213,7 +213,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// If the token is given by its text and is not a single token.
-    pub fn resolve(&self, token: &TokenRef, key: &'static str) -> Result<u32, DataError> {
+    pub(super) fn resolve(&self, token: &TokenRef, key: &'static str) -> Result<u32, DataError> {
         let text = match token {
             TokenRef::Id(id) => return Ok(*id),
             TokenRef::Token(text) => text,

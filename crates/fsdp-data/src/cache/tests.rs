@@ -5,14 +5,16 @@ use fsdp_config::{EndToken, Format, LossOn, Malformed, Packing, TokenRef};
 use tempfile::TempDir;
 
 use super::*;
+use crate::dataset::Dataset;
 use crate::encoder::Encoder;
 use crate::files::{DataFile, Kind};
 use crate::image::ImageWriter;
+use crate::loading::Loading;
+use crate::progress::Watch;
 use crate::record::Fields;
 use crate::special::Form;
 use crate::testing::chats;
 use crate::tokenizer::Tokenizer;
-use crate::{Dataset, Loading, Watch};
 
 const TEXT: &str = "the cat sat the cat sat the dog";
 

@@ -3,8 +3,10 @@ use std::fs;
 use fsdp_config::Packing;
 
 use super::*;
+use crate::dataset::IGNORE;
+use crate::loading::Loading;
+use crate::progress::Watch;
 use crate::testing::config;
-use crate::{Loading, Watch};
 
 #[test]
 fn preview_splits_sample_into_counted_and_masked_parts() {
@@ -47,7 +49,7 @@ fn preview_of_joined_documents_includes_their_last_tokens() {
     let show = |config: &DataConfig| {
         let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NONE, keeps: true };
         let dataset = Dataset::load(&config.train, config, &loading).unwrap();
-        let counted = dataset.sample(0).1.iter().filter(|&&target| target != crate::IGNORE).count();
+        let counted = dataset.sample(0).1.iter().filter(|&&target| target != IGNORE).count();
         let preview = Preview::of(&dataset, 0, config).unwrap();
         assert_eq!((dataset.len(), preview.counted), (1, counted));
         preview.parts

@@ -19,7 +19,9 @@ use fsdp_config::{DataConfig, EndToken, Format, LossOn, Malformed, Packing, Toke
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::{DataError, Dataset, Loading};
+use crate::DataError;
+use crate::dataset::Dataset;
+use crate::loading::Loading;
 
 fn config() -> DataConfig {
     DataConfig {
