@@ -120,6 +120,8 @@ fn copy(url: &Path, file: &Path) -> Result<(), DataError> {
 #[cfg(feature = "object-store")]
 #[cfg(test)]
 mod tests {
+    use fsdp_core::FailureKind;
+
     use super::*;
 
     fn put(url: &str, text: &str) {
@@ -144,6 +146,27 @@ mod tests {
         let other = copy_of(Path::new(url), dir.path(), &[]).unwrap();
         assert_ne!(other, copy);
         assert_eq!(read(&other), "second");
+    }
+
+    #[test]
+    fn what_cannot_be_copied_names_what_to_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = |url: &str, folder: &Path| {
+            let error = copy_of(Path::new(url), folder, &[]).unwrap_err();
+            assert_eq!(error.kind(), FailureKind::Input, "{error}");
+            error.to_string()
+        };
+        let missing = refused("memory://fetched/none/data.txt", dir.path());
+        assert!(missing.ends_with("check the paths of [data]"), "{missing}");
+        let url = "memory://fetched/kept/data.txt";
+        put(url, "text");
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let no_folder = refused(url, &file);
+        assert!(
+            no_folder.ends_with("set FSDP_CACHE_DIR to another folder for copies of data"),
+            "{no_folder}"
+        );
     }
 
     #[test]
