@@ -1,4 +1,4 @@
-"""Runs the example for Megatron-LM of docs/auditing.md in the schedule of megatron-core, and reads the batch that it wrote.
+"""Runs the example for Megatron-LM of docs/auditing-reference.md in the schedule of megatron-core, and reads the batch that it wrote.
 
 Two ranks with two micro-batches each. Megatron's own models need a GPU, so the model is a Llama of transformers.
 """

@@ -1,4 +1,4 @@
-"""Runs the example for torchtitan of docs/auditing.md in torchtitan's own `train_step`, and reads the batch that it wrote.
+"""Runs the example for torchtitan of docs/auditing-reference.md in torchtitan's own `train_step`, and reads the batch that it wrote.
 
 torchtitan 0.3.0 imports names that PyTorch 2.11 does not have, and builds only its own models, so the parts of its trainer that
 the step uses are made here: one process, a Llama of transformers.

@@ -1,4 +1,4 @@
-"""The examples of docs/auditing.md, which the scripts run as they stand there."""
+"""The examples of docs/auditing.md and docs/auditing-reference.md, which the scripts run as they stand there."""
 
 import re
 

@@ -23,7 +23,7 @@ train.lr_schedule, train.steps, train.grad_clip, and of [fsdp] the dtypes and wh
 takes.
 
 The batch is a safetensors file with m0.input_ids, m0.labels, .. per micro-batch, over all ranks in
-the order of the data; docs/auditing.md has the lines that write it from each framework.
+the order of the data; docs/auditing.md shows how to write it from each framework.
 
 --init writes a first run file from what a checkpoint says of its run, with a comment on where each
 value comes from, and lines to fill in for what it does not say. Without RUN.toml it is printed; a
