@@ -46,6 +46,11 @@ def none(pattern):
     return lambda name, gradient, rank: None if re.search(pattern, name) else gradient
 
 
+def rounded(name, gradient, rank):
+    """As after a reduction in bfloat16, such as that of the hook `bf16_compress_hook` of DDP."""
+    return gradient.bfloat16().float()
+
+
 def rows_of_rank(which, factor):
     return lambda name, gradient, rank: gradient * factor if rank == which else gradient
 

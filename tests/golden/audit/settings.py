@@ -98,6 +98,8 @@ MODELS = {
     "sound-rope-scaling": Fault(run="run-llama3.toml", data="plain", config={"rope_parameters": common.LLAMA3}),
 }
 UPDATES = {
+    "gradients-rounded": Fault("update_rule", gradients=faults.rounded),
+    "gradients-rounded-clip": Fault("update_rule", gradients=faults.rounded, **CLIPPED),
     "clipping-missing": Fault("clipping", clipping=faults.clip_none, **CLIPPED),
     "clipping-per-rank": Fault("clipping", clipping=faults.clip_per_rank, **CLIPPED),
     "clipping-per-parameter": Fault("clipping", clipping=faults.clip_per_group, **CLIPPED),

@@ -124,6 +124,17 @@ fn reduction_in_16_bits_widens_the_bound() {
     assert!(own < 1e-3 && (roundings..roundings + 1e-3).contains(&reduced), "{own} {reduced}");
 }
 
+#[test]
+fn gradients_rounded_before_the_update_are_sound_if_that_is_stated() {
+    for case in ["gradients-rounded", "gradients-rounded-clip"] {
+        let expected = expected(&llama().join(case));
+        let report = judged(&audit_case(&llama(), &expected, &["--set", "fsdp.reduce_dtype=bf16"]));
+        assert_eq!(report["verdict"], "sound", "{case}: {}", report["findings"]);
+        let text = judged(&audit_case(&llama(), &expected, &[]))["findings"][0]["text"].to_string();
+        assert!(text.contains("fsdp.reduce_dtype") && text.contains("bf16"), "{case}: {text}");
+    }
+}
+
 /// Runs an audit that has to fail, and returns its message.
 pub(crate) fn refused(folder: &Path, arguments: &[&str]) -> String {
     let output = audit(folder, arguments);

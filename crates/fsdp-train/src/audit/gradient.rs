@@ -4,6 +4,7 @@ mod dropout;
 mod explain;
 mod first;
 mod micro_batches;
+mod rounding;
 mod search;
 mod start;
 mod trials;
@@ -31,6 +32,9 @@ pub(super) const EXPLAINED_MIN: f64 = 0.95;
 
 /// Factor between the rounding errors of our kernels and those of another program: they round in other places.
 pub(super) const OTHER_KERNELS: f64 = 16.0;
+
+/// The largest relative error of rounding to `bf16`.
+const BF16_UNIT: f64 = 1.0 / 256.0;
 
 /// Roundings of an element of the first moment in one update.
 const MOMENT_ROUNDINGS: f64 = 4.0;
@@ -142,7 +146,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let unit = f64::from(f32::EPSILON) / 2.0;
         let floor = OTHER_KERNELS * unit * norm * factor / (elements.max(1) as f64).sqrt();
         let unit_of = |dtype: DType| match dtype {
-            DType::Bf16 => 2f64.powi(-8),
+            DType::Bf16 => BF16_UNIT,
             DType::F16 => 2f64.powi(-11),
             _ => unit,
         };

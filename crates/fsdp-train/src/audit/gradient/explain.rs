@@ -40,6 +40,9 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         {
             return Ok(vec![finding]);
         }
+        if let Some(finding) = self.by_rounding(&compared)? {
+            return Ok(vec![finding]);
+        }
         let missing = self.missing(&compared);
         let distance2 = compared.distance2(compared.clip());
         let wrong = Wrong { bounds, distance2, largest: total(&exact.sums).largest };
@@ -103,7 +106,12 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             number(all.uu.sqrt()),
             number(all.ee.sqrt() * compared.clip()),
             all.cosine().map_or("undefined".to_owned(), number)
-        );
+        ) + match self.is_as_rounded(compared) {
+            true => {
+                "; differences are as small as those of gradients in bfloat16: if the program reduces them in it, set fsdp.reduce_dtype"
+            }
+            false => "",
+        };
         Finding {
             cause: Cause::Unexplained,
             params: compared.names(&outside),
