@@ -5,6 +5,7 @@
 
 mod error_file;
 mod flight;
+mod late;
 mod srun;
 mod transport;
 mod watchdog;
@@ -246,7 +247,7 @@ fn join(place: ProcessPlace, run: &RunConfig, network: NetworkArgs) -> Result<Cl
         timeout: Duration::from_secs_f64(run.timeout_s),
         is_insecure: network.insecure_network,
     };
-    let cluster = Cluster::join(&joining)?;
+    let cluster = late::said(place, || Cluster::join(&joining))?;
     Note::Met.leave();
     Ok(cluster)
 }

@@ -77,10 +77,19 @@ pub(crate) fn process_name() -> Option<String> {
 /// Prints a line on stderr, unless notes are suppressed.
 pub(crate) fn note(line: &str) {
     match process_name() {
-        None if is_quiet() => {}
-        None if is_json() => write_line(&logging::line("INFO", &shown(line), &[])),
-        None => write_line(&shown(line)),
+        None => note_of_any(line),
         Some(_) => tracing::info!("{}", shown(line)),
+    }
+}
+
+/// Prints a line on stderr, be this the first process or another one, unless notes are suppressed.
+pub(crate) fn note_of_any(line: &str) {
+    let name = process_name().map_or(String::new(), |name| format!("{name}: "));
+    let line = shown(&(name + line));
+    match is_json() {
+        _ if is_quiet() => {}
+        true => write_line(&logging::line("INFO", &line, &[])),
+        false => write_line(&line),
     }
 }
 

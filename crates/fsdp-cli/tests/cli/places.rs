@@ -1,6 +1,7 @@
 //! The variables of launchers decide which processes form a run.
 
 use crate::support::{Ran, Sandbox};
+use crate::world::free_port;
 
 /// Runs `fsdp` with variables, separated by spaces.
 fn ran(sandbox: &Sandbox, variables: &str, args: &str) -> Ran {
@@ -63,4 +64,21 @@ fn launch_and_ckpt_ignore_incomplete_variables() {
     assert_eq!(launched.code, Some(0), "{}", launched.stderr);
     let verified = ran(&sandbox, pod, "ckpt verify out/checkpoints/step-00000003");
     assert_eq!(verified.code, Some(0), "{}", verified.stderr);
+}
+
+#[test]
+fn process_that_waits_for_others_says_so() {
+    let sandbox = Sandbox::new();
+    let port = free_port();
+    let second = format!(
+        "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+    );
+    // As a script does that is started below torchrun.
+    let audit = "audit run.toml --data --before before --after after --set run.timeout_s=8";
+    let ran = ran(&sandbox, &second, audit);
+    assert_ne!(ran.code, Some(0), "{}", ran.stderr);
+    let line = ran.stderr.lines().find(|line| line.contains("waiting for the other processes"));
+    let line = line.unwrap_or_else(|| panic!("{}", ran.stderr));
+    assert!(line.contains("process 1 of 2 of torchrun (RANK=1, WORLD_SIZE=2"), "{line}");
+    assert!(line.ends_with("unset these variables"), "{line}");
 }
