@@ -1,20 +1,34 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::audit::moments::Moments;
 use crate::audit::ranks::Ranks;
 use crate::audit::state::{Held, State, WEIGHT};
 use crate::audit::testing;
 
-const SPLITS: [Split; 3] = [
-    Split { ranks: 2, has_stacks: false },
-    Split { ranks: 3, has_stacks: false },
-    Split { ranks: 16, has_stacks: false },
-];
 const DECAY: f64 = 0.9;
-const ROWS: usize = 10;
-const COLS: usize = 3;
 
-fn spec() -> ModelSpec {
-    testing::spec(&[("proj", &[ROWS, COLS]), ("norm", &[ROWS])])
+/// Rows and columns of a matrix and of each expert's, a vector with as many elements as the matrix has rows, and the number of
+/// experts.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    rows: usize,
+    cols: usize,
+    experts: usize,
+}
+
+const SHAPE: Shape = Shape { rows: 10, cols: 3, experts: 0 };
+
+impl Shape {
+    fn spec(self) -> ModelSpec {
+        let Shape { rows, cols, experts } = self;
+        let experts: Vec<String> =
+            (0..experts).map(|expert| format!("mlp.experts.{expert}.w1.weight")).collect();
+        let (matrix, vector) = ([rows, cols], [rows]);
+        let mut params: Vec<(&str, &[usize])> = vec![("proj", &matrix), ("norm", &vector)];
+        params.extend(experts.iter().map(|name| (&**name, &matrix[..])));
+        testing::spec(&params)
+    }
 }
 
 /// The gradient that was used, and the expected one.
@@ -46,11 +60,12 @@ fn around(spec: &ModelSpec) -> Around<'_> {
 
 /// Compares all gradients, given in pieces of so many rows.
 fn measured(spec: &ModelSpec, piece: usize, clip: f64) -> Measured {
-    let (mut around, mut measured) = (around(spec), Measured::new(spec, &SPLITS, clip));
+    let (mut around, mut measured) = (around(spec), Measured::new(spec, &Split::all(spec), clip));
     for (index, param) in spec.params.iter().enumerate() {
         let row_len = param.row_len().unwrap_or(1);
-        for first in (0..ROWS).step_by(piece) {
-            let rows = first..ROWS.min(first + piece);
+        let all = param.len() / row_len;
+        for first in (0..all).step_by(piece) {
+            let rows = first..all.min(first + piece);
             let values: Vec<f32> = (rows.start * row_len..rows.end * row_len).map(expected).collect();
             measured.add(&mut around, ParamId(index), rows, &values).unwrap();
         }
@@ -72,21 +87,46 @@ fn assert_squares(sums: Sums, expected: [f64; 3], what: &str) {
     }
 }
 
-#[test]
-fn sums_of_pieces_are_those_of_the_whole_and_of_shards() {
-    let spec = spec();
-    for (piece, clip) in [(1, 1.0), (3, 0.25), (ROWS, 1.0)] {
+/// The rows of a parameter that a rank has of it, as `torch.chunk` cuts rows: later ranks may have fewer, or none. Of a stack,
+/// rows are whole experts.
+fn rows_of(spec: &ModelSpec, index: usize, rows: usize, (split, rank): (Split, usize)) -> Range<usize> {
+    let name = &spec.params[index].fqn;
+    let expert = name.strip_prefix("mlp.experts.").filter(|_| split.has_stacks);
+    let Some(expert) = expert.and_then(|rest| rest.split('.').next()?.parse::<usize>().ok()) else {
+        let each = rows.div_ceil(split.ranks);
+        return rows.min(rank * each)..rows.min((rank + 1) * each);
+    };
+    let experts = spec.params.iter().filter(|param| param.fqn.starts_with("mlp.experts.")).count();
+    let chunks: Vec<Vec<usize>> = (0..experts)
+        .collect::<Vec<_>>()
+        .chunks(experts.div_ceil(split.ranks))
+        .map(<[usize]>::to_vec)
+        .collect();
+    if chunks.get(rank).is_some_and(|own| own.contains(&expert)) { 0..rows } else { 0..0 }
+}
+
+proptest! {
+    #[test]
+    fn sums_of_pieces_are_those_of_the_whole_and_of_shards(
+        rows in 1usize..20,
+        cols in 1usize..4,
+        experts in 0usize..7,
+        piece in 1usize..20,
+        clip in 0.1f64..1.0,
+    ) {
+        let spec = Shape { rows, cols, experts }.spec();
         let measured = measured(&spec, piece, clip);
+        let forms = if experts > 0 { 2 } else { 1 };
+        prop_assert_eq!(measured.shards.len(), forms * RANKS.len());
         for (index, param) in spec.params.iter().enumerate() {
             let row_len = param.row_len().unwrap_or(1);
-            assert_squares(measured.sums[index], squares(0..ROWS, row_len, clip), &param.fqn);
+            assert_squares(measured.sums[index], squares(0..rows, row_len, clip), &param.fqn);
             for (split, params) in &measured.shards {
-                // As `torch.chunk` cuts rows: later ranks may have fewer, or none.
-                let each = ROWS.div_ceil(split.ranks);
+                prop_assert_eq!(params[index].len(), split.ranks);
                 for (rank, sums) in params[index].iter().enumerate() {
-                    let rows = ROWS.min(rank * each)..ROWS.min((rank + 1) * each);
-                    let what = format!("{} on rank {rank} of {}", param.fqn, split.ranks);
-                    assert_squares(*sums, squares(rows, row_len, clip), &what);
+                    let own = rows_of(&spec, index, rows, (*split, rank));
+                    let what = format!("{} on rank {rank}, {split:?}", param.fqn);
+                    assert_squares(*sums, squares(own, row_len, clip), &what);
                 }
             }
         }
@@ -95,13 +135,14 @@ fn sums_of_pieces_are_those_of_the_whole_and_of_shards() {
 
 #[test]
 fn clipping_is_by_the_norm_of_all_expected_gradients() {
-    let spec = spec();
+    let spec = SHAPE.spec();
+    let Shape { rows, cols, .. } = SHAPE;
     let all: f64 =
-        spec.params.iter().map(|param| squares(0..ROWS, param.row_len().unwrap_or(1), 1.0)[1]).sum();
+        spec.params.iter().map(|param| squares(0..rows, param.row_len().unwrap_or(1), 1.0)[1]).sum();
     let max = all.sqrt() / 3.0;
     let clipped = measured(&spec, 4, 1.0).clipped(Some(max));
     assert!((clipped.clip() - 1.0 / 3.0).abs() < 1e-6, "{}", clipped.clip());
-    assert_squares(clipped.sums[0], squares(0..ROWS, COLS, clipped.clip()), "proj");
-    assert_squares(clipped.shards[0].1[0][1], squares(5..10, COLS, clipped.clip()), "rank 1 of 2");
+    assert_squares(clipped.sums[0], squares(0..rows, cols, clipped.clip()), "proj");
+    assert_squares(clipped.shards[0].1[0][1], squares(5..10, cols, clipped.clip()), "rank 1 of 2");
     assert_eq!(measured(&spec, 4, 1.0).clipped(Some(100.0 * max)).clip(), 1.0);
 }
