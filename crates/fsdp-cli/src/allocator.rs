@@ -74,12 +74,29 @@ pub(crate) fn share_heap_under_limit() {
     if getrlimit(Resource::As).current.is_some() {
         /// `M_ARENA_MAX` of `malloc.h`.
         const ARENA_MAX: c_int = -8;
-        unsafe extern "C" {
-            fn mallopt(parameter: c_int, value: c_int) -> c_int;
-        }
-        // SAFETY: the call sets a number that later allocations read. No other thread is running.
-        unsafe { mallopt(ARENA_MAX, 1) };
+        set(ARENA_MAX, 1);
     }
+}
+
+/// Has the system take back at once what is freed of blocks of at least a megabyte. Otherwise glibc learns to keep blocks of up to
+/// 32 MiB from those that are freed, and a layer that is done leaves them between others that are in use.
+pub(crate) fn keep_no_large_blocks() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        /// `M_MMAP_THRESHOLD` of `malloc.h`.
+        const MMAP_THRESHOLD: c_int = -3;
+        set(MMAP_THRESHOLD, 1 << 20);
+    }
+}
+
+/// Sets a number of the allocator of the system.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn set(parameter: c_int, value: c_int) {
+    unsafe extern "C" {
+        fn mallopt(parameter: c_int, value: c_int) -> c_int;
+    }
+    // SAFETY: the call sets a number, under the allocator's own lock, that later allocations read.
+    unsafe { mallopt(parameter, value) };
 }
 
 /// From this call on, a process that aborts because an allocation has failed exits with [`Exit::Temporary`].

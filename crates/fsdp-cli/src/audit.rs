@@ -20,6 +20,7 @@ use fsdp_train::{InitSource, Job};
 use indicatif::ProgressBar;
 
 use self::variants::Stated;
+use crate::allocator::keep_no_large_blocks;
 use crate::args::AuditArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
@@ -49,6 +50,7 @@ pub(crate) fn run(args: &AuditArgs) -> Result<Exit, CliError> {
         expect_replaceable("--report", report)?;
         expect_folder(report)?;
     }
+    keep_no_large_blocks();
     let setup = setup(args)?;
     let ranks = args.ranks.or(place.map(|place| place.processes)).unwrap_or(1);
     let run = RunConfig { ranks, ..setup.config.run.clone() };
@@ -177,14 +179,11 @@ fn prepared(before: &Path, setup: RunSetup) -> Result<(RunSetup, Model, InitSour
     Ok((setup, architecture, init))
 }
 
-/// Says what the ranks on this machine need if it is much.
+/// Says what the ranks on this machine need, in the log if it is little.
 fn say_need(need: &AuditMemory, ranks: usize) {
     let all = need.total().saturating_mul(ranks as u64);
-    if all < SAID_MIN {
-        return;
-    }
     let ranks = if ranks > 1 { format!(" for {ranks} ranks, each") } else { ":".to_owned() };
-    output::note(&format!(
+    let text = format!(
         "this takes about {} of memory{ranks} {} for the largest layer and its gradient, {} for activations, {} for comparing{}",
         bytes(all),
         bytes(need.layer),
@@ -194,7 +193,11 @@ fn say_need(need: &AuditMemory, ranks: usize) {
             0 => String::new(),
             states => format!(", {} for weights, moments and gradients of the steps", bytes(states)),
         }
-    ));
+    );
+    match all {
+        ..SAID_MIN => tracing::info!("{text}"),
+        SAID_MIN.. => output::note(&text),
+    }
 }
 
 /// Needs below this are not worth a line.

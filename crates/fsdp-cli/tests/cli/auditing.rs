@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -465,6 +467,45 @@ fn own_runs_are_sound_by_their_own_data() {
             output.stdout
         );
     }
+}
+
+/// The largest memory that a process had, in MiB, and its output. What it needed in its last milliseconds may be missing.
+fn peak_of(command: &mut Command) -> (f64, Output) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0.0;
+    while child.try_wait().unwrap().is_none() {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+        peak = line.map_or(peak, |kib| kib.trim().parse::<f64>().unwrap() / 1024.0);
+        thread::sleep(Duration::from_millis(2));
+    }
+    (peak, child.wait_with_output().unwrap())
+}
+
+#[test]
+fn audit_needs_the_memory_that_it_says() {
+    let sandbox = Sandbox::new();
+    let larger = [("size\": 256", "size\": 8192"), ("hidden_size\": 16", "hidden_size\": 512")];
+    larger.into_iter().for_each(|(from, to)| sandbox.edit("model/config.json", from, to));
+    sandbox.edit(
+        "model/config.json",
+        "_size\": 24, \"num_hidden_layers\": 2",
+        "_size\": 2048, \"num_hidden_layers\": 1",
+    );
+    let set = "--set run.ranks=1 --set train.global_batch_size=2 --set train.steps=2";
+    sandbox.succeed(&format!("train run.toml --set checkpoint.every=1 --set checkpoint.keep_last=0 {set}"));
+    let mut command = sandbox.command();
+    let states = "--before out/checkpoints/step-00000001 --after out/checkpoints/step-00000002";
+    command.args(format!("audit run.toml --data {states} {set}").split(' ')).env("RUST_LOG", "info");
+    let (peak, output) = peak_of(&mut command);
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{log}");
+    let (_, said) = log.split_once("this takes about ").unwrap();
+    let said: f64 = said.split_once(" MiB of memory").unwrap().0.parse().unwrap();
+    // The program itself, and what else is small.
+    let own = 64.0;
+    assert!(peak < said + own && peak > 0.75 * said, "{peak} MiB where {said} MiB were said");
 }
 
 #[test]
