@@ -32,6 +32,7 @@ class Fault:
     optimizer: dict = field(default_factory=dict)  # settings of `fsdp2.optimizer_of`
     rate: object = common.rate  # the learning rate of a step
     auxiliary: float = 1.0  # factor of the balancing loss of routers
+    second: str | None = None  # the cause of another error in the same step
 
 
 # Gradients

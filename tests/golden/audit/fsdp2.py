@@ -129,6 +129,7 @@ def one(rank, setting, case, fault, before):
     save(model, optimizer, folder / "after", setting.layout(case))
     if rank == 0:
         wrong = dict(cause=fault.cause, params=fault.params, factor=fault.factor)
+        wrong |= dict(second=fault.second) if fault.second else {}
         common.expect_case(folder.parent, case, model, data=data, shifted=fault.shifted, run=fault.run, **wrong)
 
 

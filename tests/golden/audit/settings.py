@@ -124,6 +124,18 @@ UPDATES = {
     "epsilon-inside": Fault("update_rule", optimizer={"kind": faults.EpsilonInside}),
     "epsilon-larger": Fault("update_rule", optimizer={"eps": 1e-5}),
 }
+TWO = {
+    "prompts-and-clipping": Fault("tokens_counted", batch=faults.prompts_counted, clip=CLIP, second="clipping"),
+    "norms-and-rate": Fault(
+        "gradient_scaled", "norm", 2.0, gradients=scaled("norm", 2.0), rate=late, second="learning_rate"
+    ),
+    "epsilon-and-rate": Fault(
+        "update_rule", factor=1000.0, optimizer={"eps": 1e-5}, rate=late, second="learning_rate"
+    ),
+    "epsilon-inside-and-decay": Fault(
+        "update_rule", optimizer={"kind": faults.EpsilonInside, "decay": 0.0}, second="weight_decay"
+    ),
+}
 EXPERTS, ROUTERS = r"mlp\.experts", r"mlp\.gate\."
 MIXTURE = {
     "sound": Fault(),
@@ -193,7 +205,7 @@ MIXTURE_BF16 = {case: MIXTURE[case] for case in ("sound", "scaled-experts-4", "a
 }
 
 SETTINGS = [
-    Setting("fsdp2-llama", "llama", FEW | GRADIENTS | LOSSES | MODELS | UPDATES, dcp=("before", "sound")),
+    Setting("fsdp2-llama", "llama", FEW | GRADIENTS | LOSSES | MODELS | UPDATES | TWO, dcp=("before", "sound")),
     Setting("fsdp2-llama-bf16", "llama", BF16, bf16=True),
     Setting("fsdp2-llama-pure-bf16", "llama", PURE, pure=True),
     Setting("fsdp2-qwen2-tied", "qwen2-tied", TIED),

@@ -16,8 +16,10 @@ use fsdp_config::OptimizerConfig;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::update::GroupSettings;
 
-use self::explain::{Explained, Judged, explain, merged, other_decay, other_rule, rate_of};
-use self::fitted::fitted_rules;
+use self::explain::{
+    Explained, Judged, explain, merged, other_decay, other_rule, other_rule_and_rates, rate_of,
+};
+use self::fitted::{epsilon_beside_rates, fitted_rules};
 use self::rule::{Rule, rules};
 use self::second::second_moments;
 use self::sums::{Sums, sums};
@@ -104,7 +106,12 @@ pub(super) fn judge(
             let is_open = explained.iter().any(|finding| finding.cause == Cause::UpdateRule);
             match by_fitted_rule(around, &optimizer, (&groups, &judged), expected)? {
                 Some(finding) => vec![finding],
-                None if is_open => by_parameter(around, &groups, &rules, expected)?.unwrap_or(explained),
+                None if is_open => match by_parameter(around, &groups, &rules, expected)? {
+                    Some(finding) => finding,
+                    None => {
+                        by_two(around, &optimizer, (&groups, &judged, &rules), expected)?.unwrap_or(explained)
+                    }
+                },
                 None => explained,
             }
         }
@@ -149,6 +156,28 @@ fn by_fitted_rule(
     rules.extend(fitted_rules(around, config, found, expected)?);
     let sums = all_sums(around, found.0, &rules, expected)?;
     Ok(other_rule(&judged(around.spec, found.0, &sums, expected), &rules))
+}
+
+/// Explains all updates by another rule, or another epsilon of AdamW, beside another learning rate or decay.
+fn by_two(
+    around: &mut Around<'_>,
+    optimizer: &OptimizerConfig,
+    (groups, found, rules): (&[Group], &[Judged<'_>], &[Rule]),
+    expected: &Expected<'_>,
+) -> Result<Option<Vec<Finding>>, TrainError> {
+    let by_rule = other_rule_and_rates(found, rules);
+    let OptimizerConfig::Adamw(config) = optimizer else { return Ok(by_rule) };
+    if by_rule.is_some() {
+        return Ok(by_rule);
+    }
+    let Some(rule) = epsilon_beside_rates(around, config, (groups, found), expected)? else {
+        return Ok(None);
+    };
+    let mut rules = self::rules(optimizer);
+    rules.truncate(1);
+    rules.push(rule);
+    let sums = all_sums(around, groups, &rules, expected)?;
+    Ok(other_rule_and_rates(&judged(around.spec, groups, &sums, expected), &rules))
 }
 
 /// Takes back the update that the run file asks for; `None` for a rule other than AdamW.

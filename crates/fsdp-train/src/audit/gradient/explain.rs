@@ -50,6 +50,9 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         if !best.as_ref().is_some_and(Tried::is_sure) {
             best = self.best_trial(&wrong, best)?;
         }
+        if let Some(Tried { finding, beside, .. }) = best.take_if(|best| !best.beside.is_empty()) {
+            return Ok([vec![finding], beside].concat());
+        }
         let best = best.map(|best| best.finding);
         Ok(vec![match (best, missing) {
             (Some(best), _) if best.explains > 1.0 - 1e-6 => best,

@@ -41,21 +41,23 @@ pub(super) struct Wrong<'b> {
 /// A fault that was tried.
 pub(super) struct Tried {
     pub(super) finding: Finding,
+    /// Factors of its gradient, if only both together explain the used one.
+    pub(super) beside: Vec<Finding>,
     /// Whether it leaves nothing that precision shows.
     is_all: bool,
     distance2: f64,
 }
 
 impl Tried {
-    /// Whether this is what happened.
+    /// Whether this is what happened: two faults are, if no single one is.
     pub(super) fn is_sure(&self) -> bool {
-        self.is_all && self.finding.explains >= SURE_MIN
+        self.is_all && self.beside.is_empty() && self.finding.explains >= SURE_MIN
     }
 
     /// Of two faults the one that explains more.
     fn or(self, other: Option<Tried>) -> Tried {
         match other {
-            Some(other) if other.finding.explains >= self.finding.explains => other,
+            Some(other) if !self.is_sure() && other.finding.explains >= self.finding.explains => other,
             _ => self,
         }
     }
@@ -130,14 +132,23 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let expected = compared.clip();
         let is_free = trial.has_free_factor && !compared.outside(expected).is_empty();
         let factor = if is_free { total(&found).factor().unwrap_or(0.0) } else { expected };
-        let distance2 = compared.distance2(factor);
+        let mut distance2 = compared.distance2(factor);
+        let mut is_all = compared.outside(factor).is_empty();
+        // Where precision is low, factors fit what is left of other faults.
+        let is_exact = matches!(self.param_dtype, DType::F32 | DType::F64);
+        let mut beside =
+            if is_exact && !is_all { compared.explained().unwrap_or_default() } else { Vec::new() };
+        if let Some(second) = beside.first() {
+            distance2 = (1.0 - second.explains) * compared.distance2(expected);
+            is_all = true;
+        }
         let explains = 1.0 - distance2 / wrong.distance2;
-        let is_all = compared.outside(factor).is_empty();
+        beside.iter_mut().for_each(|second| second.explains = explains);
         if is_free && explains < FREE_EXPLAINED_MIN && !is_all {
             return Ok(None);
         }
         let mut text = trial.text.clone();
-        if trial.says_length && (factor / expected - 1.0).abs() > FACTOR_MIN {
+        if trial.says_length && beside.is_empty() && (factor / expected - 1.0).abs() > FACTOR_MIN {
             text += &format!("; the gradient is {} times that", number(factor / expected));
         }
         let params = match trial.cause {
@@ -146,6 +157,6 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         };
         let params = compared.names(&params);
         let finding = Finding { cause: trial.cause, params, factor: trial.factor, explains, text };
-        Ok(Some(Tried { finding, is_all, distance2 }))
+        Ok(Some(Tried { finding, beside, is_all, distance2 }))
     }
 }

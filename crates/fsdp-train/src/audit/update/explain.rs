@@ -27,6 +27,12 @@ impl Judged<'_> {
         sums.distance(rates) <= sums.bound(rates[0].abs().max(self.lr))
     }
 
+    /// The same group by one rule alone.
+    fn by_rule(&self, rule: usize) -> Judged<'_> {
+        let Judged { lr, decay, .. } = *self;
+        Judged { names: self.names.clone(), lr, decay, sums: &self.sums[rule..=rule] }
+    }
+
     pub(super) fn row(&self) -> UpdateRow {
         let sums = &self.sums[0];
         let [lr_found, decay_found] = sums.nearest();
@@ -77,6 +83,19 @@ pub(super) fn explain(groups: &[Judged<'_>], rules: &[Rule]) -> Explained {
         return Explained::Whole(vec![finding]);
     }
     Explained::Apart(merged(wrong.iter().map(|group| other(group)).collect()))
+}
+
+/// The first rule after that of the run file that explains all groups with another learning rate or decay: two faults.
+pub(super) fn other_rule_and_rates(groups: &[Judged<'_>], rules: &[Rule]) -> Option<Vec<Finding>> {
+    let is_rate = |finding: &Finding| matches!(finding.cause, Cause::LearningRate | Cause::WeightDecay);
+    (1..rules.len()).find_map(|rule| {
+        let alone: Vec<Judged<'_>> = groups.iter().map(|group| group.by_rule(rule)).collect();
+        let (Explained::Whole(rates) | Explained::Apart(rates)) = explain(&alone, &rules[rule..=rule]);
+        let Rule { text, factor, .. } = &rules[rule];
+        let finding = groups[0].finding(Cause::UpdateRule, *factor, 0.0, text.clone());
+        let finding = Finding { params: Vec::new(), ..finding };
+        rates.iter().all(is_rate).then(|| [vec![finding], rates].concat())
+    })
 }
 
 /// The first rule after that of the run file that explains all groups.

@@ -4,7 +4,9 @@ use fsdp_config::AdamwConfig;
 
 use super::explain::Judged;
 use super::rule::{Rule, correction};
+use super::sums::Rates;
 use super::{Expected, Group, SECOND};
+use crate::audit::fit::Fit;
 use crate::audit::state::blocks;
 use crate::audit::sums::Around;
 use crate::error::TrainError;
@@ -34,23 +36,48 @@ pub(super) fn fitted_rules(
     (groups, judged): (&[Group], &[Judged<'_>]),
     expected: &Expected<'_>,
 ) -> Result<Vec<Rule>, TrainError> {
-    let epsilon = epsilon(around, config, groups, expected)?;
+    let stated: Vec<Rates> = judged.iter().map(Judged::stated).collect();
+    let fit = epsilon_fit(around, config, (groups, &stated), expected)?;
+    let epsilon = fit.along([0.0, 1.0]).and_then(|eps| written(config, eps));
     let step = expected.own_steps.values().copied().max().unwrap_or(1);
     let rules = epsilon.map(|eps| Rule::with_epsilon(config, eps));
     let other = corrected_step(judged, config, step).map(|other| Rule::in_step(config, other, step));
     Ok(rules.into_iter().chain(other).collect())
 }
 
-/// The epsilon that explains the directions of the stated learning rate and decay best: direction * (root + eps) = moment.
-fn epsilon(
+/// AdamW with the epsilon that explains the update best if learning rate and decay are others, too.
+///
+/// # Errors
+/// Errors of reading.
+pub(super) fn epsilon_beside_rates(
     around: &mut Around<'_>,
     config: &AdamwConfig,
-    groups: &[Group],
+    (groups, judged): (&[Group], &[Judged<'_>]),
     expected: &Expected<'_>,
-) -> Result<Option<f64>, TrainError> {
-    let (mut product, mut square) = (0.0, 0.0);
-    for group in groups {
-        let (lr, decay) = (expected.lr * group.settings.lr_scale, group.settings.weight_decay);
+) -> Result<Option<Rule>, TrainError> {
+    let found: Vec<Rates> = judged.iter().map(|group| [group.lr, group.sums[0].nearest()[1]]).collect();
+    let fit = epsilon_fit(around, config, (groups, &found), expected)?;
+    let epsilon = fit.nearest().and_then(|[_, eps]| written(config, eps));
+    Ok(epsilon.map(|eps| Rule::with_epsilon(config, eps)))
+}
+
+/// An epsilon as somebody would write it, if it is one, and another than that of the run file.
+fn written(config: &AdamwConfig, found: f64) -> Option<f64> {
+    let near: f64 = format!("{found:.1e}").parse().unwrap_or(found);
+    let eps = if (near - found).abs() <= EPSILON_ERROR * found { near } else { found };
+    (eps > 0.0 && eps.is_finite() && eps != config.eps).then_some(eps)
+}
+
+/// The change of the learning rate, relative to it (`a`), and epsilon (`b`) follow from the directions of given rates:
+/// direction * (root + eps) = rate * moment.
+fn epsilon_fit(
+    around: &mut Around<'_>,
+    config: &AdamwConfig,
+    (groups, rates): (&[Group], &[Rates]),
+    expected: &Expected<'_>,
+) -> Result<Fit, TrainError> {
+    let mut fit = Fit::default();
+    for (group, [lr, decay]) in groups.iter().zip(rates) {
         for &id in &group.params {
             let unit = around.after.param_rounding(id);
             let [first, second] = config.betas.map(|beta| correction(beta, expected.own_steps[&id]));
@@ -60,26 +87,23 @@ fn epsilon(
                 let params = [around.before.param(id, rows.clone())?, around.after.param(id, rows)?];
                 for at in 0..moments.len() {
                     let (p, new) = (params[0][at], params[1][at]);
-                    let direction = (p - new) / lr - decay * p;
+                    let direction = (p - new - decay * p) / lr;
                     let error = unit * p.abs().max(new.abs()) / lr;
                     let (moment, root) = (moments[at] / first, (squares[at] / second).sqrt());
                     if moment == 0.0 || direction.abs().is_nan() || direction.abs() < SIGNIFICANT * error {
                         continue;
                     }
                     // Each equation counts by its error, which is that of the direction times (root + eps).
-                    let weight = (direction / (error * moment)).powi(2);
+                    let weight = direction / (error * moment);
                     if weight.is_finite() {
-                        product += weight * direction * (moment - direction * root);
-                        square += weight * direction * direction;
+                        let left = direction * root - moment;
+                        fit.add(weight * moment, -weight * direction, weight * left);
                     }
                 }
             }
         }
     }
-    let found = product / square;
-    let near: f64 = format!("{found:.1e}").parse().unwrap_or(found);
-    let eps = if (near - found).abs() <= EPSILON_ERROR * found { near } else { found };
-    Ok((eps > 0.0 && eps.is_finite() && eps != config.eps).then_some(eps))
+    Ok(fit)
 }
 
 /// The step whose bias correction would explain another learning rate beside the same decay.
