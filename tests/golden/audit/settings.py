@@ -93,6 +93,9 @@ MODELS = {
     "rope-linear-factor": Fault(
         "model_differs", run="run-linear.toml", data="plain", config={"rope_parameters": common.LINEAR | {"factor": 8.0}}
     ),
+    "rope-yarn": Fault(
+        "model_differs", config={"rope_parameters": common.ROPE | {"rope_type": "yarn", "factor": 4.0}}
+    ),
     "activation-gelu": Fault("model_differs", config={"hidden_act": "gelu"}),
     "activation-relu": Fault("model_differs", config={"hidden_act": "relu"}),
     "sound-rope-scaling": Fault(run="run-llama3.toml", data="plain", config={"rope_parameters": common.LLAMA3}),

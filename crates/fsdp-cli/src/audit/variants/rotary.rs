@@ -18,7 +18,7 @@ pub(super) fn settings(stated: &Stated) -> Vec<Setting<Model>> {
     for place in places(stated) {
         found.extend(unscaled(stated, &place));
         found.extend(base(stated, &place));
-        found.extend(factor(stated, &place));
+        found.extend(factors(stated, &place));
     }
     let local = "rope_local_base_freq";
     found.extend(number_of(stated, local, THETAS, Between::Logarithmic));
@@ -112,28 +112,33 @@ fn base(stated: &Stated, place: &Place) -> Option<Setting<Model>> {
     }))
 }
 
-/// Another factor of scaling; without scaling, linear scaling.
-fn factor(stated: &Stated, place: &Place) -> Option<Setting<Model>> {
+/// Another factor of scaling; without scaling, each kind that a factor alone makes.
+fn factors(stated: &Stated, place: &Place) -> Vec<Setting<Model>> {
     let rope = place.object(stated);
     let is_rotary = rope.is_some() || stated.keys.contains_key("rope_theta");
-    let scaled = rope.and_then(|(_, rope)| Some((kind(rope)?, rope.get("factor")?.as_f64()?)));
-    let (kind, given) = scaled.unwrap_or(("linear", 1.0));
-    let (kind, is_scaled) = (kind.to_owned(), scaled.is_some());
-    // Of kinds that need more than a factor, one that has none is not known.
-    let is_known = is_scaled || rope.is_none_or(|(_, rope)| self::kind(rope).is_none());
-    let place = place.clone();
-    (is_rotary && is_known).then(|| {
-        stated.sized(Some(given), FACTORS, Between::Logarithmic, move |stated, other| {
-            let (key, rope) =
-                place.object(stated).map_or(("rope_scaling", Keys::new()), |(key, rope)| (key, rope.clone()));
-            let key_of_kind = if rope.contains_key("type") { "type" } else { "rope_type" };
-            let rope = with(&with(&rope, key_of_kind, json!(kind)), "factor", json!(other));
-            let says = match is_scaled {
-                true => format!("config.json says {}", number(given)),
-                false => "config.json has no scaling".to_owned(),
-            };
-            let text = format!("{} are scaled ({kind}) by {}, {says}", place.positions(), number(other));
-            (text, place.with(stated, key, Value::Object(rope)))
-        })
+    let kind = rope.and_then(|(_, rope)| self::kind(rope));
+    match kind.zip(rope.and_then(|(_, rope)| rope.get("factor")?.as_f64())) {
+        Some((kind, given)) => vec![factor(stated, place, kind, Some(given))],
+        None if is_rotary && kind.is_none() => {
+            ["linear", "yarn"].map(|kind| factor(stated, place, kind, None)).into()
+        }
+        // Of kinds that need more than a factor, one that has none is not known.
+        None => Vec::new(),
+    }
+}
+
+fn factor(stated: &Stated, place: &Place, kind: &str, given: Option<f64>) -> Setting<Model> {
+    let (place, kind) = (place.clone(), kind.to_owned());
+    stated.sized(Some(given.unwrap_or(1.0)), FACTORS, Between::Logarithmic, move |stated, other| {
+        let (key, rope) =
+            place.object(stated).map_or(("rope_scaling", Keys::new()), |(key, rope)| (key, rope.clone()));
+        let key_of_kind = if rope.contains_key("type") { "type" } else { "rope_type" };
+        let rope = with(&with(&rope, key_of_kind, json!(kind)), "factor", json!(other));
+        let says = match given {
+            Some(given) => format!("config.json says {}", number(given)),
+            None => "config.json has no scaling".to_owned(),
+        };
+        let text = format!("{} are scaled ({kind}) by {}, {says}", place.positions(), number(other));
+        (text, place.with(stated, key, Value::Object(rope)))
     })
 }
