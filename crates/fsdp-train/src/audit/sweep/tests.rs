@@ -2,8 +2,10 @@ use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::{ThreadOptions, Threads};
+use fsdp_core::model::ParamSpec;
 use fsdp_nn::HostOptions;
 use fsdp_nn::hf::HfConfig;
+use proptest::prelude::*;
 
 use super::*;
 use crate::audit::moments::Moments;
@@ -33,6 +35,48 @@ fn batches() -> Vec<MicroBatch> {
     vec![batch(5, 2), batch(3, 1), batch(7, 2)]
 }
 
+/// The weights of a parameter.
+fn values(index: usize, len: usize) -> Vec<f64> {
+    (0..len).map(|at| if len == 8 { 1.0 } else { 0.3 * ((index * 31 + at) as f64).sin() }).collect()
+}
+
+/// The slow and obvious way: the gradient of one micro-batch, with the whole model in memory and nothing recomputed.
+fn whole(config: &HfConfig, batch: &MicroBatch) -> Vec<Vec<f32>> {
+    let architecture = config.build().unwrap();
+    let spec = architecture.description().spec.clone();
+    let memory = HostMemory::new(HostOptions::default()).unwrap();
+    let options = ProgramOptions { dtype: DType::F64, seed: 0, terms: LossTerms::default() };
+    let mut program = ModelProgram::new(architecture, spec.clone(), options);
+    let (batch, facts) = batch.to_batch(Documents::Given, false);
+    program.set_row_facts(facts);
+    program.set_batches(&memory, 0, vec![batch]).unwrap();
+    program.begin(&memory, Round(0)).unwrap();
+    let (mut params, mut gradients) = (Params::default(), Gradients::default());
+    let buffer = |category, len| memory.allocate(category, DType::F64, len).unwrap();
+    for (index, param) in spec.params.iter().enumerate() {
+        let (id, len) = (ParamId(index), param.len());
+        let mut weights = buffer(Category::Unsharded, len);
+        let values = values(index, len);
+        memory.write(Queue::Compute, HostSlice::F64(&values), SliceMut::whole(&mut weights)).unwrap();
+        params.insert(id, View { buffer: weights, offset: 0, len });
+        gradients.open(
+            UnitId(index),
+            vec![buffer(Category::GradientSlot, len)],
+            [(id, SegmentId(0), 0, len)],
+        );
+    }
+    for call in calls(&spec, Pass::Train) {
+        call.make(&mut program, &memory, &mut params, &mut gradients).unwrap();
+    }
+    let read = |(index, param): (usize, &ParamSpec)| {
+        let buffers = gradients.close(&memory, UnitId(index)).unwrap().unwrap();
+        let mut values = vec![0.0; param.len()];
+        memory.read(Queue::Compute, Slice::whole(&buffers[0]), HostSliceMut::F32(&mut values)).unwrap();
+        values
+    };
+    spec.params.iter().enumerate().map(read).collect()
+}
+
 /// The gradient of a step, computed by some ranks. Returns that of each rank.
 fn gradients(
     config: &HfConfig,
@@ -54,9 +98,6 @@ fn gradients(
         tied,
     };
     let state = || {
-        let values = |index: usize, len: usize| {
-            (0..len).map(|at| if len == 8 { 1.0 } else { 0.3 * ((index * 31 + at) as f64).sin() }).collect()
-        };
         let params = spec.params.iter().enumerate();
         let held: Held =
             params.map(|(index, param)| ((ParamId(index), WEIGHT), values(index, param.len()))).collect();
@@ -99,18 +140,22 @@ fn assert_sum(config: &HfConfig, sum: &[Vec<f32>], parts: &[(f32, &Vec<Vec<f32>>
     }
 }
 
-#[test]
-fn gradient_is_the_weighted_sum_of_micro_batches_on_any_ranks() {
-    let config = config(false);
-    let of =
-        |weights: &[f64], world| gradients(&config, weights, (TiedShare::Both, DType::F64, world)).unwrap();
-    let single: Vec<Vec<Vec<f32>>> =
-        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]].iter().map(|one| of(one, 1).remove(0)).collect();
-    let weights = [0.5, 2.0, -1.0];
-    // The fourth rank has no micro-batch.
-    for world in 1..=4 {
-        let all = of(&weights, world);
-        assert!(all.iter().all(|of_rank| *of_rank == all[0]), "{world} ranks");
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn gradient_is_the_weighted_sum_of_micro_batches_on_any_ranks(
+        weights in [-2.0f64..2.0, 0.5..2.0, 0.0..1.0],
+        is_left_out: bool,
+        is_tied: bool,
+        // The fourth rank has no micro-batch.
+        world in 1usize..=4,
+    ) {
+        let config = config(is_tied);
+        let weights = [weights[0], weights[1], if is_left_out { 0.0 } else { weights[2] }];
+        let all = gradients(&config, &weights, (TiedShare::Both, DType::F64, world)).unwrap();
+        prop_assert!(all.iter().all(|of_rank| *of_rank == all[0]), "{} ranks", world);
+        let single: Vec<Vec<Vec<f32>>> = batches().iter().map(|batch| whole(&config, batch)).collect();
         let parts: Vec<(f32, &Vec<Vec<f32>>)> =
             weights.iter().map(|weight| *weight as f32).zip(&single).collect();
         assert_sum(&config, &all[0], &parts);
