@@ -129,6 +129,9 @@ UPDATES = {
 }
 TWO = {
     "prompts-and-clipping": Fault("tokens_counted", batch=faults.prompts_counted, clip=CLIP, second="clipping"),
+    "norms-and-mean-of-micro-batches": Fault(
+        "loss_mean_of_means", mean="micro", gradients=scaled("norm", 2.0), second="gradient_scaled"
+    ),
     "norms-and-rate": Fault(
         "gradient_scaled", "norm", 2.0, gradients=scaled("norm", 2.0), rate=late, second="learning_rate"
     ),

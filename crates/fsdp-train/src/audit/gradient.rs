@@ -101,6 +101,11 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         Ok(Judged { findings, distance2, rows: [named(kind_of), named(str::to_owned)] })
     }
 
+    /// Whether precision is enough for factors beside other faults, of which they could fit what is left otherwise.
+    fn is_exact(&self) -> bool {
+        matches!(self.param_dtype, DType::F32 | DType::F64)
+    }
+
     fn compared<'s>(&self, sums: &'s [Sums], bounds: &'s [f64]) -> Compared<'s>
     where
         Self: 's,

@@ -36,6 +36,8 @@ pub(super) struct MicroBatches<'a> {
     pub(super) tokens: &'a [usize],
     /// Products of their gradients, of each element relative to its bound.
     pub(super) relative: &'a Products,
+    /// The same of each parameter, if precision is enough for a factor of its own.
+    pub(super) each: &'a [Products],
     /// Products of their gradients as they are.
     pub(super) plain: &'a Products,
     pub(super) grad_clip: Option<f64>,
@@ -71,6 +73,14 @@ impl MicroBatches<'_> {
         let simple = [self.missing(&found), self.one(), self.any(&found)];
         if let Some(weighting) = simple.into_iter().flatten().find(|found| distance2(found) <= self.bound2) {
             return Some(weighting);
+        }
+        // Beside factors of parameters.
+        let apart2 = |weighting: &Weighting| -> f64 {
+            self.each.iter().map(|param| param.distance2(&weighting.counts)).sum()
+        };
+        let apart = suspects(self).into_iter().find(|found| apart2(found) <= self.bound2);
+        if apart.is_some() && !self.each.is_empty() {
+            return apart;
         }
         let whole = self.relative.distance2(&vec![1.0; self.len()]);
         known.filter(|known| distance2(known) < (1.0 - PROMISING) * whole)

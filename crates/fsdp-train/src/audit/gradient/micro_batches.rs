@@ -30,10 +30,14 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let weights: Vec<f64> =
             wrong.bounds.iter().map(|bound| if *bound > 0.0 { bound.powi(-2) } else { 0.0 }).collect();
         let tokens: Vec<usize> = self.batches.iter().map(MicroBatch::counted).collect();
+        let plain = Products::of(self.spec, &parts, &used);
+        let relative: Vec<Products> =
+            plain.iter().zip(&weights).map(|(param, weight)| param.times(*weight)).collect();
         let found = MicroBatches {
             tokens: &tokens,
-            relative: &Products::of(self.spec, &parts, &used, &weights),
-            plain: &Products::of(self.spec, &parts, &used, &vec![1.0; weights.len()]),
+            relative: &Products::sum(&relative),
+            each: if self.is_exact() { &relative } else { &[] },
+            plain: &Products::sum(&plain),
             grad_clip: self.around.grad_clip,
             bound2: weights.iter().filter(|weight| **weight > 0.0).count() as f64,
         }

@@ -134,10 +134,8 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         let factor = if is_free { total(&found).factor().unwrap_or(0.0) } else { expected };
         let mut distance2 = compared.distance2(factor);
         let mut is_all = compared.outside(factor).is_empty();
-        // Where precision is low, factors fit what is left of other faults.
-        let is_exact = matches!(self.param_dtype, DType::F32 | DType::F64);
         let mut beside =
-            if is_exact && !is_all { compared.explained().unwrap_or_default() } else { Vec::new() };
+            if self.is_exact() && !is_all { compared.explained().unwrap_or_default() } else { Vec::new() };
         if let Some(second) = beside.first() {
             distance2 = (1.0 - second.explains) * compared.distance2(expected);
             is_all = true;

@@ -19,20 +19,49 @@ pub(in crate::audit) struct Products {
 const RIDGE: f64 = 1e-11;
 
 impl Products {
-    /// Sums over parameters, with a weight for each.
-    pub(in crate::audit) fn of(spec: &ModelSpec, parts: &[Sample], used: &Sample, weights: &[f64]) -> Self {
-        let product = |left: &Sample, right: &Sample| -> f64 {
-            left.products(right, spec).iter().zip(weights).map(|(product, weight)| product * weight).sum()
+    /// Those of each parameter.
+    pub(in crate::audit) fn of(spec: &ModelSpec, parts: &[Sample], used: &Sample) -> Vec<Self> {
+        let count = parts.len();
+        let none = Self { pairs: vec![vec![0.0; count]; count], used: vec![0.0; count], used2: 0.0 };
+        let mut all = vec![none; spec.params.len()];
+        let mut add = |left: &Sample, right: &Sample, put: &dyn Fn(&mut Self, f64)| {
+            all.iter_mut().zip(left.products(right, spec)).for_each(|(of, product)| put(of, product));
         };
-        let mut pairs = vec![vec![0.0; parts.len()]; parts.len()];
-        for left in 0..parts.len() {
+        for left in 0..count {
             for right in 0..=left {
-                let value = product(&parts[left], &parts[right]);
-                (pairs[left][right], pairs[right][left]) = (value, value);
+                add(&parts[left], &parts[right], &|of, product| {
+                    (of.pairs[left][right], of.pairs[right][left]) = (product, product);
+                });
             }
+            add(&parts[left], used, &|of, product| of.used[left] = product);
         }
-        let with_used = parts.iter().map(|part| product(part, used)).collect();
-        Self { pairs, used: with_used, used2: product(used, used) }
+        add(used, used, &|of, product| of.used2 = product);
+        all
+    }
+
+    /// The same with vectors that are longer: `square` times their squares.
+    pub(in crate::audit) fn times(&self, square: f64) -> Self {
+        let times = |values: &Vec<f64>| values.iter().map(|value| square * value).collect();
+        Self {
+            pairs: self.pairs.iter().map(times).collect(),
+            used: times(&self.used),
+            used2: square * self.used2,
+        }
+    }
+
+    /// Sums over parameters, of which there are some.
+    pub(in crate::audit) fn sum(all: &[Self]) -> Self {
+        let add = |sum: Self, one: &Self| {
+            let both = |left: &Vec<f64>, right: &Vec<f64>| -> Vec<f64> {
+                left.iter().zip(right).map(|(left, right)| left + right).collect()
+            };
+            Self {
+                pairs: sum.pairs.iter().zip(&one.pairs).map(|(left, right)| both(left, right)).collect(),
+                used: both(&sum.used, &one.used),
+                used2: sum.used2 + one.used2,
+            }
+        };
+        all[1..].iter().fold(all[0].clone(), add)
     }
 
     /// The product of two sums of micro-batches.

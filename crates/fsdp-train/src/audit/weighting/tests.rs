@@ -32,7 +32,7 @@ fn explained(
 ) -> Option<Weighting> {
     let products = products(parts, used);
     let bound2 = BOUND2 * product(used, used);
-    MicroBatches { tokens, relative: &products, plain: &products, grad_clip, bound2 }.explained()
+    MicroBatches { tokens, relative: &products, each: &[], plain: &products, grad_clip, bound2 }.explained()
 }
 
 fn parts(count: usize) -> impl Strategy<Value = Vec<Vec<f64>>> {
@@ -128,6 +128,24 @@ fn means_of_means_are_told_by_their_groups() {
         assert_eq!(found.cause, Cause::LossMeanOfMeans);
         assert!(found.text.contains(text), "{}", found.text);
     }
+}
+
+#[test]
+fn factors_of_parameters_do_not_hide_means_of_means() {
+    let all = TOKENS.iter().sum::<usize>() as f64;
+    let counts = TOKENS.map(|tokens| all / tokens as f64 / 4.0);
+    let used = |factor: f64| sum(&fixed(), &counts.map(|count| factor * count));
+    let each = [products(&fixed(), &used(1.0)), products(&fixed(), &used(20.0))];
+    let (both, bound2) = (Products::sum(&each), BOUND2 * product(&used(1.0), &used(1.0)));
+    let explained = |each: &[Products]| {
+        MicroBatches { tokens: &TOKENS, relative: &both, each, plain: &both, grad_clip: None, bound2 }
+            .explained()
+    };
+    let found = explained(&each).unwrap();
+    assert_eq!(found.cause, Cause::LossMeanOfMeans, "{}", found.text);
+    assert!((0..4).all(|at| (found.counts[at] - counts[at]).abs() < 1e-9), "{:?}", found.counts);
+    let other = [products(&fixed(), &used(1.0)), products(&fixed(), &sum(&fixed(), &[1.0, 2.0, 3.0, 5.0]))];
+    assert!(other.iter().map(|param| param.distance2(&counts)).sum::<f64>() > bound2);
 }
 
 #[test]
