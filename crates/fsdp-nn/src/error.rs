@@ -4,6 +4,8 @@
 
 use fsdp_core::program::BlockCall;
 
+use crate::graph::PlanFault;
+
 /// An inconsistency in a model, its data or its description.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -25,6 +27,12 @@ pub enum ModelError {
         expected: Option<BlockCall>,
         /// The call that was made.
         got: BlockCall,
+    },
+    /// The plan of a micro-batch is wrong.
+    #[error("the plan of the block's operations is wrong: {fault}; please report this")]
+    Plan {
+        /// What is wrong.
+        fault: PlanFault,
     },
     /// A micro-batch index beyond the step's micro-batches.
     #[error("micro-batch {round} was requested, but this rank's step has {rounds}")]

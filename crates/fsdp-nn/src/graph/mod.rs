@@ -38,11 +38,13 @@
 
 mod batch;
 mod builder;
+mod define;
 mod derive;
 mod forward;
 mod gradients;
 mod list;
 mod plan;
+mod symbolic;
 mod walk;
 
 use fsdp_core::DType;
@@ -56,6 +58,8 @@ pub use builder::{Builder, Tensor};
 pub(crate) use derive::Backward;
 pub use list::{List, Step};
 pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};
+pub use symbolic::PlanFault;
+pub(crate) use symbolic::{Contents, Symbols};
 pub(crate) use walk::{Counting, DeviceRunner, Inputs, Routers, Runner, walk};
 
 /// The declaration of a value of a graph or a place of a plan: a matrix of rows.
@@ -149,6 +153,12 @@ impl Call {
     /// Whether the call changes a place or value.
     pub(crate) fn writes_to(&self, id: usize) -> bool {
         self.writes.iter().any(|(operand, _)| operand.local() == Some(id))
+    }
+
+    /// Whether a place or value is among the operands.
+    #[cfg(test)]
+    pub(crate) fn accesses(&self, id: usize) -> bool {
+        self.locals().any(|local| local == id)
     }
 
     /// Returns the places or values among the operands: reads first, then writes.

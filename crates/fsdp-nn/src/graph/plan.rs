@@ -92,17 +92,17 @@ pub(crate) struct BackwardPlan {
 }
 
 /// Backward before values are assigned to places.
-struct Derived {
-    calls: Vec<Call>,
-    places: Vec<Decl>,
-    from: usize,
-    to: Option<usize>,
+pub(super) struct Derived {
+    pub(super) calls: Vec<Call>,
+    pub(super) places: Vec<Decl>,
+    pub(super) from: usize,
+    pub(super) to: Option<usize>,
     /// Values that backward reads.
     reads: Vec<usize>,
 }
 
 impl Derived {
-    fn new(graph: &BlockGraph, trained: &Trained) -> Option<Self> {
+    pub(super) fn new(graph: &BlockGraph, trained: &Trained) -> Option<Self> {
         let mut backward = Backward::new(graph, trained);
         if !backward.output_has_gradient() {
             return None;
@@ -227,13 +227,39 @@ impl BlockPlan {
         route: Route,
         derived: Option<Derived>,
     ) -> Self {
-        let HeadCall { dims, weight, trained, is_rounded, balance } = head;
         let x = places[output].expect("forward has an output");
+        let result = head.emit(&mut draft, x, route);
+        let output = match route {
+            Route::ForwardBackward => derived.and_then(|derived| derived.emit(&mut draft, places, result).1),
+            _ => result,
+        };
+        let before: Vec<usize> = input.into_iter().collect();
+        let after: Vec<usize> = output.into_iter().collect();
+        let forward = List::new(draft.calls, &before, &after);
+        Self {
+            places: draft.places,
+            input,
+            sources: Vec::new(),
+            forward,
+            output,
+            output_shared: false,
+            kept: Vec::new(),
+            keeps_products: false,
+            backward: None,
+        }
+    }
+}
+
+impl HeadCall {
+    /// Adds the calls of the head to the place `x`; returns the place of the logits, or of the gradient of `x`, if the
+    /// route has one.
+    pub(super) fn emit(self, draft: &mut Draft, x: usize, route: Route) -> Option<usize> {
+        let HeadCall { dims, weight, trained, is_rounded, balance } = self;
         let rows = draft.places[x];
         let (losses, workspace) = ((Operand::Losses, false), Category::Workspace);
         let mut reads = vec![draft.whole(x), Operand::Param(weight)];
         let scratch = |dtype| Decl { rows: dims.chunk_rows, width: dims.vocab, dtype, category: workspace };
-        let output = match route {
+        match route {
             Route::Logits => {
                 let decl =
                     Decl { rows: dims.rows, category: Category::Activation, ..scratch(rows.dtype.master()) };
@@ -259,7 +285,7 @@ impl BlockPlan {
                     let op = Op::Experts(Experts::BalanceLoss { balance });
                     draft.call(op, vec![Operand::Loads], vec![(Operand::RouterLoss, false)]);
                 }
-                derived.and_then(|derived| derived.emit(&mut draft, places, Some(dx)).1)
+                Some(dx)
             }
             _ => {
                 reads.push(Operand::Targets);
@@ -270,20 +296,6 @@ impl BlockPlan {
                 draft.call(Op::Head(Head::Loss { dims }), reads, writes);
                 None
             }
-        };
-        let before: Vec<usize> = input.into_iter().collect();
-        let after: Vec<usize> = output.into_iter().collect();
-        let forward = List::new(draft.calls, &before, &after);
-        Self {
-            places: draft.places,
-            input,
-            sources: Vec::new(),
-            forward,
-            output,
-            output_shared: false,
-            kept: Vec::new(),
-            keeps_products: false,
-            backward: None,
         }
     }
 }

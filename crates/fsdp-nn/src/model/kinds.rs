@@ -108,6 +108,18 @@ impl Kinds {
         self.of_block.iter().flat_map(|&kind| self.kinds[kind].graph.ropes()).cloned().collect()
     }
 
+    /// The graph of a block, and which parts of it are trained.
+    pub(crate) fn graph(&self, block: BlockId) -> (&BlockGraph, &Trained) {
+        let kind = &self.kinds[self.of_block[block.0]];
+        (&kind.graph, &kind.trained)
+    }
+
+    /// The head after the last block.
+    pub(crate) fn head(&self) -> HeadCall {
+        let head = self.of_block.last().and_then(|&kind| self.kinds[kind].head);
+        head.expect("the last block has a head")
+    }
+
     /// Returns a plan for a block; it is made once per kind.
     pub(crate) fn plan(&mut self, block: BlockId, request: Request) -> Arc<BlockPlan> {
         let kind = &mut self.kinds[self.of_block[block.0]];

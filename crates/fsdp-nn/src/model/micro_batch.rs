@@ -3,6 +3,10 @@
 //! These are the activation (forward) or the gradient (backward) that travels from block to block, what blocks keep for
 //! backward or for a second forward, and, under checkpointing, the input of each layer. Parameters are not among them.
 
+mod check;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,6 +16,7 @@ use fsdp_core::program::{BlockCall, ForwardMode, Pass, calls};
 
 use super::architecture::Architecture;
 use super::kinds::{Kinds, Shape};
+use crate::error::ModelError;
 use crate::graph::{BlockPlan, List, Request, Route, Runner, walk};
 
 /// Index of a value that is live between calls.
@@ -37,7 +42,7 @@ pub(crate) struct PlannedCall {
     pub(crate) unread: Vec<ValueId>,
     /// For a second forward, the gradient that the backward after it begins with.
     pub(crate) recomputes_for: Option<ValueId>,
-    /// The places of the values that are live after the call.
+    /// The places of the values that the call computes and that are live after it.
     pub(crate) outputs: Vec<(usize, ValueId)>,
 }
 
@@ -67,11 +72,12 @@ impl PlannedCall {
         self.unread.iter().for_each(|&value| values[value] = None);
         let mut places = vec![None; self.plan.places.len()];
         for &Input { place, value, is_last } in &self.inputs {
-            places[place] = if is_last { values[value].take() } else { values[value].clone() };
-            let gradient = self.recomputes_for.and_then(|gradient| values[gradient].as_ref());
-            if let (Some(kept), Some(gradient)) = (&mut places[place], gradient) {
-                runner.recompute(kept, gradient);
+            // Backward, too, reads what is marked here.
+            let gradient = self.recomputes_for.and_then(|gradient| values[gradient].clone());
+            if let (Some(kept), Some(gradient)) = (&mut values[value], gradient) {
+                runner.recompute(kept, &gradient);
             }
+            places[place] = if is_last { values[value].take() } else { values[value].clone() };
         }
         walk(self.list(), &self.plan.places, &mut places, runner)?;
         for &(place, value) in &self.outputs {
@@ -85,14 +91,23 @@ impl MicroBatchPlan {
     /// Plans the calls of a pass.
     ///
     /// # Errors
-    /// If operations of the model do not fit each other.
+    /// If operations of the model do not fit each other; [`ModelError::Plan`] if the plan is wrong, which is a bug in this
+    /// project.
     pub(crate) fn new<A: Architecture>(
         architecture: &A,
         spec: &ModelSpec,
         shape: Shape,
         pass: Pass,
     ) -> Result<Self, Error> {
-        let kinds = Kinds::new(architecture, spec, shape)?;
+        let (plan, kinds) = Self::unchecked(Kinds::new(architecture, spec, shape)?, spec, pass);
+        plan.check(&kinds, spec, pass).map_err(|(block, fault)| {
+            let source = Box::new(ModelError::Plan { fault });
+            Error::Program { block: spec.block(block).name.clone(), source }
+        })?;
+        Ok(plan)
+    }
+
+    fn unchecked(kinds: Kinds, spec: &ModelSpec, pass: Pass) -> (Self, Kinds) {
         let mut planner = Planner {
             spec,
             kinds,
@@ -103,9 +118,9 @@ impl MicroBatchPlan {
             checkpoints: BTreeMap::new(),
         };
         calls(spec, pass).into_iter().for_each(|call| planner.call(call));
-        let mut plan = planner.plan;
+        let Planner { mut plan, kinds, .. } = planner;
         plan.mark_last_reads();
-        Ok(plan)
+        (plan, kinds)
     }
 
     fn mark_last_reads(&mut self) {
@@ -225,18 +240,15 @@ impl Planner<'_> {
             outputs: Vec::new(),
         };
         let is_written = |place: usize| planned.list().steps.iter().any(|step| step.call.writes_to(place));
-        let mut live = BTreeMap::new();
+        let unchanged = inputs.into_iter().filter(|(place, _)| leaves.contains(place) && !is_written(*place));
+        let mut live: BTreeMap<usize, ValueId> = unchanged.collect();
         for &place in leaves {
-            let unchanged = inputs.iter().find(|(input, _)| *input == place && !is_written(place));
-            live.entry(place).or_insert_with(|| match unchanged {
-                Some((_, value)) => *value,
-                None => {
-                    self.plan.values += 1;
-                    self.plan.values - 1
-                }
+            live.entry(place).or_insert_with(|| {
+                planned.outputs.push((place, self.plan.values));
+                self.plan.values += 1;
+                self.plan.values - 1
             });
         }
-        planned.outputs = live.iter().map(|(&place, &value)| (place, value)).collect();
         self.plan.calls.push(planned);
         live
     }

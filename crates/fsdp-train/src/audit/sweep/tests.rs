@@ -50,7 +50,8 @@ fn whole(config: &HfConfig, batch: &MicroBatch) -> Vec<Vec<f32>> {
     let (batch, facts) = batch.to_batch(Documents::Given, false);
     program.set_row_facts(facts);
     program.set_batches(&memory, 0, vec![batch]).unwrap();
-    program.begin(&memory, Round(0)).unwrap();
+    let pass = Pass::Train(Checkpointing::None);
+    program.begin(&memory, Round(0), pass).unwrap();
     let (mut params, mut gradients) = (Params::default(), Gradients::default());
     let buffer = |category, len| memory.allocate(category, DType::F64, len).unwrap();
     for (index, param) in spec.params.iter().enumerate() {
@@ -65,8 +66,8 @@ fn whole(config: &HfConfig, batch: &MicroBatch) -> Vec<Vec<f32>> {
             [(id, SegmentId(0), 0, len)],
         );
     }
-    for call in calls(&spec, Pass::Train) {
-        call.make(&mut program, &memory, &mut params, &mut gradients).unwrap();
+    for call in calls(&spec, pass) {
+        make(&mut program, &memory, call, &mut params, &mut gradients).unwrap();
     }
     let read = |(index, param): (usize, &ParamSpec)| {
         let buffers = gradients.close(&memory, UnitId(index)).unwrap().unwrap();
