@@ -118,9 +118,12 @@ fn overflowing_gradients_change_no_state_under_any_update_rule() {
         "{ name = \"lion\", lr = 1e-3 }",
         "{ name = \"muon\", lr = 2e-2, adamw_lr = 1e-2 }",
         "{ name = \"sgd\", lr = 1e-1, momentum = 0.9 }",
+        "{ name = \"schedule_free_adamw\", lr = 3e-3 }",
     ] {
         let optimizer = format!("train.optimizer={rule}");
-        let overrides = ["run.ranks=2", "train.ema_decay=0.9", OVERFLOWING, &optimizer];
+        let average = if rule.contains("schedule_free") { "none" } else { "0.9" };
+        let average = format!("train.ema_decay={average}");
+        let overrides = ["run.ranks=2", &average, OVERFLOWING, &optimizer];
         let (_dir, job) = half(LLAMA, 61, &overrides);
         let train = |seat: Seat<HostMemory>| -> Result<u64, TrainError> {
             let mut trainer = RankTrainer::new(&job, seat)?;

@@ -65,11 +65,17 @@ fn cache(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 /// store gets the parameters of a checkpoint.
 fn export(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let allowed = match config.run.export_weights {
-        ExportWeights::Ema if config.train.ema_decay.is_none() => "\"last\", unless train.ema_decay is set",
+        ExportWeights::Ema if config.train.ema_decay.is_none() && !is_schedule_free(config) => {
+            "\"last\", unless train.ema_decay is set"
+        }
         ExportWeights::Ema if is_url(&config.run.out_dir) => "\"last\" where run.out_dir is an object store",
         _ => return Ok(()),
     };
     Err(out_of_range(origin, "run.export_weights", "\"ema\"", allowed.to_owned()))
+}
+
+fn is_schedule_free(config: &Resolved) -> bool {
+    matches!(config.train.optimizer, OptimizerConfig::ScheduleFree(_))
 }
 
 /// Early stopping and `keep_best` need evaluations.
@@ -234,7 +240,7 @@ fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> 
 
 /// A schedule-free rule has its own warm-up and average, and exports what the ranks hold.
 fn schedule_free(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
-    if !matches!(config.train.optimizer, OptimizerConfig::ScheduleFree(_)) {
+    if !is_schedule_free(config) {
         return Ok(());
     }
     let (train, rule) = (&config.train, "with train.optimizer.name = \"schedule_free_adamw\"");

@@ -8,7 +8,7 @@
 //! | [`graph`] | a block as a graph of calls, and the lists of calls that run it |
 //! | [`layer`], [`model`] | layers, the model trait ([`model::Architecture`]), decoders such as Llama, GPT-2, an MLP |
 //! | [`hf`] | Hugging Face `config.json` and tensor names |
-//! | [`update`] | update rules over shards: AdamW (also 8-bit), SGD, Lion, Adafactor, Muon |
+//! | [`update`] | update rules over shards: AdamW (also 8-bit and schedule-free), SGD, Lion, Adafactor, Muon |
 //! | [`random`] | counter-based random numbers for initial values and dropout |
 //! | [`sampling`] | choice of the next token from logits |
 //! | [`host`] | memory and kernels on the CPU |

@@ -3,7 +3,7 @@
 
 use fsdp_core::DType;
 
-use fsdp_nn::update::{AdamW, ElementwiseRule, Ema, Lion, Sgd};
+use fsdp_nn::update::{AdamW, ElementwiseRule, Ema, Groups, Lion, ScheduleFree, Sgd};
 
 use super::{CONVERT, EXACT, FACTORED, INTEGERS, LOSS, NORMS, POINTWISE, Source, image};
 use crate::error::DeviceError;
@@ -12,8 +12,10 @@ use crate::update::{Kind, source};
 /// The kernels of the element-wise rules.
 fn updates() -> Vec<&'static Source> {
     let momentum = Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() };
-    let rules: [&dyn ElementwiseRule; 5] =
-        [&AdamW::default(), &Sgd::default(), &momentum, &Lion::default(), &Ema { decay: 0.9 }];
+    let groups = Groups::uniform(0.1);
+    let free = ScheduleFree { betas: (0.9, 0.99), eps: 1e-8, warmup_steps: 2, groups };
+    let rules: [&dyn ElementwiseRule; 6] =
+        [&AdamW::default(), &Sgd::default(), &momentum, &Lion::default(), &Ema { decay: 0.9 }, &free];
     let elements = rules.map(|rule| source(Kind::Elements, &rule.formula().0));
     elements.into_iter().chain([source(Kind::Coded, &AdamW::default().formula().0)]).collect()
 }

@@ -66,8 +66,12 @@ fn definition(formula: &Formula) -> String {
         lines.push(format!("T {name} = {value};"));
         name
     });
-    lines.extend(param.as_ref().map(|value| format!("param = {value};")));
-    lines.extend(state.iter().enumerate().map(|(index, value)| format!("state{index} = {value};")));
+    // A result may be an old value of another variable, so all are read before any is written.
+    let variables = param.iter().map(|value| ("param".to_owned(), value));
+    let states = state.iter().enumerate().map(|(index, value)| (format!("state{index}"), value));
+    let results: Vec<_> = variables.chain(states).collect();
+    lines.extend(results.iter().map(|(variable, value)| format!("const T new_{variable} = {value};")));
+    lines.extend(results.iter().map(|(variable, _)| format!("{variable} = new_{variable};")));
     let states: Vec<String> = (0..STATES_MAX).map(|index| format!("T& state{index}")).collect();
     format!(
         "#define NUMBERS {}\n#define ALL_NUMBERS {}\nconstexpr int STATES = {};\nconstexpr bool CHANGES_PARAMS = {};\n\

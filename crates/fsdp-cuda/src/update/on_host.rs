@@ -76,7 +76,7 @@ fn with_host_shard(
         .chain(state.into_iter().zip(shard.state.iter_mut()));
     let outcome = returned
         .map(|(buffer, to)| put_back(memory, buffer, to))
-        .fold(result, |result, back| back.and(result))?;
+        .fold(result, |result, back| result.and_then(|outcome| back.map(|()| outcome)))?;
     let mut flag = [0];
     mirror.read(Queue::Compute, Slice::whole(&not_finite), HostSliceMut::I64(&mut flag))?;
     if flag != [0] {

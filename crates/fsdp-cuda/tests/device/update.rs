@@ -409,6 +409,12 @@ fn adamw_with_8_bit_moments_records_non_finite_values() {
 }
 
 #[test]
+fn schedule_free_records_non_finite_values() {
+    let rule = ScheduleFree { betas: (0.9, 0.99), eps: 1e-8, warmup_steps: 0, groups: groups(0.01) };
+    compare_notes(rule, SHORT, "schedule-free AdamW");
+}
+
+#[test]
 fn lion_records_non_finite_values() {
     compare_notes(Lion { groups: groups(0.1), ..Lion::default() }, SHORT, "Lion");
 }

@@ -2,7 +2,7 @@
 //!
 //! The host compiles the formula for its numbers. Other devices get it as a list of calculations ([`Formula`]), of which
 //! they make a kernel, a part of a compiled program, or calls of a library. The order of operations is the same
-//! everywhere, so the bits are, too.
+//! everywhere, and so are the bits, except on XLA.
 
 use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Sub};
@@ -78,7 +78,9 @@ pub trait Elementwise: Clone + Debug + Send + Sync + 'static {
     /// The settings of parameters; `None` if they have no effect.
     fn groups(&self) -> Option<&Groups>;
 
-    /// The numbers in which a step differs from other steps, or a parameter from other parameters: always as many.
+    /// The numbers in which a step differs from other steps, or a parameter from other parameters: the same number of them
+    /// for all steps and parameters. `step` and `lr` are the parameter's own: steps since it was first updated, and the
+    /// learning rate with its scale.
     fn factors(&self, settings: GroupSettings, step: u64, lr: f64) -> Vec<f64>;
 
     /// Updates the state of an element (unused ones are to be left alone) and returns the new parameter. The gradient is

@@ -30,7 +30,7 @@ pub enum Term {
     Result(usize),
 }
 
-/// One calculation, rounded once.
+/// One calculation; a result that is not exact is rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Calculation<T> {
     /// A sum.

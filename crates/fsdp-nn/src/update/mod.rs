@@ -1,6 +1,6 @@
 //! Update rules: what each of them keeps and calculates, for all devices; and how the host runs them.
 //!
-//! AdamW, SGD, Lion and averages are element-wise, and AdamW with 8-bit moments works on blocks within a row, so
+//! AdamW (also schedule-free), SGD, Lion and averages are element-wise, and AdamW with 8-bit moments works on blocks within a row, so
 //! their results do not depend on how a segment is sharded. Neither do those of Muon, which works on the directions
 //! of whole matrices. The results of Adafactor depend on sums over ranks, so they agree only approximately.
 

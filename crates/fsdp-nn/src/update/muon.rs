@@ -2,9 +2,10 @@
 //! of the momentum is orthogonalized matrix by matrix. All parameters other than hidden matrices are updated by
 //! AdamW.
 //!
-//! Momentum and direction are element-wise, so each rank computes them for its rows ([`Stage::Direct`](fsdp_core::update::Stage::Direct)). The
-//! direction is all-gathered; every rank with rows of a matrix orthogonalizes the whole matrix and updates its own
-//! rows. The work is thus repeated on each of these ranks, and its bits depend on the shape only.
+//! Momentum and direction are element-wise, so each rank computes them for its rows
+//! ([`Stage::Direct`](fsdp_core::update::Stage::Direct)). The direction is all-gathered; every rank with rows of a matrix
+//! orthogonalizes the whole matrix and updates its own rows. The work is thus repeated on each of these ranks, and its
+//! bits depend on the shape only.
 
 use std::collections::BTreeSet;
 

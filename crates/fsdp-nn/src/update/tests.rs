@@ -227,6 +227,12 @@ fn delayed_parameters_count_their_own_steps() {
     assert_eq!(delayed.of(param), GroupSettings { late, ..on_time.of(param) });
     assert_eq!(delayed.of(ParamId(0)), on_time.of(ParamId(0)));
     let adamw = |groups: &Groups| AdamW { groups: groups.clone(), ..AdamW::default() };
+    let free = |groups: &Groups| ScheduleFree {
+        betas: (0.9, 0.99),
+        eps: 1e-8,
+        warmup_steps: 2,
+        groups: groups.clone(),
+    };
     let adafactor = |groups: &Groups| {
         let options =
             AdafactorOptions { groups: groups.clone(), relative_step: true, ..AdafactorOptions::default() };
@@ -236,6 +242,8 @@ fn delayed_parameters_count_their_own_steps() {
         let (ours, theirs) = (adamw(&delayed), adamw(&on_time));
         assert_eq!(ours.factors_of(param, step + late, 0.1), theirs.factors_of(param, step, 0.1));
         assert_eq!(ours.factors_of(ParamId(0), step, 0.1), theirs.factors_of(ParamId(0), step, 0.1));
+        let (ours, theirs) = (free(&delayed), free(&on_time));
+        assert_eq!(ours.factors_of(param, step + late, 0.1), theirs.factors_of(param, step, 0.1));
         let (ours, theirs) = (adafactor(&delayed), adafactor(&on_time));
         assert_eq!(ours.factors(param, step + late, 0.1), theirs.factors(param, step, 0.1));
     }
@@ -429,7 +437,9 @@ fn state_pieces_cover_state_of_every_parameter() {
     let adamw = AdamW::default();
     let lion = Rule::new(Lion::default()).then(Ema { decay: 0.9 });
     let coded = AdamW8bit::new(adamw.clone(), &spec());
-    let rules = [Rule::new(adafactor), Rule::new(sgd), Rule::new(adamw), lion, Rule::new(coded)];
+    let free =
+        Rule::new(ScheduleFree { betas: (0.9, 0.99), eps: 1e-8, warmup_steps: 2, groups: groups(0.1) });
+    let rules = [Rule::new(adafactor), Rule::new(sgd), Rule::new(adamw), lion, free, Rule::new(coded)];
     for (rule, world) in rules.iter().flat_map(|rule| (1..9).map(move |world| (rule, world))) {
         let mut held: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
         for rank in 0..world {
@@ -471,6 +481,7 @@ fn non_finite_step_changes_no_state() {
     let lion = Rule::new(Lion::default()).then(Ema { decay: 0.9 });
     let rules = [
         lion,
+        Rule::new(ScheduleFree { betas: (0.9, 0.99), eps: 1e-8, warmup_steps: 2, groups: groups(0.1) }),
         Rule::new(AdamW8bit::new(AdamW::default(), &spec())),
         Rule::new(AdamW::default()),
         Rule::new(Sgd { momentum: 0.9, ..Sgd::default() }),

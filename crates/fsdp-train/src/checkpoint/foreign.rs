@@ -125,8 +125,9 @@ impl Foreign {
         let trainer = self.found.run_count();
         let trainer = read(&trainer)?.zip(trainer);
         let step = self.step(&counts, at_step, trainer, summary)?;
-        let is_sgd = matches!(job.config.train.optimizer, OptimizerConfig::Sgd(_));
-        if step == 0 && is_sgd && (0..self.states.len()).any(|index| self.is_held(index)) {
+        let overwrites_state =
+            matches!(job.config.train.optimizer, OptimizerConfig::Sgd(_) | OptimizerConfig::ScheduleFree(_));
+        if step == 0 && overwrites_state && (0..self.states.len()).any(|index| self.is_held(index)) {
             return Err(OptimizerStateError::Momenta { path: self.path.clone() }.into());
         }
         let late = |(index, states): (usize, &Vec<String>)| {

@@ -64,8 +64,13 @@ const RECORDED: [&str; 9] = [
     "train.router_aux_loss_coef",
     "train.loss_scale",
 ];
-/// The exception: the state of one update rule does not fit another.
-const FIXED: &str = "train.optimizer.name";
+/// Whether an exception to [`RECORDED`]: the state of one update rule does not fit another, and the average of
+/// schedule-free AdamW has weights that follow from all learning rates so far.
+fn is_fixed(key: &str, now: &RunState) -> bool {
+    let is_schedule_free =
+        leaves(&now.config).get("train.optimizer.name").is_some_and(|name| name.contains("schedule_free"));
+    key == "train.optimizer.name" || (is_schedule_free && is_below(key, &["train.optimizer"]))
+}
 
 /// The state of a run, as recorded in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -210,7 +215,7 @@ impl RunState {
         for Difference { what, saved, given } in
             differences(&leaves(&complete(&self.config)), &leaves(&now.config))
         {
-            if is_below(&what, &RECORDED) && what != FIXED {
+            if is_below(&what, &RECORDED) && !is_fixed(&what, now) {
                 changes.push(Change { step: self.step, key: what, from: saved, to: given });
             } else if !is_below(&what, &FREE) {
                 refused.push(Difference { what, saved, given });

@@ -39,8 +39,8 @@ impl<D: TorchStorage> Torch<D> {
         }
     }
 
-    /// libtorch's own square roots are occasionally off by a unit in the last place on CPUs; in single precision they can
-    /// be rounded correctly.
+    /// Whether libtorch runs the rule. Its square roots on CPUs are occasionally off by a unit in the last place; those in
+    /// single precision can be rounded correctly, others are left to our kernels.
     fn composes(&self, rule: &dyn ElementwiseRule, shard: &SegmentShard<'_, D::Buffer>) -> bool {
         let is_root = |calculation: &Calculation<_>| matches!(calculation, Calculation::SquareRoot(_));
         let has_root = || rule.formula().0.calculations.iter().any(is_root);

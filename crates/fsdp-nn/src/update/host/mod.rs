@@ -44,8 +44,8 @@ impl HostMemory {
     ) -> Result<(), Error> {
         let Some(scalars) = &HostScalars::read(self, scalars)? else { return Ok(()) };
         match (part, &mut *stage) {
-            (Part::Elementwise(rule), _) => rule.update_on_host(self, shard, scalars)?,
-            (Part::Coded(rule), _) => for_master!(shard, rule.typed(self, shard, scalars)),
+            (Part::Elementwise(rule), Stage::Update { .. }) => rule.update_on_host(self, shard, scalars)?,
+            (Part::Coded(rule), Stage::Update { .. }) => for_master!(shard, rule.typed(self, shard, scalars)),
             (Part::Factored(rule), stage) => {
                 let stage = factored::Stage::of(self, stage)?;
                 for_master!(shard, rule.typed(self, shard, scalars, stage));
@@ -53,7 +53,10 @@ impl HostMemory {
             (Part::Orthogonal(rule), Stage::Direct { direction }) => {
                 for_master!(shard, rule.momentum(self, shard, scalars, direction));
             }
-            (Part::Orthogonal(rule), _) => for_master!(shard, rule.typed(self, shard, scalars)),
+            (Part::Orthogonal(rule), Stage::Update { .. }) => {
+                for_master!(shard, rule.typed(self, shard, scalars));
+            }
+            (_, stage) => panic!("{stage:?}: a stage that the rule did not declare"),
         }
         match (part, stage) {
             (Part::Elementwise(rule), _) if !rule.changes_params() => Ok(()),

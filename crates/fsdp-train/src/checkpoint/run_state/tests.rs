@@ -107,6 +107,23 @@ fn rejected_resume_error_shows_both_values_and_remedy() {
 }
 
 #[test]
+fn schedule_free_keeps_its_options() {
+    let text = "model = { path = 'm' }
+data = { train = ['a'], seq_len = 8 }
+run = { out_dir = 'out' }
+\
+                train = { steps = 10, micro_batch_size = 1, global_batch_size = 4, \
+                optimizer = { name = 'schedule_free_adamw', lr = 0.5, warmup_steps = 3 } }";
+    let now = Resolved::parse(text, "run.toml", &[]).unwrap().config.to_toml();
+    for (key, from, to) in [("lr", "0.5", "0.25"), ("warmup_steps", "3", "4")] {
+        let other = now.replace(&format!("{key} = {from}"), &format!("{key} = {to}"));
+        assert_eq!(refusal(state(&now).changes_to(&state(&other))), [format!("train.optimizer.{key}")]);
+    }
+    let longer = now.replace("steps = 10", "steps = 20");
+    assert_eq!(state(&now).changes_to(&state(&longer)).unwrap().len(), 1);
+}
+
+#[test]
 fn key_missing_from_saved_run_takes_default() {
     let text = "model = { path = 'm' }\ndata = { train = ['a'], seq_len = 8 }\nrun = { out_dir = 'out' }\n\
                 train = { steps = 10, micro_batch_size = 1, global_batch_size = 4 }";
