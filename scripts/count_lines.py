@@ -48,8 +48,9 @@ def production(text):
     return lines, tests
 
 
-def main():
-    files = {name: production(text) for name, text in sources(*sys.argv[1:2] or [None]).items()}
+def count(revision=None):
+    """The production lines of each crate."""
+    files = {name: production(text) for name, text in sources(revision).items()}
     skipped = []
     for name, (_, tests) in files.items():
         path = pathlib.PurePosixPath(name)
@@ -61,6 +62,11 @@ def main():
         parts = pathlib.PurePosixPath(name).with_suffix("").parts
         if not is_test and not {"conformance", "testing"}.intersection(parts):
             crates[name.split("/")[1]] += len(lines)
+    return crates
+
+
+def main():
+    crates = count(*sys.argv[1:2])
     for crate, lines in sorted(crates.items()):
         print(f"{crate:<12} {lines:>6}")
     print(f"{'of a step':<12} {sum(crates[crate] for crate in STEP):>6}")

@@ -4,8 +4,6 @@
 
 use fsdp_core::program::BlockCall;
 
-use crate::graph::PlanFault;
-
 /// An inconsistency in a model, its data or its description.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -85,4 +83,31 @@ pub enum ModelError {
         /// Rows of the position table.
         positions: usize,
     },
+}
+
+/// A fault in the plan of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanFault {
+    /// An operation accesses a place that is not live.
+    #[error("a place is accessed before it begins or after it ends")]
+    NotLive,
+    /// An operation writes to the data of the micro-batch, or to a parameter.
+    #[error("what is only read is written")]
+    ReadOnly,
+    /// A place begins while it is live.
+    #[error("a place begins while it is live")]
+    Live,
+    /// An operation reads what nothing has written.
+    #[error("what is read was not written")]
+    Unwritten,
+    /// An operation overwrites what nothing has read.
+    #[error("what was written is overwritten before it is read")]
+    Unread,
+    /// A value is left at the end.
+    #[error("a value is still live after the last call")]
+    Left,
+    /// A loss or a gradient is not the one that the model's graphs define.
+    #[error("a loss or gradient differs from the one that the model defines")]
+    Differs,
 }

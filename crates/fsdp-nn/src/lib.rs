@@ -37,7 +37,7 @@ pub mod sampling;
 pub mod update;
 
 pub use backend::Backend;
-pub use error::ModelError;
+pub use error::{ModelError, PlanFault};
 pub use host::{HostBuffer, HostMemory, HostOptions, HostPool};
 pub use init::Init;
 

@@ -4,8 +4,9 @@ use fsdp_core::model::{BlockId, ParamId};
 
 use super::list::Draft;
 use super::plan::Derived;
-use super::symbolic::{Contents, PlanFault, Symbols};
+use super::symbolic::{Contents, Symbols};
 use super::{BlockGraph, HeadCall, Route, Trained};
+use crate::error::PlanFault;
 
 /// A block and its parameters.
 pub(crate) type Block<'a> = (BlockId, &'a [ParamId]);

@@ -58,7 +58,6 @@ pub use builder::{Builder, Tensor};
 pub(crate) use derive::Backward;
 pub use list::{List, Step};
 pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};
-pub use symbolic::PlanFault;
 pub(crate) use symbolic::{Contents, Symbols};
 pub(crate) use walk::{Counting, DeviceRunner, Inputs, Routers, Runner, walk};
 

@@ -8,38 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 use fsdp_core::model::{BlockId, ParamId};
 
 use super::{Call, Operand};
+use crate::error::PlanFault;
 use crate::op::{Access, Op, Pointwise};
 
 /// Index of an expression; equal expressions have equal terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Term(usize);
-
-/// A fault in a list of calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanFault {
-    /// An operation accesses a place that is not live.
-    #[error("a place is accessed before it begins or after it ends")]
-    NotLive,
-    /// An operation writes to the data of the micro-batch, or to a parameter.
-    #[error("what is only read is written")]
-    ReadOnly,
-    /// A place begins while it is live.
-    #[error("a place begins while it is live")]
-    Live,
-    /// An operation reads what nothing has written.
-    #[error("what is read was not written")]
-    Unwritten,
-    /// An operation overwrites what nothing has read.
-    #[error("what was written is overwritten before it is read")]
-    Unread,
-    /// A value is left at the end.
-    #[error("a value is still live after the last call")]
-    Left,
-    /// A loss or a gradient is not the one that the model's graphs define.
-    #[error("a loss or gradient differs from the one that the model defines")]
-    Differs,
-}
 
 /// The contents of a place: the term of each range that was written, and whether it was read since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

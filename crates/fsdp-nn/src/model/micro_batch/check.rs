@@ -10,7 +10,8 @@ use fsdp_core::program::Pass;
 
 use super::super::kinds::Kinds;
 use super::{Input, MicroBatchPlan, PlannedCall};
-use crate::graph::{Contents, PlanFault, Route, Symbols};
+use crate::error::PlanFault;
+use crate::graph::{Contents, Route, Symbols};
 
 impl MicroBatchPlan {
     /// Compares the plan with the graphs it was made from.
