@@ -3,24 +3,28 @@
 // Blocks run one after another. The threads of a block are coroutines, so barriers and shuffles are real; they are
 // scheduled in random order. A coroutine starts as a context and is reused from block to block; switches are long
 // jumps, because each swap of contexts is a system call.
+//
+// It is compiled with each kernel, so it includes little: most headers of the standard library take longer than a kernel.
 
 #pragma once
 
-#include <cmath>
 #include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <tuple>
 #include <ucontext.h>
 #include <utility>
-#include <vector>
 
 #define __device__
 #define __shared__ static
 #define __launch_bounds__(...)
+
+// What kernels call of <cmath>.
+extern "C" {
+double exp(double), fabs(double), fmax(double, double), log(double), sin(double), sqrt(double);
+float fabsf(float), fmaf(float, float, float), fmaxf(float, float), sqrtf(float);
+}
 
 struct FakeIndex { unsigned x, y, z; };
 
@@ -30,16 +34,18 @@ enum State { READY, BARRIER, SHUFFLE, DONE };
 
 struct Thread {
     jmp_buf turn;
-    std::unique_ptr<char[]> stack;
+    char* stack;
     FakeIndex index;
     State state;
     unsigned generation;
 };
 
 constexpr size_t STACK = 64 * 1024;
+// As many as a block may have.
+constexpr size_t THREADS = 1024;
 
 inline jmp_buf scheduler;
-inline std::vector<Thread> threads;
+inline Thread threads[THREADS];
 inline Thread* running;
 inline FakeIndex block_index, block_size, grid_size;
 inline uint64_t slots[32][2][32];
@@ -63,10 +69,10 @@ inline void resume(Thread& thread) {
     running = &thread;
     if (_setjmp(scheduler)) return;
     if (thread.stack) _longjmp(thread.turn, 1);
-    thread.stack.reset(new char[STACK]);
+    thread.stack = static_cast<char*>(malloc(STACK));
     ucontext_t context;
     getcontext(&context);
-    context.uc_stack.ss_sp = thread.stack.get();
+    context.uc_stack.ss_sp = thread.stack;
     context.uc_stack.ss_size = STACK;
     context.uc_link = nullptr;
     makecontext(&context, body, 0);
@@ -88,12 +94,14 @@ inline bool all(size_t first, size_t last, State state) {
 
 inline void run_block(const char* name, uint64_t& random) {
     size_t count = block_size.x;
-    if (threads.size() < count) threads.resize(count);
-    std::vector<unsigned> order(count);
+    if (count > THREADS) abort();
+    unsigned order[THREADS];
     for (unsigned i = 0; i < count; i++) {
         order[i] = i;
         random = random * 6364136223846793005ull + 1442695040888963407ull;
-        std::swap(order[i], order[(random >> 33) % (i + 1)]);
+        unsigned& other = order[(random >> 33) % (i + 1)];
+        order[i] = other;
+        other = i;
         Thread& thread = threads[i];
         thread.index = {i, 0, 0};
         thread.state = READY;
@@ -101,8 +109,8 @@ inline void run_block(const char* name, uint64_t& random) {
     }
     for (;;) {
         bool moved = false, left = false;
-        for (unsigned i : order) {
-            Thread& thread = threads[i];
+        for (size_t place = 0; place < count; place++) {
+            Thread& thread = threads[order[place]];
             left |= thread.state != DONE;
             if (thread.state != READY) continue;
             resume(thread);
