@@ -58,11 +58,11 @@ pub(super) fn update<D: TorchStorage>(
             let slots =
                 slots.chain(states.map(|(slot, Operand(new))| (slot.shallow_clone(), new, largest_state)));
             // A result may be an old value of another slot, so all are read before any is written.
-            let kept = slots.map(|(slot, new, largest)| {
-                let kept = new.f_where_self(&finite, &slot)?;
-                Ok((slot, new, largest, kept))
-            });
-            for (mut slot, new, largest, kept) in kept.collect::<Result<Vec<_>, Error>>()? {
+            let mut results = Vec::new();
+            for (slot, new, largest) in slots {
+                results.push((new.f_where_self(&finite, &slot)?, slot, new, largest));
+            }
+            for (kept, mut slot, new, largest) in results {
                 slot.f_copy_(&kept)?;
                 // The maximum with a NaN is NaN, which is not at most anything.
                 let exceeds = new.f_abs()?.f_max()?.f_le(largest)?.f_logical_not()?.f_logical_and(&finite)?;
