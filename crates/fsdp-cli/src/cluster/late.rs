@@ -17,11 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) fn said<T>(place: ProcessPlace, join: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let (joined, until) = mpsc::channel::<()>();
-        scope.spawn(move || {
+        let say = move || {
             if until.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
                 output::note_of_any(&text(place, &variable));
             }
-        });
+        };
+        // Where threads run out, joining needs them more.
+        drop(thread::Builder::new().spawn_scoped(scope, say));
         let outcome = join();
         drop(joined);
         outcome
