@@ -150,7 +150,8 @@ fn judged(args: &AuditArgs, setup: RunSetup) -> Result<Judged, CliError> {
     let (setup, architecture, init) = prepared(args.before(), setup)?;
     let stated = Stated::of(&setup);
     if let Some(batch) = &args.batch {
-        let batches = read_batches(batch, args.shifted, architecture.head().vocab)?;
+        let limits = (architecture.head().vocab, architecture.positions_max());
+        let batches = read_batches(batch, args.shifted, limits)?;
         let steps = by_step(batch, batches, args.steps)?;
         let data = Arc::new(RunData::none());
         return Ok((Job::with_data(setup.config, architecture, init, data)?, steps, stated));

@@ -158,6 +158,20 @@ fn llama() -> PathBuf {
 }
 
 #[test]
+fn rows_longer_than_the_positions_of_the_model_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let batch = dir.path().join("long.safetensors");
+    let header = r#"{"m0.input_ids":{"dtype":"U8","shape":[1,65],"data_offsets":[0,65]},
+        "m0.labels":{"dtype":"U8","shape":[1,65],"data_offsets":[65,130]}}"#;
+    fs::write(&batch, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[1; 130]].concat()).unwrap();
+    let step = ["run.toml", "--before", "before", "--after", "sound/after", "--batch"];
+    let message = refused(&golden().join("fsdp2-gpt2"), &[&step[..], &[batch.to_str().unwrap()]].concat());
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let expected = "long.safetensors: tensor m0.input_ids: its rows have 65 tokens, more than the 64 positions of the model";
+    assert!(message.contains(expected), "{message}");
+}
+
+#[test]
 fn states_that_do_not_follow_each_other_are_refused() {
     let batch = ["--batch", "padded.safetensors"];
     let same = [&["run.toml", "--before", "before", "--after", "before"][..], &batch].concat();

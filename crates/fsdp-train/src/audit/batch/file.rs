@@ -18,11 +18,16 @@ const TOKENS_MAX: usize = 1 << 28;
 
 /// Reads the micro-batches `m0`, `m1`, .. of a file: `.input_ids` and `.labels` [rows, tokens], and where rows have several
 /// documents or padding, `.position_ids` and `.attention_mask` of the same shape. `shifted` says that the label of a
-/// position is the token to predict there, and not, as in transformers, the token there.
+/// position is the token to predict there, and not, as in transformers, the token there. `limits` are the size of the model's
+/// vocabulary, and the most positions that it has, if it has a table of them.
 ///
 /// # Errors
 /// [`AuditError::Batch`], naming the tensor; [`TrainError::Checkpoint`] for a file that cannot be read.
-pub fn read_batches(path: &Path, shifted: bool, vocab: usize) -> Result<Vec<MicroBatch>, TrainError> {
+pub fn read_batches(
+    path: &Path,
+    shifted: bool,
+    limits: (usize, Option<usize>),
+) -> Result<Vec<MicroBatch>, TrainError> {
     let file = File { reader: SafetensorsReader::open(path)?, path };
     let has = |name: &str| file.reader.header().entry(name).is_some();
     let count = (0..).take_while(|index| has(&format!("m{index}.input_ids"))).count();
@@ -30,7 +35,7 @@ pub fn read_batches(path: &Path, shifted: bool, vocab: usize) -> Result<Vec<Micr
         return Err(file.fault("m0.input_ids", "it is missing: docs/auditing.md shows how to write the file"));
     }
     file.expect_known(count)?;
-    let read = (0..count).map(|index| file.micro_batch(index, shifted, vocab));
+    let read = (0..count).map(|index| file.micro_batch(index, shifted, limits));
     let (batches, labels): (Vec<MicroBatch>, Vec<Labelled>) =
         read.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     if batches.iter().all(|batch| batch.counted() == 0) {
@@ -90,11 +95,12 @@ impl File<'_> {
         &self,
         index: usize,
         shifted: bool,
-        vocab: usize,
+        (vocab, positions_max): (usize, Option<usize>),
     ) -> Result<(MicroBatch, Labelled), TrainError> {
         let name = |part: &str| format!("m{index}.{part}");
         let (ids, shape) = self.integers(&name("input_ids"), None)?;
         let seq = shape[1];
+        self.expect_positions(&name("input_ids"), seq, positions_max)?;
         let optional = |part: &str| -> Result<Option<Vec<i64>>, TrainError> {
             let is_there = self.reader.header().entry(&name(part)).is_some();
             let read = is_there.then(|| self.integers(&name(part), Some(shape))).transpose()?;
@@ -152,6 +158,12 @@ impl File<'_> {
         let labelled = Labelled::of(&ids, &labels, seq);
         let runs_on = runs_on && positions.is_some();
         Ok((MicroBatch { ids, targets, seq, runs_on, positions, is_text }, labelled))
+    }
+
+    /// Refuses rows that are longer than the positions of the model.
+    fn expect_positions(&self, name: &str, seq: usize, most: Option<usize>) -> Result<(), TrainError> {
+        let fault = |most| format!("its rows have {seq} tokens, more than the {most} positions of the model");
+        most.filter(|most| seq > *most).map_or(Ok(()), |most| Err(self.fault(name, &fault(most))))
     }
 
     /// Which tokens are text, by a mask.

@@ -22,7 +22,7 @@ fn file(tensors: &[(&str, [usize; 2], Vec<i64>)]) -> tempfile::NamedTempFile {
 
 fn read(tensors: &[(&str, [usize; 2], Vec<i64>)], shifted: bool) -> Result<Vec<MicroBatch>, String> {
     let file = file(tensors);
-    read_batches(file.path(), shifted, 10)
+    read_batches(file.path(), shifted, (10, Some(8)))
         .map_err(|error| error.to_string().replace(file.path().to_str().unwrap(), "FILE"))
 }
 
@@ -83,6 +83,10 @@ fn every_fault_of_a_file_names_its_tensor() {
             vec![ids(), labels(), ("m0.position_ids", [1, 3], vec![0, 2, 3])],
             "row 0, position 1: 2 neither begins",
         ),
+        (
+            vec![("m0.input_ids", [1, 9], vec![1; 9]), ("m0.labels", [1, 9], vec![1; 9])],
+            "m0.input_ids: its rows have 9 tokens, more than the 8 positions of the model",
+        ),
     ];
     for (tensors, part) in cases {
         let message = read(&tensors, false).unwrap_err();
@@ -122,7 +126,7 @@ fn dtypes_that_cannot_be_tokens_are_refused() {
         header.entries().iter().for_each(|entry| bytes.extend(data(entry.name()).1));
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
-        read_batches(file.path(), false, 1 << 25).map_err(|error| error.to_string())
+        read_batches(file.path(), false, (1 << 25, None)).map_err(|error| error.to_string())
     };
     for dtype in [TensorType::U8, TensorType::I32] {
         assert!(with(dtype, "input_ids").is_ok(), "{}", dtype.name());
