@@ -118,13 +118,16 @@ fn expect_folder(file: &Path) -> Result<(), CliError> {
     }
 }
 
-/// Prints the verdict, and writes the page if one is wanted. The verdict is printed even if the page cannot be written.
+/// Prints the verdict, and what its findings may come from, and writes the page if one is wanted. The verdict is printed even if the page cannot be written.
 fn write(args: &AuditArgs, report: &Report) -> Result<(), CliError> {
     let text = match args.json {
         true => serde_json::to_string_pretty(report).expect("a report is plain data") + "\n",
         false => text::render(report, args.report.as_deref()),
     };
     output::print(&text)?;
+    if !report.is_sound() {
+        init::say_open(&args.run().file);
+    }
     match &args.report {
         Some(file) => fs::write(file, page::render(report)).map_err(CliError::write(file)),
         None => Ok(()),

@@ -10,6 +10,8 @@ mod lines;
 mod program;
 mod titan;
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -54,6 +56,21 @@ pub(super) fn run(dir: &Path, file: Option<&Path>) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
+/// Says which lines of a run file are still to be filled in, because findings may come from them.
+pub(super) fn say_open(file: &Path) {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let open = text.lines().filter_map(|line| line.strip_prefix(lines::OPEN)?.split_once(" = "));
+    let keys: Vec<&str> = open.map(|(key, _)| key).collect();
+    if !keys.is_empty() {
+        output::warning(&format!(
+            "{} still has lines to fill in ({}): until they say what the program did, findings may be those of the file, and not \
+             of the step; delete those that do not apply",
+            file.display(),
+            keys.join(", ")
+        ));
+    }
+}
+
 /// The text of the run file.
 fn of(folder: &Folder) -> String {
     let program = Program::of(folder);
@@ -75,6 +92,9 @@ fn of(folder: &Folder) -> String {
         }
     }
     let groups = match &found {
+        Ok((_, saved)) if saved.settings.iter().all(BTreeMap::is_empty) && !folder.groups.is_empty() => {
+            Groups::unmatched(folder, &program, "the optimizer has saved no tensors of them")
+        }
         Ok((job, saved)) => {
             Groups::of(&job.plan.spec, saved, &program, job.config.train.optimizer.no_decay())
         }

@@ -73,6 +73,46 @@ fn init_files_find_what_differs_from_what_the_folder_says() {
 }
 
 #[test]
+fn init_of_sgd_without_momentum_reads_its_settings() {
+    let rest = ["--after", "sgd-sound/after", "--batch", "padded.safetensors", "--at-step", "6"];
+    let decay = ["--set", "train.optimizer.no_decay=[\"norm\"]"];
+    let text =
+        init_and_audit(&golden().join("torch-optimizers"), "before-sgd", &[&rest[..], &decay].concat(), true);
+    for line in
+        ["name = \"sgd\" ", "lr = 0.5 ", "momentum = 0.0 ", "weight_decay = 0.1 ", "# fill in: no_decay = "]
+    {
+        assert!(text.lines().any(|found| found.starts_with(line)), "{line}: {text}");
+    }
+}
+
+#[test]
+fn findings_name_the_lines_that_are_to_be_filled_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    let file = file.to_str().unwrap();
+    let folder = golden().join("fsdp2-llama");
+    assert!(audit(&folder, &[file, "--init", "before"]).status.success());
+    let text = fs::read_to_string(file).unwrap();
+    assert!(text.lines().any(|line| line.starts_with("lr = ") && line.contains("# check it: ")), "{text}");
+    let step = [file, "--before", "before", "--after", "sound/after", "--batch", "padded.safetensors"];
+    let said = |rest: &[&str], code| {
+        let output = audit(&folder, &[&step[..], rest].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{stderr}");
+        stderr.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    // This loop sets the rate before each step, and saves that of the step before.
+    let findings = said(&[], 1);
+    assert!(
+        findings.contains("run.toml still has lines to fill in (lr_schedule, grad_clip, param_dtype)"),
+        "{findings}"
+    );
+    assert_eq!(said(&["--set", "train.optimizer.lr=0.009251085678648071"], 0), "");
+    fs::write(file, text.replace("# fill in: ", "# ")).unwrap();
+    assert_eq!(said(&[], 1), "");
+}
+
+#[test]
 fn init_file_says_where_each_value_comes_from() {
     let output = audit(&golden().join("init/trainer"), &["--init", "before"]);
     insta::assert_snapshot!(String::from_utf8(output.stdout).unwrap());

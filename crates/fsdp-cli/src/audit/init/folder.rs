@@ -153,9 +153,12 @@ impl Folder {
     /// [`CliError`] if it is not a checkpoint.
     pub(super) fn read(path: &Path) -> Result<Self, CliError> {
         let checkpoint = formats::open(path)?;
-        if !checkpoint.tensors.values().any(|tensor| tensor.role == Role::Optimizer) {
+        let groups = groups(&checkpoint);
+        // SGD without momentum has settings, but no tensors.
+        if groups.is_empty() && !checkpoint.tensors.values().any(|tensor| tensor.role == Role::Optimizer) {
             let what = format!(
-                "{} has no state of an optimizer; give the whole checkpoint of a step",
+                "{} has no state of an optimizer; give the whole checkpoint of a step, or, if it is one of SGD without momentum \
+                 that saves no settings either, write the run file yourself: docs/auditing-reference.md says which keys matter",
                 path.display()
             );
             return Err(CliError::Option { option: "--init", what });
@@ -177,7 +180,7 @@ impl Folder {
             ),
             adapter: json(peft::CONFIG_FILE),
             steps: count.and_then(|(_, steps)| steps.parse().ok()),
-            groups: groups(&checkpoint),
+            groups,
             dtype: most_common(&checkpoint),
         })
     }

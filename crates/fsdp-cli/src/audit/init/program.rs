@@ -133,7 +133,9 @@ impl Program {
             }
             Schedule::Shape { .. } => "the settings of the program: the rate before the schedule",
             Schedule::Moved { .. } => "the optimizer's param_groups: lr, as the scheduler has left it",
-            Schedule::Unknown => "the optimizer's param_groups: lr, which may be that of the step before",
+            Schedule::Unknown => {
+                "check it: the optimizer's param_groups have it, and it may be that of the step before"
+            }
         }
     }
 
