@@ -14,6 +14,10 @@ use crate::error::TrainError;
 /// A share of the difference that dropout does not leave to other faults.
 const HALF: f64 = 0.5;
 
+/// What to look at first if nothing explains a gradient.
+const UNEXPLAINED: &str = "; before the program, check the batch (all micro-batches of this step and no others, position_ids of packed \
+     rows, padding) and the run file (dtype, clipping, terms of the loss): docs/auditing-reference.md has more on this";
+
 /// How many times less another explanation has to leave to be the better one.
 const BETTER: f64 = 4.0;
 
@@ -114,7 +118,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
                 "; differences are as small as those of gradients in bfloat16: if the program reduces them in it, set fsdp.reduce_dtype"
             }
             false => "",
-        };
+        } + UNEXPLAINED;
         Finding {
             cause: Cause::Unexplained,
             params: compared.names(&outside),
