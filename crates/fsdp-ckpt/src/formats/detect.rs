@@ -134,7 +134,10 @@ fn unknown_directory(dir: &Path) -> Result<Error, Error> {
     let reason = if candidates.is_empty() {
         let found = Files::anywhere().list(dir)?;
         let held = if found.is_empty() { String::new() } else { format!(" (it holds {})", shown(&found)) };
-        format!("it holds no checkpoint of a known format{held}")
+        format!(
+            "it holds no checkpoint of a known format{held}; docs/checkpoints.md lists those that are known, and others have to be \
+             converted to one of them first"
+        )
     } else {
         format!("it is not a checkpoint itself; name one of those in it: {}", shown(&candidates))
     };
@@ -179,6 +182,10 @@ fn candidates(dir: &Path) -> Vec<String> {
                 searched += 1;
                 match contents(&dir.join(&inner)) {
                     Ok(Contents::Unknown) | Err(_) => next.push(inner),
+                    // Batches and other data are saved in such files, too.
+                    Ok(Contents::Safetensors(names)) if !names.iter().any(|name| name.contains("model")) => {
+                        next.push(inner);
+                    }
                     Ok(_) => found.push(inner.display().to_string()),
                 }
             }

@@ -273,7 +273,7 @@ fn expect_len_allowed(len: u64) -> Result<(), Fault> {
         return Ok(());
     }
     Err(Fault::new(format!(
-        "its header has {len} bytes, more than the {HEADER_LEN_MAX} that the format allows"
+        "it does not begin with the length of a header (its first 8 bytes say {len}, more than the {HEADER_LEN_MAX} that the format allows)"
     )))
 }
 

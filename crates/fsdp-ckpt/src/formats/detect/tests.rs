@@ -83,6 +83,19 @@ fn folder_of_checkpoints_error_lists_them() {
 }
 
 #[test]
+fn folder_of_other_tensors_is_not_offered_as_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&fixture("hf_sharded"), &dir.path().join("data"));
+    let data = dir.path().join("data");
+    for path in fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::rename(&path, data.join(path.file_name().unwrap().to_string_lossy().replace("model", "batch")))
+            .unwrap();
+    }
+    let text = message(dir.path());
+    assert!(text.contains("no checkpoint of a known format (it holds data); docs/checkpoints.md"), "{text}");
+}
+
+#[test]
 fn file_of_directory_checkpoint_error_names_directory() {
     let dir = tempfile::tempdir().unwrap();
     copy(&fixture("dcp_2rank"), &dir.path().join("step"));
@@ -105,7 +118,9 @@ fn unrelated_file_next_to_checkpoint_is_not_its_part() {
         fs::write(step.join(part), "these are no tensors").unwrap();
         let text = message(&step.join(part));
         let expected = match part {
-            "model.safetensors" => "not a valid safetensors file: its header has ",
+            "model.safetensors" => {
+                "not a valid safetensors file: it does not begin with the length of a header"
+            }
             _ => "a part of a checkpoint; name the directory",
         };
         assert!(text.contains(expected), "{text}");

@@ -47,7 +47,10 @@ fn rejects_file_without_header_length() {
 fn rejects_header_above_limit() {
     let len = HEADER_LEN_MAX + 1;
     let expected = |len: u64| {
-        Fault::new(format!("its header has {len} bytes, more than the 100000000 that the format allows"))
+        Fault::new(format!(
+            "it does not begin with the length of a header (its first 8 bytes say {len}, more than the 100000000 that the format \
+             allows)"
+        ))
     };
     assert_eq!(Header::parse_length(&len.to_le_bytes(), u64::MAX), Err(expected(100_000_001)));
     assert_eq!(Header::parse_length(&[0xff; 8], 8), Err(expected(u64::MAX)));
