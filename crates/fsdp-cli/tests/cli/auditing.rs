@@ -487,6 +487,25 @@ fn own_runs_are_sound_by_their_own_data() {
     }
 }
 
+#[test]
+fn faults_of_own_runs_are_named() {
+    let cases = [
+        ("train.optimizer.lr=0.02", "learning rate"),
+        ("train.label_smoothing=0.1", "model differs"),
+        ("data.seed=1", "unexplained"),
+    ];
+    for (planted, cause) in cases {
+        let sandbox = Sandbox::new();
+        let set = format!("--set checkpoint.every=1 --set checkpoint.keep_last=0 --set {planted}");
+        sandbox.succeed(&format!("train run.toml {set}"));
+        let states = "--before out/checkpoints/step-00000001 --after out/checkpoints/step-00000002";
+        let output = sandbox.fsdp(&format!("audit run.toml --data {states}"));
+        assert_eq!(output.code, Some(1), "{planted}: {}", output.stderr);
+        assert!(output.stdout.starts_with(&format!("{cause}: step 2: ")), "{planted}: {}", output.stdout);
+        assert_eq!(output.stdout.matches(": step 2: ").count(), 1, "{planted}: {}", output.stdout);
+    }
+}
+
 /// The largest memory that a process had, in MiB, and its output. What it needed in its last milliseconds may be missing.
 fn peak_of(command: &mut Command) -> (f64, Output) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
