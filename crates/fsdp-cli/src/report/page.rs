@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 /// The beginning of a report. A file that begins like this may be replaced by another report.
-pub(super) const HEAD: &str = "<!doctype html>\n<!-- Written by fsdp report. -->\n";
+pub(super) const HEAD: &str = "<!doctype html>\n<!-- Written by fsdp. -->\n";
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("hover.js");
