@@ -17,7 +17,7 @@ use crate::update::RankTables;
 pub struct LedgerInput<'a> {
     /// The contents of the rank's shards.
     pub tables: &'a RankTables,
-    /// Footprints of the calls of one micro-batch, in the order of [`Schedule::calls`].
+    /// Footprints of the calls of one micro-batch, in the order of [`calls`](crate::program::calls).
     pub calls: &'a [CallFootprint],
     /// Activation bytes that the program holds throughout: the data of the step.
     pub data_bytes: usize,

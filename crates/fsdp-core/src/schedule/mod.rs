@@ -27,7 +27,7 @@ pub use order::micro_batch_index;
 pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 
 use crate::mesh::{Group, Mesh};
-use crate::program::{BlockCall, Pass};
+use crate::program::Pass;
 use crate::rank::Queue;
 
 /// Index of an operation in [`Schedule::ops`].
@@ -97,14 +97,6 @@ impl Schedule {
     /// Whether the schedule computes gradients.
     pub fn trains(&self) -> bool {
         self.pass != Pass::Evaluate
-    }
-
-    /// The block calls of one micro-batch (all micro-batches are alike), in program order.
-    pub fn calls(&self) -> Vec<BlockCall> {
-        let micro_batch =
-            self.sections.iter().find(|section| section.kind == SectionKind::MicroBatch(Round(0)));
-        let ops = micro_batch.map_or(&[][..], |section| &self.ops[section.start..section.end]);
-        ops.iter().filter_map(|op| op.kind.call()).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::mesh::{Axis, Mesh};
 use crate::model::{BlockId, ParamId};
-use crate::program::ForwardMode;
+use crate::program::{BlockCall, ForwardMode, calls};
 use crate::testing::{Built, Setup, Sketch, grid, setups};
 use crate::wrap::{UnitId, WrapPolicy};
 
@@ -321,10 +321,11 @@ fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError>
 }
 
 #[test]
-fn schedule_calls_are_those_of_one_micro_batch() {
+fn calls_of_pass_are_those_of_one_micro_batch() {
     for rounds in 1..4 {
         let built = Setup { rounds, ..Setup::plain(Sketch::plain(2)) }.build();
-        let calls: Vec<OpKind> = built.step().calls().into_iter().map(OpKind::Call).collect();
+        let calls: Vec<OpKind> =
+            calls(&built.spec, built.step().pass).into_iter().map(OpKind::Call).collect();
         assert_eq!(calls, compute_of(&built));
     }
 }

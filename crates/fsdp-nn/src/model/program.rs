@@ -107,7 +107,8 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     pub fn logits(&mut self, memory: &M, params: &Params<M::Buffer>) -> Result<M::Buffer, Error> {
         let shape = self.shape(memory, Pass::Evaluate);
         let block = BlockId(self.spec.blocks.len() - 1);
-        let call = self.expect(BlockCall::Evaluate(block))?.clone();
+        let index = self.expect(BlockCall::Evaluate(block))?;
+        let call = self.plan.calls[index].clone();
         let mut kinds = Kinds::new(&self.architecture, &self.spec, shape)?;
         let request = Request { route: Route::Logits, input_shared: false, output_read: true };
         let plan = kinds.plan(block, request);
@@ -131,12 +132,12 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed }
     }
 
-    /// Returns the next call, which has to be this one.
-    fn expect(&mut self, call: BlockCall) -> Result<&PlannedCall, Error> {
+    /// Returns the index of the next call, which has to be this one.
+    fn expect(&mut self, call: BlockCall) -> Result<usize, Error> {
         let expected = self.plan.calls.get(self.next).map(|planned| planned.call);
         if expected == Some(call) {
             self.next += 1;
-            return Ok(&self.plan.calls[self.next - 1]);
+            return Ok(self.next - 1);
         }
         let source = Box::new(ModelError::OutOfOrder { expected, got: call });
         Err(Error::Program { block: self.spec.block(call.block()).name.clone(), source })
@@ -189,9 +190,8 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         params: &Params<M::Buffer>,
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error> {
-        let plan = Arc::clone(&self.plan);
-        self.expect(call)?;
-        self.run(memory, &plan.calls[self.next - 1], (params, gradients))?;
+        let (index, plan) = (self.expect(call)?, Arc::clone(&self.plan));
+        self.run(memory, &plan.calls[index], (params, gradients))?;
         if call.is_last() {
             self.data.note_losses(self.round, call.is_backward());
         }
