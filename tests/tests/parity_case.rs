@@ -107,6 +107,8 @@ struct Family {
     model: Model,
     wraps: &'static [&'static str],
     frozen: &'static [&'static str],
+    /// Whether samples can be cut into two chunks.
+    can_be_cut: bool,
 }
 
 fn mlp() -> impl Strategy<Value = Family> {
@@ -131,7 +133,7 @@ fn mlp() -> impl Strategy<Value = Family> {
                 ],
             };
             let frozen: &[_] = if layered { &["", "layers.0", "embed"] } else { &[""] };
-            Family { model: Model::Mlp(config), wraps, frozen }
+            Family { model: Model::Mlp(config), wraps, frozen, can_be_cut: true }
         },
     )
 }
@@ -148,7 +150,8 @@ fn llama() -> impl Strategy<Value = Family> {
                 heads * 2
             );
             let wraps: &[_] = if tied { &LLAMA_WRAPS[..4] } else { &LLAMA_WRAPS };
-            Family { model: Model::HuggingFace(model), wraps, frozen: LLAMA_FROZEN }
+            let can_be_cut = kv_heads % 2 == 0;
+            Family { model: Model::HuggingFace(model), wraps, frozen: LLAMA_FROZEN, can_be_cut }
         },
     )
 }
@@ -176,7 +179,8 @@ fn gpt2() -> impl Strategy<Value = Family> {
                 "attn_pdrop": {dropout}, "resid_pdrop": {dropout}, "tie_word_embeddings": {tied}}}"#
             );
             let wraps: &[_] = if tied { &GPT2_WRAPS[..4] } else { &GPT2_WRAPS };
-            Family { model: Model::HuggingFace(model), wraps, frozen: GPT2_FROZEN }
+            let can_be_cut = heads % 2 == 0 && dropout == "0.0";
+            Family { model: Model::HuggingFace(model), wraps, frozen: GPT2_FROZEN, can_be_cut }
         })
 }
 
@@ -260,19 +264,27 @@ fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
 /// Draws any valid case.
 pub(crate) fn cases() -> impl Strategy<Value = Case> {
     let family = prop_oneof![mlp(), llama(), gpt2()];
-    let order = (prop::option::of(any::<u64>()), any::<bool>());
+    let order = (prop::option::of(any::<u64>()), any::<bool>(), any::<bool>());
     let update = (select(OPTIMIZERS.to_vec()), select(vec!["\"none\"", "0.1"]), select(EXTRAS.to_vec()));
     (family, sizes(), order, update)
         .prop_flat_map(|(family, sizes, order, update)| {
             let (wrap, frozen) = (select(family.wraps), select(family.frozen));
             let [world, replicas, ..] = sizes;
-            (Just((family.model, sizes, order, update)), wrap, frozen, policies(world / replicas))
+            let can_be_cut = family.can_be_cut && (world / replicas).is_multiple_of(2);
+            let chosen = Just((family.model, can_be_cut, sizes, order, update));
+            (chosen, wrap, frozen, policies(world / replicas))
         })
-        .prop_map(|((model, sizes, (seed, shared), (optimizer, clip, extra)), wrap, frozen, policies)| {
-            let [world, replicas, rounds, micro, seq] = sizes;
+        .prop_map(|((model, can_be_cut, sizes, order, update), wrap, frozen, policies)| {
+            let ((seed, shared, cut), (optimizer, clip, extra)) = (order, update);
+            let [world, replicas, rounds, micro, mut seq] = sizes;
+            let mut mesh = format!("replicate = {replicas}");
+            if cut && can_be_cut {
+                mesh += ", context = 2";
+                seq = seq.next_multiple_of(2);
+            }
             let mut overrides = vec![
                 format!("run.ranks={world}"),
-                format!("fsdp.mesh={{ replicate = {replicas} }}"),
+                format!("fsdp.mesh={{ {mesh} }}"),
                 format!("train.micro_batch_size={micro}"),
                 format!("train.global_batch_size={}", micro * world * rounds),
                 format!("data.seq_len={seq}"),

@@ -6,6 +6,9 @@ mod support;
 // Sharded training compared with the unsharded oracle.
 mod parity;
 
+// Ranks that share samples.
+mod context;
+
 // Random runs, as a user would write them.
 mod parity_case;
 

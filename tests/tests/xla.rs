@@ -110,6 +110,17 @@ fn compiled_replicas_groups_and_recomputation_match_oracle() {
     check((LLAMA, 61), &[2, 4], &averaged, ProgramOptions::default());
 }
 
+#[test]
+fn chunks_of_samples_are_exchanged_within_programs() {
+    let double = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
+    let shared = [LAYERS, "data.seq_len=8", "fsdp.mesh={ context = 2 }"];
+    for (form, checkpointing) in [(TREE, "none"), (NATIVE, "full"), (SCANNED, "selective")] {
+        let checkpointing = format!("fsdp.activation_checkpointing=\"{checkpointing}\"");
+        let overrides = [&shared, &double[..], &[&checkpointing]].concat();
+        check((LLAMA, 61), &[2, 4], &overrides, written_as(form));
+    }
+}
+
 /// Runs two steps with a cache folder for compiled programs, and returns the reported events.
 fn recorded_events(plugin: &Path, folder: &Path) -> Vec<ProgramEvent> {
     let dir = tempfile::tempdir().unwrap();

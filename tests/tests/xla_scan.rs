@@ -44,6 +44,8 @@ fn scanned_layers_match_oracle() {
     let double = [LAYERS, RECOMPUTED, "fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[8], &double, SCANNED);
     check_loops((&deep(GPT2, SCANNED_LAYERS), 53), &[2], &[BLOCKS, RECOMPUTED], SCANNED);
+    let shared = [LAYERS, RECOMPUTED, "data.seq_len=8", "fsdp.mesh={ context = 2 }"];
+    check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[4], &shared, SCANNED);
     check_loops(
         (&deep(LLAMA, SCANNED_LAYERS), 61),
         &[4],

@@ -80,7 +80,9 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
 /// Shrinks the axes of the mesh, so that small worlds have replicas, shards and groups.
 fn mesh(config: &mut Resolved) -> Vec<String> {
     let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
+    let context = config.fsdp.mesh.context;
     config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
+    config.fsdp.mesh.context = context.min(AXIS_MAX);
     let mut groups = None;
     if let Reshard::ToGroup(ranks) = config.fsdp.reshard_after_forward {
         // A group of all shards is the same as no group.
@@ -97,6 +99,10 @@ fn mesh(config: &mut Resolved) -> Vec<String> {
     if cut < replicas {
         notes.push(format!("{replicas} replicas to {cut}"));
     }
+    let cut = config.fsdp.mesh.context;
+    if cut < context {
+        notes.push(format!("{context} chunks of samples to {cut}"));
+    }
     notes.extend(groups);
     notes
 }
@@ -112,7 +118,7 @@ fn batches(config: &mut Resolved, worlds: &[usize]) {
         _ => 1,
     };
     // The smallest world that the policies fit; the caller chooses which worlds are verified.
-    let ranks = config.fsdp.mesh.replicate * group;
+    let ranks = config.fsdp.mesh.replicate * least_common_multiple(group, config.fsdp.mesh.context);
     let fitting = worlds.iter().filter(|&&world| micro_batches.is_multiple_of(world));
     let cut = fitting.fold(ranks, |multiple, &world| least_common_multiple(multiple, world)) * rounds;
     let loses_its_odd_factor = cut.is_power_of_two() && !micro_batches.is_power_of_two();

@@ -7,6 +7,7 @@
 //! | reduce-scatter, n a power of two | recursive halving, neighbors first | log2 n | (n - 1) / n of the input |
 //! | reduce-scatter, other n | every part directly to its owner | n - 1 | (n - 1) / n of the input |
 //! | all-reduce | reduce-scatter, then all-gather | both | both |
+//! | all-to-all | exchange with every rank | n - 1 | (n - 1) / n of the input |
 //! | broadcast | empty message to the next rank, binomial tree | 1, and up to log2 n | up to log2 n times the message |
 //!
 //! Sums follow the tree of [`fsdp_core::tree`] exactly, for every n. Halving starts with the nearest rank: after the
@@ -85,6 +86,25 @@ pub(crate) fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8
     }
     reduce_scatter(session, dtype, &mut parts)?;
     all_gather(session, &mut parts)
+}
+
+/// Exchanges `parts`, one per rank: part `i` becomes what rank `i` had for this rank.
+///
+/// # Errors
+/// [`CommError`].
+pub(crate) fn all_to_all(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(), CommError> {
+    let (rank, size) = (session.rank(), session.size());
+    // In every step, pairs of ranks exchange their parts.
+    for partner in (0..size).map(|step| (size + step - rank) % size).filter(|&partner| partner != rank) {
+        let part = &mut parts[partner];
+        session.with_scratch(len_bytes(part), |session, received| {
+            let give: Vec<&[u8]> = part.iter().map(|slice| &**slice).collect();
+            session.exchange(Some((partner, &give)), Some((partner, &mut [&mut *received])))?;
+            scatter(received, part);
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 /// Copies the `message` of `root` to every rank.

@@ -137,6 +137,7 @@ fn run<M: Memory>(
             sums.into_iter().zip(&parts[rank]).for_each(|(sum, part)| sum.copy_from_slice(part));
             Ok(())
         }
+        CollectiveKind::AllToAll => algorithms::all_to_all(session, &mut staging::parts(moved, size)),
         CollectiveKind::AllReduce(_) => {
             moved.into_iter().try_for_each(|bytes| algorithms::all_reduce(session, call.dtype, bytes))
         }

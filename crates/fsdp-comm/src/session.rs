@@ -13,7 +13,7 @@ use crate::link::{Exchanged, Header, Incoming, Link, Outgoing};
 const NO_UNIT: u64 = u64::MAX;
 
 /// The kinds, by their number in a header. The root in a header is 0 for kinds without one.
-const KINDS: [CollectiveKind; 8] = [
+const KINDS: [CollectiveKind; 9] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter(ReduceOp::Sum),
     CollectiveKind::ReduceScatter(ReduceOp::Average),
@@ -22,14 +22,16 @@ const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::Broadcast { root: 0 },
     CollectiveKind::Split,
     CollectiveKind::Connect,
+    CollectiveKind::AllToAll,
 ];
-const PURPOSES: [Purpose; 6] = [
+const PURPOSES: [Purpose; 7] = [
     Purpose::Forward,
     Purpose::Backward,
     Purpose::Gradient,
     Purpose::Scalars,
     Purpose::UpdateRule,
     Purpose::Setup,
+    Purpose::Activations,
 ];
 const DTYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::Bf16, DType::U32, DType::I64, DType::U8, DType::F16];

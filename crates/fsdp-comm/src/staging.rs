@@ -20,14 +20,14 @@ compile_error!("elements are sent as they lie in memory, which is little-endian"
 /// The buffers of a call, and their bytes while the call is in flight.
 pub(crate) struct StagedBuffers<M: Memory> {
     buffers: Completed<M::Buffer>,
-    kind: CollectiveKind,
+    call: Fingerprint,
     /// Copies of the data; `None` if all buffers are in host memory.
     copies: Option<Copies>,
 }
 
 struct Copies {
     moved: Wire,
-    sums: Wire,
+    results: Wire,
 }
 
 impl<M: Memory> StagedBuffers<M> {
@@ -40,45 +40,47 @@ impl<M: Memory> StagedBuffers<M> {
         size: usize,
         mut buffers: Completed<M::Buffer>,
     ) -> Result<Self, Error> {
-        let kind = call.kind;
-        let scatters = matches!(kind, CollectiveKind::ReduceScatter(_));
-        // Inputs of an all-gather are only read, then dropped; they may have other readers.
-        let gather_inputs = if scatters { Vec::new() } else { std::mem::take(&mut buffers.inputs) };
+        // Other inputs are only read, then dropped; they may have other readers.
+        let read_inputs =
+            if call.kind.gives_up_inputs() { Vec::new() } else { std::mem::take(&mut buffers.inputs) };
         let is_in_host = in_host::<M>(&mut buffers.inputs)? && in_host::<M>(&mut buffers.outputs)?;
-        let copies = if is_in_host { None } else { Some(Copies::new(memory, kind, rank, &mut buffers)?) };
-        let mut staged = Self { buffers, kind, copies };
+        let copies = if is_in_host { None } else { Some(Copies::new(memory, call, rank, &mut buffers)?) };
+        let mut staged = Self { buffers, call, copies };
         let (mut moved, _) = staged.bytes();
-        if let Some(factor) = kind.reduce_op().and_then(|op| op.factor(size)) {
+        if let Some(factor) = call.kind.reduce_op().and_then(|op| op.factor(size)) {
             moved.iter_mut().for_each(|bytes| sums::scale(call.dtype, factor, bytes));
         }
-        let local_part = parts(moved, size).swap_remove(rank);
-        for (input, bytes) in gather_inputs.iter().zip(local_part) {
-            read(memory, kind.queue(), input, bytes)?;
+        let own = match call.kind {
+            CollectiveKind::AllToAll => moved,
+            _ => parts(moved, size).swap_remove(rank),
+        };
+        for (input, bytes) in read_inputs.iter().zip(own) {
+            read(memory, call.queue(), input, bytes)?;
         }
         Ok(staged)
     }
 
-    /// The data that the algorithm works on, per buffer; and, for a reduce-scatter, where this rank's sums go.
+    /// The data that the algorithm works on, per buffer; and, if that is given up, where this rank's results go.
     pub(crate) fn bytes(&mut self) -> (Vec<&mut [u8]>, Vec<&mut [u8]>) {
         let host_bytes = |buffer| M::host_bytes_mut(buffer).and_then(Result::ok).expect("it was lent before");
-        match (&mut self.copies, self.kind) {
-            (Some(copies), _) => (copies.moved.segments_mut(), copies.sums.segments_mut()),
-            (None, CollectiveKind::ReduceScatter(_)) => {
-                let Completed { outputs, inputs } = &mut self.buffers;
+        let Completed { outputs, inputs } = &mut self.buffers;
+        match &mut self.copies {
+            Some(copies) => (copies.moved.segments_mut(), copies.results.segments_mut()),
+            None if self.call.kind.gives_up_inputs() => {
                 (inputs.iter_mut().map(host_bytes).collect(), outputs.iter_mut().map(host_bytes).collect())
             }
-            (None, _) => (self.buffers.outputs.iter_mut().map(host_bytes).collect(), Vec::new()),
+            None => (outputs.iter_mut().map(host_bytes).collect(), Vec::new()),
         }
     }
 
     /// Returns the buffers with the results of the call, ready on `queue`.
     pub(crate) fn into_buffers(self, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
         let mut buffers = self.buffers;
-        let Some(Copies { moved, sums }) = self.copies else {
+        let Some(Copies { moved, results }) = self.copies else {
             buffers.inputs.iter_mut().for_each(|input| memory.release(queue, input));
             return Ok(buffers);
         };
-        let copies = if matches!(self.kind, CollectiveKind::ReduceScatter(_)) { sums } else { moved };
+        let copies = if self.call.kind.gives_up_inputs() { results } else { moved };
         for (index, output) in buffers.outputs.iter_mut().enumerate() {
             write(memory, queue, copies.segment(index), output)?;
         }
@@ -100,22 +102,22 @@ fn in_host<M: Memory>(buffers: &mut [M::Buffer]) -> Result<bool, Error> {
 impl Copies {
     fn new<M: Memory>(
         memory: &M,
-        kind: CollectiveKind,
+        call: Fingerprint,
         rank: usize,
         buffers: &mut Completed<M::Buffer>,
     ) -> Result<Self, Error> {
-        let (queue, outputs) = (kind.queue(), &buffers.outputs);
+        let (queue, outputs) = (call.queue(), &buffers.outputs);
         let zeroed = || Wire::new(outputs.iter().map(len_bytes));
         let empty = Wire::new(std::iter::empty());
-        let copies = match kind {
-            CollectiveKind::ReduceScatter(_) => {
-                Self { moved: Wire::read(memory, queue, &buffers.inputs)?, sums: zeroed() }
+        let copies = match call.kind {
+            kind if kind.gives_up_inputs() => {
+                Self { moved: Wire::read(memory, queue, &buffers.inputs)?, results: zeroed() }
             }
-            CollectiveKind::AllGather => Self { moved: zeroed(), sums: empty },
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => Self { moved: zeroed(), results: empty },
             CollectiveKind::Broadcast { root } if root as usize != rank => {
-                Self { moved: zeroed(), sums: empty }
+                Self { moved: zeroed(), results: empty }
             }
-            _ => Self { moved: Wire::read(memory, queue, outputs)?, sums: empty },
+            _ => Self { moved: Wire::read(memory, queue, outputs)?, results: empty },
         };
         buffers.inputs.iter_mut().for_each(|input| memory.release(queue, input));
         Ok(copies)

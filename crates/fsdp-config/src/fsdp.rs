@@ -50,9 +50,19 @@ table! {
     pub struct MeshConfig {
         /// Number of replicas (HSDP).
         replicate: usize = or(SIZE, 1),
-        /// Number of ranks that parameters are sharded over. Left out, it is `ranks / replicate`; given, the two must
-        /// multiply to `ranks`.
+        /// Number of ranks that parameters are sharded over and that train on different data. Left out, it is
+        /// `ranks / (replicate x context)`; given, the three must multiply to `ranks`.
         shard: Option<usize> = or_none(SIZE),
+        /// Number of ranks that share each sample: every one has a chunk of its positions (context parallelism), and
+        /// parameters are sharded over them, too. A power of two that divides `seq_len` and the heads of attention.
+        context: usize = or(SIZE, 1),
+    }
+}
+
+impl MeshConfig {
+    /// The degree of data parallelism of `ranks` ranks.
+    pub fn dp_degree(&self, ranks: usize) -> usize {
+        ranks / self.context
     }
 }
 

@@ -57,28 +57,33 @@ impl Resolved {
         toml::to_string(self).expect("a configuration read from TOML can be written as TOML")
     }
 
-    /// Returns the same configuration for another number of ranks. The mesh keeps its replicas if their number divides
-    /// the new one.
+    /// Returns the same configuration for another number of ranks. The mesh keeps its context axis, and its replicas if
+    /// their number divides what is left.
     ///
     /// # Errors
-    /// [`ConfigError::Divisibility`] if the number does not divide the micro-batches of a step.
+    /// [`ConfigError::Divisibility`] if the ranks are no multiple of the context axis, or the rest does not divide the
+    /// micro-batches of a step.
     pub fn at_world(&self, world: usize) -> Result<Self, ConfigError> {
         let mut config = self.clone();
         config.run.ranks = world;
-        if !world.is_multiple_of(config.fsdp.mesh.replicate) {
-            config.fsdp.mesh.replicate = 1;
+        let indivisible = |divisor_key, divisor: usize, dividend_key, dividend: usize| {
+            let (divisor, dividend) = (divisor as u64, dividend as u64);
+            let origin = format!("a world of {world}");
+            Err(ConfigError::Divisibility { origin, divisor_key, divisor, dividend_key, dividend })
+        };
+        let mesh = &mut config.fsdp.mesh;
+        if !world.is_multiple_of(mesh.context) {
+            return indivisible("fsdp.mesh.context", mesh.context, "run.ranks", world);
+        }
+        let dp_degree = mesh.dp_degree(world);
+        if !dp_degree.is_multiple_of(mesh.replicate) {
+            mesh.replicate = 1;
         }
         let micro_batches = self.train.micro_batches_per_step();
-        if micro_batches.is_multiple_of(world) {
-            return Ok(config);
+        if !micro_batches.is_multiple_of(dp_degree) {
+            return indivisible("run.ranks", dp_degree, "the micro-batches of a step", micro_batches);
         }
-        Err(ConfigError::Divisibility {
-            origin: format!("a world of {world}"),
-            divisor_key: "run.ranks",
-            divisor: world as u64,
-            dividend_key: "the micro-batches of a step",
-            dividend: micro_batches as u64,
-        })
+        Ok(config)
     }
 
     /// Whether early stopping or the best checkpoints depend on evaluation losses.

@@ -5,6 +5,7 @@ use fsdp_core::DType;
 use fsdp_core::schedule::{Offload, Reshard};
 
 use super::error::ConfigError;
+use super::fsdp::MeshConfig;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
 use super::named::Named;
 use super::optimizer::OptimizerConfig;
@@ -23,13 +24,13 @@ pub(super) fn validate(
     origin: &Origin,
     warnings: &mut Vec<Warning>,
 ) -> Result<(), ConfigError> {
+    mesh(config, origin)?;
     batches(config, origin)?;
     cache(config, origin)?;
     export(config, origin)?;
     evaluations(config, origin)?;
     metrics(config, origin)?;
     columns(config, origin)?;
-    mesh(config, origin)?;
     adapter(config, origin)?;
     loss_scale(config, origin)?;
     muon(config, origin)?;
@@ -50,7 +51,9 @@ fn batches(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     }
     divides(origin, ("train.micro_batch_size", micro), ("train.global_batch_size", global))?;
     let per_step = "the micro-batches per step, global_batch_size / micro_batch_size";
-    divides(origin, ("run.ranks", config.run.ranks), (per_step, config.train.micro_batches_per_step()))
+    let key = if config.fsdp.mesh.context == 1 { "run.ranks" } else { "run.ranks / fsdp.mesh.context" };
+    let dp_degree = config.fsdp.mesh.dp_degree(config.run.ranks);
+    divides(origin, (key, dp_degree), (per_step, config.train.micro_batches_per_step()))
 }
 
 /// Cached tokens are memory-mapped, which requires local files.
@@ -126,13 +129,25 @@ fn columns(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let (mesh, ranks) = (&config.fsdp.mesh, config.run.ranks);
-    divides(origin, ("fsdp.mesh.replicate", mesh.replicate), ("run.ranks", ranks))?;
+    let MeshConfig { replicate, context, .. } = *mesh;
+    if !context.is_power_of_two() {
+        let allowed = "a power of two: sums over the chunks of samples are trees".to_owned();
+        return Err(out_of_range(origin, "fsdp.mesh.context", &context.to_string(), allowed));
+    }
+    divides(origin, ("fsdp.mesh.context", context), ("run.ranks", ranks))?;
+    divides(origin, ("fsdp.mesh.context", context), ("data.seq_len", config.data.seq_len))?;
+    let (of, rest) = match context {
+        1 => ("run.ranks", ranks),
+        _ => ("run.ranks / fsdp.mesh.context", ranks / context),
+    };
+    divides(origin, ("fsdp.mesh.replicate", replicate), (of, rest))?;
     match mesh.shard {
-        Some(shard) if shard != ranks / mesh.replicate => {
+        Some(shard) if shard != rest / replicate => {
+            let context =
+                if context == 1 { String::new() } else { format!(" / fsdp.mesh.context = {context}") };
             let allowed = format!(
-                "{} (run.ranks = {ranks} / fsdp.mesh.replicate = {})",
-                ranks / mesh.replicate,
-                mesh.replicate
+                "{} (run.ranks = {ranks}{context} / fsdp.mesh.replicate = {replicate})",
+                rest / replicate
             );
             Err(out_of_range(origin, "fsdp.mesh.shard", &shard.to_string(), allowed))
         }

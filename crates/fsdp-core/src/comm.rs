@@ -8,6 +8,7 @@
 
 mod fingerprint;
 
+mod comms;
 mod communicator;
 mod front;
 mod pending;
@@ -16,6 +17,7 @@ mod agree;
 mod error;
 mod traffic;
 
+pub use comms::Comms;
 pub use communicator::{Communicator, Completed, InFlight};
 pub use error::{CommError, RankStatus};
 pub use fingerprint::{CollectiveKind, Fingerprint, Purpose, ReduceOp};

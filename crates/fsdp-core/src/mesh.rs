@@ -1,7 +1,8 @@
 //! The device mesh: ranks arranged along named axes, and the groups of ranks that collectives run over.
 //!
 //! Ranks are numbered in row-major order: the last axis of [`Axis::ALL`] is the innermost. Plain FSDP is a mesh with a
-//! shard axis alone; HSDP has a replicate axis as well.
+//! shard axis alone; HSDP has a replicate axis as well. On a context axis, ranks share micro-batches: each has a part of
+//! every sample. Parameters are sharded over it, too, so that it costs no memory.
 
 use std::fmt;
 
@@ -15,17 +16,21 @@ pub enum Axis {
     Replicate,
     /// Ranks that parameters are sharded over. They train on different data, too.
     Shard,
+    /// Ranks that train on the same data: each has a chunk of the positions of every sample. Parameters are sharded over
+    /// them as well.
+    Context,
 }
 
 impl Axis {
     /// All axes, outermost first.
-    pub const ALL: [Axis; 2] = [Axis::Replicate, Axis::Shard];
+    pub const ALL: [Axis; 3] = [Axis::Replicate, Axis::Shard, Axis::Context];
 
     /// The name used in run files and printed meshes.
     pub const fn name(self) -> &'static str {
         match self {
             Axis::Replicate => "replicate",
             Axis::Shard => "shard",
+            Axis::Context => "context",
         }
     }
 }
@@ -43,15 +48,20 @@ pub struct Group {
 
 impl Group {
     /// All ranks.
-    pub const WORLD: Group = Group { over: [true; Axis::ALL.len()], neighbors: None };
-    /// The ranks that hold all shards together.
-    pub const SHARD: Group = Group::over(Axis::Shard);
+    pub const WORLD: Group = Group::over(&Axis::ALL);
+    /// The ranks that hold all shards together: those of the shard axis and the context axis.
+    pub const SHARDS: Group = Group::over(&[Axis::Shard, Axis::Context]);
     /// The ranks that hold the same shards.
-    pub const REPLICATE: Group = Group::over(Axis::Replicate);
+    pub const REPLICATE: Group = Group::over(&[Axis::Replicate]);
+    /// The ranks that share micro-batches.
+    pub const CONTEXT: Group = Group::over(&[Axis::Context]);
 
-    const fn over(axis: Axis) -> Self {
-        let mut over = [false; Axis::ALL.len()];
-        over[axis as usize] = true;
+    const fn over(axes: &[Axis]) -> Self {
+        let (mut over, mut at) = ([false; Axis::ALL.len()], 0);
+        while at < axes.len() {
+            over[axes[at] as usize] = true;
+            at += 1;
+        }
         Self { over, neighbors: None }
     }
 
@@ -66,8 +76,11 @@ impl fmt::Display for Group {
         if let Some(n) = self.neighbors {
             write!(f, "{n} ranks of ")?;
         }
-        let names: Vec<_> =
-            Axis::ALL.into_iter().filter(|&axis| self.over[axis as usize]).map(Axis::name).collect();
+        // Where parameters are sharded, they are sharded over the context axis as well.
+        let is_named = |axis: &Axis| {
+            self.over[*axis as usize] && (*axis != Axis::Context || !self.over[Axis::Shard as usize])
+        };
+        let names: Vec<_> = Axis::ALL.into_iter().filter(is_named).map(Axis::name).collect();
         f.write_str(&names.join(" x "))
     }
 }
@@ -94,13 +107,14 @@ impl Mesh {
         }
     }
 
-    /// Arranges `world` ranks: the shard axis has those that `replicate` leaves.
+    /// Arranges `world` ranks: the shard axis has those that the other axes leave.
     ///
     /// # Errors
-    /// [`Error::Mesh`] when a size would be zero, or `replicate` does not divide `world`.
-    pub fn of_world(world: usize, replicate: usize) -> Result<Self, Error> {
-        let shard = world.checked_div(replicate).unwrap_or(0);
-        let mesh = Self::new([(Axis::Replicate, replicate), (Axis::Shard, shard)])?;
+    /// [`Error::Mesh`] when a size would be zero, or the product of the others does not divide `world`.
+    pub fn of_world(world: usize, replicate: usize, context: usize) -> Result<Self, Error> {
+        let shard = world.checked_div(replicate * context).unwrap_or(0);
+        let axes = [(Axis::Replicate, replicate), (Axis::Shard, shard), (Axis::Context, context)];
+        let mesh = Self::new(axes)?;
         if mesh.world() != world {
             return Err(Error::Mesh { mesh, world });
         }
@@ -117,9 +131,24 @@ impl Mesh {
         self.sizes.iter().product()
     }
 
+    /// Number of shards of every parameter.
+    pub fn shards(self) -> usize {
+        self.group_size(Group::SHARDS)
+    }
+
+    /// The number of the shard that `rank` holds.
+    pub fn shard(self, rank: Rank) -> usize {
+        self.index_in_group(rank, Group::SHARDS)
+    }
+
     /// The degree of data parallelism: the number of ranks that train on different micro-batches.
     pub const fn dp_degree(self) -> usize {
         self.size(Axis::Replicate) * self.size(Axis::Shard)
+    }
+
+    /// The number of `rank` among those that train on different micro-batches.
+    pub fn dp_rank(self, rank: Rank) -> usize {
+        rank.0 / self.size(Axis::Context)
     }
 
     /// The coordinate of `rank` on an axis.
@@ -159,8 +188,10 @@ impl Mesh {
 
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes = self.sizes.map(|size| size.to_string());
-        write!(f, "{} ({})", sizes.join(" x "), Axis::ALL.map(Axis::name).join(" x "))
+        let axes = Axis::ALL.into_iter().filter(|&axis| axis != Axis::Context || self.size(axis) > 1);
+        let (sizes, names): (Vec<_>, Vec<_>) =
+            axes.map(|axis| (self.size(axis).to_string(), axis.name())).unzip();
+        write!(f, "{} ({})", sizes.join(" x "), names.join(" x "))
     }
 }
 

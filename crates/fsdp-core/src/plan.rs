@@ -87,13 +87,17 @@ impl Plan {
         Ok(Self { spec, layout, mesh, policy, step, evaluation: None })
     }
 
-    /// The groups that collectives run over, with their queues: those of the schedules, and that which receives what the
-    /// first replica reads ([`Origin::Read`](crate::engine::Origin::Read)).
+    /// The groups that collectives run over, with their queues: those of the schedules, that which receives what the
+    /// first replica reads ([`Origin::Read`](crate::engine::Origin::Read)), and that within which blocks redistribute
+    /// activations.
     pub fn groups(&self) -> BTreeSet<(Queue, Group)> {
         let mut groups: BTreeSet<_> =
             [&self.step].into_iter().chain(&self.evaluation).flat_map(Schedule::groups).collect();
         if self.mesh.size(Axis::Replicate) > 1 {
             groups.insert((Queue::Reduce, Group::REPLICATE));
+        }
+        if self.mesh.size(Axis::Context) > 1 {
+            groups.insert((Queue::Compute, Group::CONTEXT));
         }
         groups
     }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 pub use calls::{BlockCall, Pass, calls};
 
+use crate::comm::Comms;
 use crate::error::Error;
 use crate::layout::SegmentId;
 use crate::memory::{Buffer, Memory, SliceMut, View};
@@ -191,16 +192,19 @@ pub trait Program<M: Memory>: Send {
     /// [`Error::Program`] when there is no data, or operations of the model do not fit each other.
     fn begin(&mut self, memory: &M, round: Round, pass: Pass) -> Result<(), Error>;
 
-    /// Runs a block. Calls that compute gradients are given where to write them.
+    /// Runs a block on the chunks of this rank's part of the samples. Calls that compute gradients are given where to
+    /// write those of each chunk; they are not accessed by other calls. Activations are redistributed by collectives of
+    /// the compute queue.
     ///
     /// # Errors
-    /// [`Error::Program`], or the errors of the memory.
+    /// [`Error::Program`], or the errors of the memory and of collectives.
     fn call(
         &mut self,
         memory: &M,
         call: BlockCall,
         params: &Params<M::Buffer>,
-        gradients: Option<&mut Gradients<M::Buffer>>,
+        gradients: &mut [Gradients<M::Buffer>],
+        comms: &mut Comms<M>,
     ) -> Result<(), Error>;
 
     /// Adds the losses of counted targets of all micro-batches since the last call to `words`, the scalars of a step

@@ -215,7 +215,7 @@ impl Setup {
             .or_else(|_| units(&spec, &WrapPolicy::Classes(vec!["Model".into()])))
             .unwrap();
         let policy = self.policy.resolve(self.mesh).unwrap();
-        let layout = Layout::new(&spec, &units, self.mesh.size(Axis::Shard), policy.param_dtype);
+        let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
         let (mesh, rounds) = (self.mesh, self.rounds);
         let master = policy.param_dtype.master();
         let is_whole = |id: &ParamId| {

@@ -18,6 +18,24 @@ pub enum ModelError {
         /// Elements per row of the tensor.
         got: usize,
     },
+    /// The heads of attention cannot be shared evenly among chunks of samples.
+    #[error("{heads} query heads and {kv_heads} key heads cannot be shared among {chunks} chunks of samples")]
+    SharedHeads {
+        /// Number of query heads.
+        heads: usize,
+        /// Number of key/value heads.
+        kv_heads: usize,
+        /// Number of chunks.
+        chunks: usize,
+    },
+    /// Samples that cannot be cut into chunks.
+    #[error("samples cannot be cut into {chunks} chunks: {why}")]
+    Chunks {
+        /// Number of chunks.
+        chunks: usize,
+        /// What does not fit.
+        why: String,
+    },
     /// A block was called out of order.
     #[error("expected the call {expected:?}, got {got:?}")]
     OutOfOrder {

@@ -15,7 +15,7 @@ use fsdp_core::{DType, Error};
 
 use crate::accounting::Account;
 use crate::backend::HeadChunks;
-use crate::graph::Counting;
+use crate::graph::{Chunks, Counting};
 use crate::model::{Architecture, MicroBatchPlan, Shape, token_bytes};
 use crate::op::LossTerms;
 
@@ -36,14 +36,16 @@ pub struct RunShape {
     pub terms: LossTerms,
     /// Whether samples pack several documents that do not attend to each other.
     pub packed: bool,
+    /// How samples are cut among the ranks of the context axis.
+    pub chunks: Chunks,
 }
 
 impl RunShape {
     /// Returns the shape of the graphs of a pass.
     pub(crate) fn of(&self, pass: Pass) -> Shape {
-        let Self { samples, seq, dtype, head_chunks, terms, packed, .. } = *self;
-        let training = pass != Pass::Evaluate;
-        Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed }
+        let Self { samples, seq: length, dtype, head_chunks, terms, packed, chunks, .. } = *self;
+        let (seq, training) = (length / chunks.count, pass != Pass::Evaluate);
+        Shape { samples, seq, length, dtype, head_chunks, terms, training, packed, chunks }
     }
 }
 
@@ -76,7 +78,8 @@ pub fn footprints<A: Architecture>(
         call.run(&mut values, &mut Counting(Arc::clone(&account)))?;
         footprints.push(difference(before, account.usage()));
     }
-    let tokens = shape.samples * shape.seq * token_bytes(shape.packed, shape.terms.z_loss > 0.0);
+    let (rows, reads_positions) = shape.chunks.rows(shape.samples * shape.seq, shape.packed);
+    let tokens = rows * token_bytes(reads_positions, shape.terms.z_loss > 0.0);
     let balance = architecture.description().balance(shape.terms);
     let data_bytes = tokens + balance.map_or(0, |balance| balance.bytes());
     Ok(Footprints { calls: footprints, data_bytes })

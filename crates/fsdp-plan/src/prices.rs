@@ -110,7 +110,13 @@ impl<'a> Prices<'a> {
     /// The cost of each operation of a plan's step, in program order.
     pub fn of_step(&self, plan: &Plan, work: &StepWork) -> Vec<Work> {
         let kinds = &work.calls.kinds;
-        let calls: Vec<f64> = kinds.iter().map(|call| self.call(call)).collect();
+        let exchanges = |call: &CallWork| -> f64 {
+            let group = plan.mesh.group_size(Group::CONTEXT);
+            // An all-to-all moves as many bytes as an all-gather of a value of this size.
+            let exchange = |&bytes: &f64| self.collective(Collective::AllGather, bytes, group).seconds;
+            call.exchanged_bytes.iter().map(exchange).sum()
+        };
+        let calls: Vec<f64> = kinds.iter().map(|call| self.call(call) + exchanges(call)).collect();
         let price = |(op, bytes): (&Op, &OpWork)| {
             let Some(call) = op.kind.call() else { return self.op(plan, op, bytes) };
             let index = |kind| work.calls.kind(call.block(), kind);
@@ -152,7 +158,7 @@ impl<'a> Prices<'a> {
                 self.collective(Collective::ReduceScatter, work.bytes_read, size(group))
             }
             OpKind::GatherDirections(_) => {
-                self.collective(Collective::AllGather, work.bytes_written, size(Group::SHARD))
+                self.collective(Collective::AllGather, work.bytes_written, size(Group::SHARDS))
             }
             OpKind::AllReduce { .. } => self.replicated(work.bytes_written, plan.mesh),
             OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => {

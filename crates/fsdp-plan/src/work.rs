@@ -61,6 +61,8 @@ pub struct CallWork {
     pub elementwise_bytes: f64,
     /// Number of logits computed.
     pub logits: f64,
+    /// Bytes of each value that is exchanged between the chunks of samples.
+    pub exchanged_bytes: Vec<f64>,
     /// The same work by operation, as the key to [measured points](crate::measured).
     pub listed: Vec<Listed>,
 }
@@ -203,6 +205,11 @@ impl CallWork {
     }
 
     fn add(&mut self, step: &Step, shape: RunShape) {
+        if let CallOp::Exchange(exchange) = step.call.op {
+            let elements = exchange.here * exchange.chunks * exchange.part;
+            self.exchanged_bytes.push((elements * shape.dtype.size_bytes()) as f64);
+            return;
+        }
         self.listed.push(Listed::of(step, shape));
         match &step.call.op {
             CallOp::Attention(Attention::Forward { dims, .. } | Attention::Backward { dims, .. }) => {

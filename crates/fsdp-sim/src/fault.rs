@@ -78,6 +78,7 @@ fn other_kind(kind: CollectiveKind) -> CollectiveKind {
         CollectiveKind::AllGather => CollectiveKind::ReduceScatter(ReduceOp::Sum),
         CollectiveKind::ReduceScatter(op) => CollectiveKind::AllReduce(op),
         CollectiveKind::AllReduce(_)
+        | CollectiveKind::AllToAll
         | CollectiveKind::Broadcast { .. }
         | CollectiveKind::Split
         | CollectiveKind::Connect => CollectiveKind::AllGather,

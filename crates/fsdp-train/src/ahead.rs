@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use fsdp_comm::launch::Seat;
 use fsdp_config::{Packing, Resolved};
-use fsdp_core::engine::{Comms, Engine, ProgramOrder, StepInput};
+use fsdp_core::comm::Comms;
+use fsdp_core::engine::{Engine, ProgramOrder, StepInput};
 use fsdp_core::plan::Plan;
 use fsdp_core::{Digest, Rank};
 use fsdp_nn::Backend;
@@ -12,7 +13,7 @@ use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
 use crate::error::TrainError;
 use crate::fit::expect_compiled;
-use crate::job::program_options;
+use crate::job::{chunks, program_options};
 use crate::loss_scale::LossScaler;
 use crate::rule;
 
@@ -34,7 +35,7 @@ pub fn trace_step<M: Backend, A: Architecture + Clone>(
     if rank != Rank(0) {
         return Ok(());
     }
-    let options = program_options(config, architecture, plan);
+    let options = program_options(config, architecture, plan, chunks(plan.mesh, rank));
     let program = ModelProgram::new(architecture.clone(), plan.spec.clone(), options);
     let rule = rule::rule(&config.train, &plan.spec)?;
     let mut engine = Engine::new(Arc::clone(&memory), Arc::clone(plan), comms, program, Box::new(rule))?;

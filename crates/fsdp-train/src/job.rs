@@ -20,6 +20,7 @@ use fsdp_core::{Axis, DType, Digest, Mesh, Rank};
 use fsdp_data::{RunData, Watch};
 use fsdp_nn::Backend;
 use fsdp_nn::footprint::{RunShape, footprints};
+use fsdp_nn::graph::Chunks;
 use fsdp_nn::layer::Description;
 use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::{Architecture, Counted, ProgramOptions};
@@ -156,6 +157,7 @@ impl<A: Architecture + Clone> Job<A> {
     ) -> Result<Self, TrainError> {
         expect_fit(&config, architecture.description())?;
         let plan = Arc::new(plan?);
+        expect_chunks(&config, &architecture, &plan)?;
         init.check(&described(&plan))?;
         let schedule = LrSchedule::new(
             &config.train.lr_schedule,
@@ -166,9 +168,9 @@ impl<A: Architecture + Clone> Job<A> {
         Ok(Self { config, architecture, plan, digest, init, data, schedule })
     }
 
-    /// The options of the job's model program.
-    pub(crate) fn program_options(&self) -> ProgramOptions {
-        program_options(&self.config, &self.architecture, &self.plan)
+    /// The options of the job's model program, on a rank with these chunks of samples.
+    pub(crate) fn program_options(&self, chunks: Chunks) -> ProgramOptions {
+        program_options(&self.config, &self.architecture, &self.plan, chunks)
     }
 
     /// Predicts the memory that a rank needs for a training step, by category, with the ledger.
@@ -215,12 +217,19 @@ pub(crate) fn program_options(
     config: &Resolved,
     architecture: &impl Architecture,
     plan: &Plan,
+    chunks: Chunks,
 ) -> ProgramOptions {
     ProgramOptions {
         dtype: plan.policy.param_dtype,
         seed: config.train_seed(),
         terms: config.train.loss_terms(architecture.description()),
+        chunks,
     }
+}
+
+/// The chunks of samples that a rank of a mesh has.
+pub(crate) fn chunks(mesh: Mesh, rank: Rank) -> Chunks {
+    Chunks::one(mesh.coordinate(rank, Axis::Context), mesh.size(Axis::Context))
 }
 
 /// Predicts the memory that a rank needs for a training step of a plan, by category, with the ledger.
@@ -314,6 +323,7 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
         head_chunks: config.run.device.head_chunks(),
         terms: config.train.loss_terms(model),
         packed: config.data.packing == Packing::Packed,
+        chunks: chunks(plan.mesh, Rank(0)),
     }
 }
 
@@ -372,6 +382,20 @@ fn plan_to_evaluate(config: &Resolved, described: &ModelSpec) -> Result<Plan, Tr
     Ok(Plan::to_evaluate(spec, layout, mesh, policy, rounds)?)
 }
 
+/// Checks that the model can be computed on chunks of samples, if ranks share them.
+fn expect_chunks<A: Architecture + Clone>(
+    config: &Resolved,
+    architecture: &A,
+    plan: &Plan,
+) -> Result<(), TrainError> {
+    if plan.mesh.size(Axis::Context) == 1 {
+        return Ok(());
+    }
+    let misfit =
+        |error: TrainError| TrainError::Misfit { key: "fsdp.mesh.context", reason: error.to_string() };
+    listed(config, architecture, plan).map(drop).map_err(misfit)
+}
+
 /// The input of a schedule compiler.
 struct Parts {
     layout: Layout,
@@ -383,10 +407,10 @@ struct Parts {
 
 /// Prepares the input for compiling a model's schedules; `frozen_master` as in [`Policy`].
 fn parts(config: &Resolved, spec: &ModelSpec, frozen_master: bool) -> Result<Parts, TrainError> {
-    let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
+    let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate, config.fsdp.mesh.context)?;
     let policy = Policy { frozen_master, ..config.fsdp.policy() }.resolve(mesh)?;
     let units = wrap::units(spec, &config.fsdp.wrap)?;
-    let layout = Layout::new(spec, &units, mesh.size(Axis::Shard), policy.param_dtype);
+    let layout = Layout::new(spec, &units, mesh.shards(), policy.param_dtype);
     let rounds = config.train.micro_batches_per_step() / mesh.dp_degree();
     let blocks = spec.blocks.len();
     if rounds > BLOCK_ROUNDS_MAX / blocks {

@@ -12,7 +12,6 @@ mod shortage;
 
 use fsdp_comm::ThreadOptions;
 use fsdp_config::{Device, Resolved};
-use fsdp_core::Axis;
 use fsdp_core::memory::Category;
 use fsdp_core::plan::Plan;
 use fsdp_nn::Backend;
@@ -148,7 +147,7 @@ fn parts(
     if storage == Storage::Shared && config.checkpoint.every > 0 {
         let master = plan.policy.param_dtype.master().size_bytes();
         let copy = (forecast.shard_elements * master + kept(Category::OptimizerState)) as u64;
-        let bytes = copy.saturating_mul((plan.mesh.size(Axis::Shard) as u64).min(ranks));
+        let bytes = copy.saturating_mul((plan.mesh.shards() as u64).min(ranks));
         parts.push(Part { name: "copy that a checkpoint is written from", per_rank_bytes: copy, bytes });
     }
     parts.retain(|part| part.bytes > 0);

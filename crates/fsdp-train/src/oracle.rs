@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use fsdp_core::comm::Comms;
 use fsdp_core::engine::{StepInput, StepReport};
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
@@ -16,8 +17,9 @@ use fsdp_core::scalars::{COUNT, GradientFactors};
 use fsdp_core::schedule::{AccumulationOrder, Checkpointing, Round};
 use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates, WholeDirections};
 use fsdp_core::wrap::UnitId;
-use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
+use fsdp_core::{Axis, DType, ExactSum, Memory, Queue, tree};
 use fsdp_nn::Backend;
+use fsdp_nn::graph::Chunks;
 use fsdp_nn::model::{Architecture, ModelProgram};
 use fsdp_nn::update::Rule;
 
@@ -69,7 +71,8 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
     /// Errors of the parts involved.
     pub fn new(job: &'a Job<A>, memory: Arc<M>) -> Result<Self, TrainError> {
         let plan = &job.plan;
-        let options = job.program_options();
+        // All chunks of every sample, one after the other.
+        let options = job.program_options(Chunks::all(plan.mesh.size(Axis::Context)));
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = rule::rule(&job.config.train, &plan.spec)?;
         let mut params = Vec::new();
@@ -153,13 +156,7 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
     /// Adds the leaves of all micro-batches in the order of the policy.
     fn sum_of_leaves(&mut self, count: usize) -> Result<Leaf<M::Buffer>, TrainError> {
         let memory = Arc::clone(&self.memory);
-        let add = |left: Leaf<M::Buffer>, right: Leaf<M::Buffer>| -> Result<Leaf<M::Buffer>, TrainError> {
-            let mut left = left;
-            for (sum, part) in left.iter_mut().zip(&right) {
-                memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
-            }
-            Ok(left)
-        };
+        let add = |left, right| add(&*memory, left, right);
         match self.job.plan.policy.accumulation_order {
             AccumulationOrder::Tree => {
                 let mut leaf = |index| self.leaf(index);
@@ -175,8 +172,20 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
         }
     }
 
-    /// Runs forward and backward of one micro-batch.
+    /// The gradients of one micro-batch: of all of its chunks, added by the tree.
     fn leaf(&mut self, index: usize) -> Result<Leaf<M::Buffer>, TrainError> {
+        let leaves = self.chunk_leaves(index)?;
+        let (count, mut leaves) = (leaves.len(), leaves.into_iter());
+        // The tree reads its leaves in order.
+        let mut leaf = |_| Ok(leaves.next().expect("there is a leaf for every chunk"));
+        let memory = Arc::clone(&self.memory);
+        tree::fold(0, count, &mut leaf, &mut |left: Result<_, TrainError>, right| {
+            add(&*memory, left?, right?)
+        })
+    }
+
+    /// Runs forward and backward of one micro-batch; returns the gradients of each of its chunks.
+    fn chunk_leaves(&mut self, index: usize) -> Result<Vec<Leaf<M::Buffer>>, TrainError> {
         let memory = Arc::clone(&self.memory);
         let memory = &*memory;
         let spec = self.job.plan.spec.clone();
@@ -186,14 +195,18 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
             params.insert(param.id, View { buffer, offset: 0, len: param.piece.len });
         }
         let dtype = self.job.plan.policy.reduce_dtype;
-        let mut buffers = Vec::new();
-        let mut places = Vec::new();
-        for param in self.trained() {
-            places.push((param.id, SegmentId(buffers.len()), 0, param.piece.len));
-            buffers.push(memory.allocate(Category::GradientSlot, dtype, param.piece.len)?);
+        let mut gradients = Vec::new();
+        for _ in 0..self.job.plan.mesh.size(Axis::Context) {
+            let mut buffers = Vec::new();
+            let mut places = Vec::new();
+            for param in self.trained() {
+                places.push((param.id, SegmentId(buffers.len()), 0, param.piece.len));
+                buffers.push(memory.allocate(Category::GradientSlot, dtype, param.piece.len)?);
+            }
+            let mut of_chunk = Gradients::default();
+            of_chunk.open(UnitId(0), buffers, places);
+            gradients.push(of_chunk);
         }
-        let mut gradients = Gradients::default();
-        gradients.open(UnitId(0), buffers, places);
         let last = spec.blocks.len() - 1;
         let first = spec.first_trainable_block().map_or(last, |block| block.0);
         self.program.begin(memory, Round(index), Pass::Train(Checkpointing::None))?;
@@ -201,11 +214,14 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
         let backward = (first..last).rev().map(|block| BlockCall::Backward(BlockId(block)));
         for call in forward.chain([BlockCall::ForwardBackward(BlockId(last))]).chain(backward) {
             params.enter(call.block());
-            self.program.call(memory, call, &params, call.is_backward().then_some(&mut gradients))?;
+            self.program.call(memory, call, &params, &mut gradients, &mut Comms::alone())?;
         }
-        let leaf = gradients.close(memory, UnitId(0))?.expect("the gradients were opened above");
-        self.measure(&leaf)?;
-        Ok(leaf)
+        let close = |mut of_chunk: Gradients<M::Buffer>| {
+            let leaf = of_chunk.close(memory, UnitId(0))?.expect("the gradients were opened above");
+            self.measure(&leaf)?;
+            Ok(leaf)
+        };
+        gradients.into_iter().map(close).collect()
     }
 
     fn measure(&mut self, leaf: &Leaf<M::Buffer>) -> Result<(), TrainError> {
@@ -367,6 +383,18 @@ fn zeroed<M: Backend>(
     let mut buffer = memory.allocate(category, dtype, len)?;
     memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
     Ok(buffer)
+}
+
+/// Adds gradients to others.
+fn add<M: Memory>(
+    memory: &M,
+    mut left: Leaf<M::Buffer>,
+    right: Leaf<M::Buffer>,
+) -> Result<Leaf<M::Buffer>, TrainError> {
+    for (sum, part) in left.iter_mut().zip(&right) {
+        memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
+    }
+    Ok(left)
 }
 
 /// Reads the value of an exact sum.

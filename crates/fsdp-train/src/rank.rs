@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp_ckpt::native::NativeReader;
 use fsdp_comm::launch::Seat;
-use fsdp_core::comm::Traffic;
-use fsdp_core::engine::{Comms, Engine, IssueOrder, Observer, StepInput, StepReport};
+use fsdp_core::comm::{Comms, Traffic};
+use fsdp_core::engine::{Engine, IssueOrder, Observer, StepInput, StepReport};
 use fsdp_core::memory::Usage;
 use fsdp_core::schedule::micro_batch_index;
 use fsdp_core::{ExactSum, Rank};
@@ -16,7 +16,7 @@ use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
 use crate::checkpoint::{Foreign, RunState, SavedModel, restore};
 use crate::error::TrainError;
-use crate::job::Job;
+use crate::job::{Job, chunks};
 use crate::loss_scale::{LossScale, LossScaler};
 use crate::not_finite::first_not_finite;
 use crate::rule::{self, LateParams};
@@ -127,13 +127,13 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     ) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
         let Seat { memory, gathers, reductions, .. } = seat;
         let plan = Arc::clone(&job.plan);
-        let (chunks, predicted) = (memory.head_chunks(), job.config.run.device.head_chunks());
+        let (head_chunks, predicted) = (memory.head_chunks(), job.config.run.device.head_chunks());
         assert_eq!(
-            chunks, predicted,
+            head_chunks, predicted,
             "memory is predicted for the device of the run file, and this is another"
         );
         let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.groups(), job.digest)?;
-        let options = job.program_options();
+        let options = job.program_options(chunks(plan.mesh, comms.rank()));
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = rule::delayed_rule(&job.config.train, &plan.spec, late)?;
         Ok(Engine::new(memory, plan, comms, program, Box::new(rule))?)
@@ -302,10 +302,11 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         observer: &mut dyn Observer,
     ) -> Result<Option<Evaluation>, TrainError> {
         let (name, batches) = self.job.data.eval_sets().nth(set).expect("the set is there");
-        let rounds = self.job.plan.step.rounds;
+        let plan = &self.job.plan;
+        let (rounds, dp_rank) = (plan.step.rounds, plan.mesh.dp_rank(self.rank()));
         let (mut sum, mut targets) = (ExactSum::default(), 0);
         for batch in 0..batches {
-            let micro_batch = |round| self.job.data.eval_batch(set, batch, self.rank().0 * rounds + round);
+            let micro_batch = |round| self.job.data.eval_batch(set, batch, dp_rank * rounds + round);
             let data = (0..rounds).map(micro_batch).collect();
             self.set_batches(0, data)?;
             let report = self.engine.evaluate(stop.load(Ordering::Relaxed), order, observer)?;

@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn only_time_blocked_in_collectives_counts_as_waiting() {
         let pause = || std::thread::sleep(Duration::from_millis(3));
-        let gather = OpKind::ReduceScatter { unit: UnitId(0), reduce: ReduceOp::Sum, group: Group::SHARD };
+        let gather = OpKind::ReduceScatter { unit: UnitId(0), reduce: ReduceOp::Sum, group: Group::SHARDS };
         let mut inner = ();
         let mut timer = WaitTimer::new(&mut inner);
         pause();

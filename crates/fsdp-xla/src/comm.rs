@@ -57,7 +57,7 @@ impl XlaComm {
         outputs: &mut [XlaBuffer],
     ) -> Vec<Value> {
         let (kind, purpose) = (call.kind, purpose(call));
-        let queue = kind.queue();
+        let queue = call.queue();
         trace.begin_collective(queue);
         let reads: Vec<Value> = match kind {
             CollectiveKind::AllReduce(_) => &*outputs,
@@ -73,7 +73,7 @@ impl XlaComm {
             results.push(value);
         }
         trace.end_collective(queue, &results);
-        if let CollectiveKind::ReduceScatter(_) = kind {
+        if kind.gives_up_inputs() {
             inputs.iter().for_each(|input| trace.release(&input.storage));
         }
         results
@@ -89,6 +89,7 @@ impl XlaComm {
             // StableHLO has no gathers of empty tensors.
             _ if size == 1 || x.len() == 0 => x.clone(),
             CollectiveKind::AllGather => hlo.all_gather(x, groups, purpose),
+            CollectiveKind::AllToAll => hlo.all_to_all(x, groups, purpose),
             CollectiveKind::ReduceScatter(op) => {
                 let x = scaled(op);
                 match self.reduction {
@@ -171,7 +172,7 @@ impl Communicator<XlaMemory> for XlaComm {
     ) -> Result<Box<dyn InFlight<XlaMemory>>, Error> {
         if let Some(trace) = &mut *memory.lock() {
             let results = self.trace(trace, &call, &inputs, &mut outputs);
-            let inputs = if call.kind == CollectiveKind::AllGather { Vec::new() } else { inputs };
+            let inputs = if call.kind.gives_up_inputs() { inputs } else { Vec::new() };
             return Ok(Box::new(Traced { completed: Completed { outputs, inputs }, results }));
         }
         Ok(Box::new(self.on_host(memory, call, inputs, outputs)?))

@@ -88,7 +88,7 @@ pub(crate) fn mesh(words: &Words, world: usize, cluster: &Cluster) -> Option<Mes
             _ => number_in(r"jax_fsdp(\d+)", sharding).map_or(world, |shards| shards.min(world)),
         },
     };
-    Mesh::of_world(world, world.checked_div(shards).unwrap_or(0))
+    Mesh::of_world(world, world.checked_div(shards).unwrap_or(0), 1)
         .ok()
         .filter(|mesh| mesh.size(Axis::Shard) == shards)
 }

@@ -10,6 +10,7 @@ use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Axis, Error, Mesh, Rank};
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::RunShape;
+use fsdp_nn::graph::Chunks;
 use fsdp_nn::listing::listings;
 use fsdp_nn::model::{Architecture, Decoder};
 use fsdp_nn::op::LossTerms;
@@ -137,6 +138,7 @@ impl Run {
             head_chunks: HeadChunks::Large,
             terms: LossTerms::default(),
             packed: false,
+            chunks: Chunks::WHOLE,
         };
         let listed = listings(&architecture, &plan.spec, shape, plan.step.pass)?;
         let tables = RankTables::new(&plan, &rule, Rank(0));

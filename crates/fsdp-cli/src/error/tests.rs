@@ -31,7 +31,7 @@ fn input() -> Vec<CliError> {
     };
     vec![
         ConfigError::Override { argument: text() }.into(),
-        fsdp_core::Mesh::of_world(3, 2).unwrap_err().into(),
+        fsdp_core::Mesh::of_world(3, 2, 1).unwrap_err().into(),
         fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
         CliError::ReadModel { file: path(), source: os(EACCES) },
         CliError::Model { origin: text(), source: fsdp_nn::hf::HfConfig::parse("1").unwrap_err() },

@@ -1,6 +1,5 @@
 //! The cost of a whole run: days, device hours, money, and the overhead of failures.
 
-use fsdp_core::Axis;
 use std::time::Duration;
 
 use fsdp_train::checkpoint::DiskNeed;
@@ -99,7 +98,7 @@ pub(super) struct Save {
 impl Save {
     fn of(run: &RunForecast<'_>) -> Result<Self, CliError> {
         // Replicas have the same state, which one of them writes.
-        let shards = run.plan.mesh.size(Axis::Shard);
+        let shards = run.plan.mesh.shards();
         let state = DiskNeed::of(&run.config, &run.plan)?.save_bytes as f64 / shards as f64;
         let on_node = shards.min(run.cluster.devices_per_node()) as f64;
         let copy = state / run.cluster.node.host_link.value;

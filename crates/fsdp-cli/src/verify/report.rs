@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::io;
 
+use fsdp_core::{Axis, Mesh};
 use fsdp_train::verify::{Difference, VerifyReport, WorldReport};
 
 use crate::output::{Paint, table};
@@ -53,8 +54,10 @@ fn verdict(report: &VerifyReport, paint: Paint) -> String {
 fn render_world(world: &WorldReport, paint: Paint) -> String {
     let mut text = String::new();
     let title = format!("world {}", world.world);
-    let (mesh, promise) = (format!("{} x {}", world.replicas, world.shards), world.promise);
-    let _ = writeln!(text, "{}: mesh {mesh} (replicate x shard), promised: {promise}", paint.heading(&title));
+    let axes =
+        [(Axis::Replicate, world.replicas), (Axis::Shard, world.shards), (Axis::Context, world.context)];
+    let mesh = Mesh::new(axes).expect("a world that was verified has ranks");
+    let _ = writeln!(text, "{}: mesh {mesh}, promised: {}", paint.heading(&title), world.promise);
     text += &table(["compared", "largest difference", "differing", "elements"], differences(world));
     text += &table(["collective", "calls", "closed form", "bytes", "closed form"], traffic(world));
     text += &table(["memory (the largest rank)", "counted", "predicted"], memory(world));

@@ -44,6 +44,14 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
             comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs.clone(), outputs);
         let error = comm_error(started);
         assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
+        let (inputs, outputs) = (make(DType::F32, &[3, ranks])?, make(DType::F32, &[3, 2 * ranks])?);
+        let error = comm_error(comm.all_to_all(memory, Purpose::Activations, inputs, outputs));
+        assert!(matches!(error, CommError::Length { segment: 1, .. }), "{error}");
+        if ranks > 1 {
+            let uneven = || make(DType::F32, &[ranks, ranks + 1]);
+            let error = comm_error(comm.all_to_all(memory, Purpose::Activations, uneven()?, uneven()?));
+            assert!(matches!(error, CommError::Length { segment: 1, .. }), "{error}");
+        }
         let buffers = make(DType::F32, &[3, 3])?;
         let error = comm_error(comm.broadcast(memory, Purpose::Setup, None, 0, buffers.clone()));
         assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
@@ -93,6 +101,9 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
             comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs, outputs)
         })?;
         reduce(memory, comm, Purpose::Gradient, 7 * ranks)?;
+        let inputs = filled(memory, Queue::Compute, DType::F32, comm.rank(), &lens, ranks)?;
+        let outputs = empty(memory, DType::F32, &full)?;
+        in_schedule(memory, || comm.all_to_all(memory, Purpose::Activations, inputs, outputs))?;
         let buffers = filled(memory, Queue::Reduce, DType::Bf16, comm.rank(), &[5 * ranks, 0, ranks], 1)?;
         let pending = comm.broadcast(memory, Purpose::Setup, None, ranks - 1, buffers)?;
         pending.wait_on(memory, Queue::Compute)?;
@@ -101,6 +112,7 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
         assert_eq!(traffic.all_gather_bytes, sent_to * 13 * 2);
         assert_eq!(traffic.reduce_scatter_bytes, sent_to * 13 * 4);
         assert_eq!(traffic.all_reduce_bytes, 2 * sent_to * 7 * 4);
+        assert_eq!((traffic.all_to_alls, traffic.all_to_all_bytes), (1, sent_to * 13 * 4));
         assert_eq!((traffic.broadcasts, traffic.broadcast_bytes), (1, sent_to * 6 * 2));
         Ok(())
     });

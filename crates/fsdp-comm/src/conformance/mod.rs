@@ -26,7 +26,7 @@ pub use groups::{
     communicators_are_independent, groups_of_groups, many_in_flight, rows_and_columns_of_a_mesh,
 };
 pub use memory::{PlainBuffer, PlainMemory};
-pub use results::{all_gather, all_reduce, broadcast, reduce_scatter};
+pub use results::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
 
 /// The code that one rank runs.
 pub type Body<'a, M> = dyn Fn(Seat<M>) -> Result<(), Error> + Sync + 'a;
@@ -45,12 +45,14 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
                 all_gather(launcher, ranks, dtype, lens);
                 reduce_scatter(launcher, ranks, dtype, lens);
                 all_reduce(launcher, ranks, dtype, lens);
+                all_to_all(launcher, ranks, dtype, lens);
                 broadcast(launcher, ranks, dtype, lens);
             }
         }
         // For dtypes that are moved but never added.
         for lens in SEGMENTS {
             all_gather(launcher, ranks, DType::U8, lens);
+            all_to_all(launcher, ranks, DType::U8, lens);
             broadcast(launcher, ranks, DType::U8, lens);
         }
         traffic_matches_formulas(launcher, ranks);

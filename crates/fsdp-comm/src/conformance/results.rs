@@ -94,6 +94,38 @@ pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
     });
 }
 
+/// Checks that every rank receives its part of all inputs, in rank order, and that inputs are only read. `lens` are the
+/// elements per part of each segment.
+///
+/// # Panics
+/// Panics if the check fails.
+pub fn all_to_all(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
+    run_ok(launcher, ranks, &|mut seat| {
+        let memory = &*seat.memory;
+        let rank = seat.gathers.rank();
+        let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
+        for purpose in [Purpose::Activations, Purpose::Gradient] {
+            let queue = if purpose == Purpose::Activations { Queue::Compute } else { Queue::Reduce };
+            let inputs = filled(memory, queue, dtype, rank, lens, ranks)?;
+            let outputs = empty(memory, dtype, &full)?;
+            let completed =
+                in_schedule(memory, || seat.gathers.all_to_all(memory, purpose, inputs.clone(), outputs))?;
+            assert!(completed.inputs.is_empty(), "an all-to-all gives no inputs back");
+            assert!(inputs.iter().all(Buffer::is_exclusive), "an all-to-all lets go of its inputs");
+            assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
+            for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
+                let part = |from| values(dtype, from, segment, len * ranks)[rank * len..][..len].to_vec();
+                let expected: Vec<f64> = (0..ranks).flat_map(part).collect();
+                assert_contents(memory, output, &expected, "all-to-all")?;
+                assert!(output.is_exclusive(), "an output belongs to its rank");
+                let input = values(dtype, rank, segment, len * ranks);
+                assert_contents(memory, &inputs[segment], &input, "input of an all-to-all")?;
+            }
+        }
+        Ok(())
+    });
+}
+
 /// Checks that every rank receives the root's data in its own buffers, whatever they held before, for every root.
 ///
 /// # Panics

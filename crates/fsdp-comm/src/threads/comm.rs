@@ -118,7 +118,7 @@ impl<M: Memory> Communicator<M> for ThreadComm<M> {
         inputs: Vec<M::Buffer>,
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
-        let slot = Contribution::new(inputs, outputs, memory.record(call.kind.queue()));
+        let slot = Contribution::new(inputs, outputs, memory.record(call.queue()));
         Ok(Box::new(self.enter(memory, call, slot)?))
     }
 
@@ -128,7 +128,7 @@ impl<M: Memory> Communicator<M> for ThreadComm<M> {
         call: Fingerprint,
         color: usize,
     ) -> Result<Box<dyn Communicator<M>>, Error> {
-        let slot = Contribution::new(Vec::new(), Vec::new(), memory.record(call.kind.queue()));
+        let slot = Contribution::new(Vec::new(), Vec::new(), memory.record(call.queue()));
         let flight = self.enter(memory, call, Contribution { colors: [color].into(), ..slot })?;
         let group = self.group.split(flight.position, &flight.wait()?.colors, color);
         Ok(Box::new(ThreadComm::new(&self.world, group, self.rank())))

@@ -1,6 +1,6 @@
 //! The buffers of one collective, and the movement of their elements.
 //!
-//! In an all-gather or a broadcast, the last rank to arrive copies for all ranks. A reduction is folded on arrival: a
+//! In an all-gather, an all-to-all or a broadcast, the last rank to arrive copies for all ranks. A reduction is folded on arrival: a
 //! rank whose sibling in the tree has arrived adds the two and releases one of them at once, so memory is freed early
 //! and the work is spread over the ranks; the rank that completes the root distributes the sum. For an average, every
 //! rank first scales its own input, in place. No element is moved under a lock.
@@ -77,6 +77,7 @@ impl<M: Memory> Exchange<M> {
             }
             _ if !is_last => {}
             CollectiveKind::AllGather => self.gather(memory, group)?,
+            CollectiveKind::AllToAll => self.exchange_parts(memory, group)?,
             CollectiveKind::Broadcast { root } => self.broadcast(memory, group, root as usize)?,
             CollectiveKind::Split => self.distribute_colors(),
             CollectiveKind::Connect => unreachable!("threads are connected from the start"),
@@ -117,6 +118,25 @@ impl<M: Memory> Exchange<M> {
                     copy_or_share(memory, Queue::Gather, &first.outputs, &mut slot.outputs, true)?;
                 } else {
                     concatenate(memory, &inputs, &mut slot.outputs)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// After all ranks have arrived: gives every rank its part of every input.
+    fn exchange_parts(&self, memory: &M, group: GroupCall<'_>) -> Result<(), Error> {
+        let queue = group.call.queue();
+        self.with_all_slots(memory, queue, |slots| {
+            let inputs: Vec<_> = slots.iter_mut().map(|slot| std::mem::take(&mut slot.inputs)).collect();
+            group.check_lengths(&inputs)?;
+            for (index, slot) in slots.iter_mut().enumerate() {
+                for (from, input) in inputs.iter().enumerate() {
+                    for (input, output) in input.iter().zip(&mut slot.outputs) {
+                        let part = output.len() / group.members.len();
+                        let (src, dst) = (index * part, from * part);
+                        memory.copy(queue, Slice::new(input, src, part), SliceMut::new(output, dst, part))?;
+                    }
                 }
             }
             Ok(())

@@ -30,7 +30,7 @@ pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violatio
         OpKind::Upload(_) => (1, 1, [host, device]),
         OpKind::Download(_) => (1, 1, [device, host]),
         OpKind::AllGather { group, .. } => (size(group), 1, [device; 2]),
-        OpKind::GatherDirections(_) => (size(Group::SHARD), 1, [device; 2]),
+        OpKind::GatherDirections(_) => (size(Group::SHARDS), 1, [device; 2]),
         OpKind::KeepSubShard { group, .. } | OpKind::ReduceScatter { group, .. } => {
             (1, size(group), [device; 2])
         }

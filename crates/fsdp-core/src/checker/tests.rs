@@ -196,8 +196,13 @@ fn missing_or_duplicate_addition_is_rejected() {
 
 #[test]
 fn collective_over_another_group_is_rejected() {
-    let groups =
-        [Group::WORLD, Group::SHARD, Group::REPLICATE, Group::SHARD.neighbors(2), Group::SHARD.neighbors(1)];
+    let groups = [
+        Group::WORLD,
+        Group::SHARDS,
+        Group::REPLICATE,
+        Group::SHARDS.neighbors(2),
+        Group::SHARDS.neighbors(1),
+    ];
     for built in samples() {
         let schedule = built.step();
         for (index, other) in (0..schedule.ops.len()).flat_map(|index| groups.map(|group| (index, group))) {

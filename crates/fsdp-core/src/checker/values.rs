@@ -30,7 +30,7 @@ enum Part {
 }
 
 /// What one rank of the shard axis holds.
-const SHARD: Part = Part::Of(Group::SHARD);
+const SHARD: Part = Part::Of(Group::SHARDS);
 
 /// The progress of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +193,7 @@ impl<'a> Values<'a> {
                 self.advance(at, op, unit, [Stage::Whole, Stage::Sharded(group)].map(Some))
             }
             OpKind::AllReduce { unit, group, .. } => {
-                let stages = [Stage::Sharded(Group::SHARD), Stage::Replicated(group)];
+                let stages = [Stage::Sharded(Group::SHARDS), Stage::Replicated(group)];
                 self.advance(at, op, unit, stages.map(Some))
             }
             OpKind::Download(unit) => self.advance(at, op, unit, [Some(self.last_stage()); 2]),
@@ -272,7 +272,7 @@ impl<'a> Values<'a> {
 
     fn last_stage(&self) -> Stage {
         match self.names.schedule.mesh.size(Axis::Replicate) {
-            1 => Stage::Sharded(Group::SHARD),
+            1 => Stage::Sharded(Group::SHARDS),
             _ => Stage::Replicated(Group::REPLICATE),
         }
     }
@@ -311,7 +311,7 @@ impl<'a> Values<'a> {
     /// Adds the sum of later micro-batches to the sum of the micro-batches just before them.
     fn add(&mut self, at: usize, op: &Op, unit: UnitId, queue: Queue) -> Result<(), Violation> {
         self.check_operands(at, op, [self.trained_segments(unit); 2])?;
-        let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded(Group::SHARD) };
+        let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded(Group::SHARDS) };
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
             let ([_, end], [start, middle]) = (self.rounds_in(read), self.rounds_in(write));
             let [from, into, sum] = [[middle, end], [start, middle], [start, end]]

@@ -11,7 +11,8 @@ use crate::rank::{Queue, Rank};
 pub struct Completed<B> {
     /// The results, one per segment.
     pub outputs: Vec<B>,
-    /// The consumed inputs of a reduce-scatter, released; empty for other collectives.
+    /// The consumed inputs, released, of a collective that
+    /// [gives them up](super::CollectiveKind::gives_up_inputs); empty for others.
     pub inputs: Vec<B>,
 }
 
@@ -49,7 +50,7 @@ pub trait Communicator<M: Memory>: Send {
     /// collectives have only outputs.
     ///
     /// The buffers are ready (inputs filled, outputs free) once earlier work of this rank's queue
-    /// [`CollectiveKind::queue`](super::CollectiveKind::queue) is done; the results are ready for the queue given to
+    /// [`Fingerprint::queue`] is done; the results are ready for the queue given to
     /// [`InFlight::wait_on`]. Sums are added by the tree over ranks. (A library that adds in its own order may also
     /// round the product of an average and its sum in one step; its results then differ in the last bits from other
     /// backends.)

@@ -38,6 +38,9 @@ pub enum CollectiveKind {
     ReduceScatter(ReduceOp),
     /// Every output becomes the sum or average of all ranks' outputs.
     AllReduce(ReduceOp),
+    /// Inputs and outputs have one part for each rank: part `i` of an output becomes this rank's part of rank `i`'s
+    /// input. Inputs are only read and not returned.
+    AllToAll,
     /// Every output becomes a copy of the root's output.
     Broadcast {
         /// The root's index in the group.
@@ -56,20 +59,16 @@ impl CollectiveKind {
             CollectiveKind::AllGather => "all-gather",
             CollectiveKind::ReduceScatter(_) => "reduce-scatter",
             CollectiveKind::AllReduce(_) => "all-reduce",
+            CollectiveKind::AllToAll => "all-to-all",
             CollectiveKind::Broadcast { .. } => "broadcast",
             CollectiveKind::Split => "split",
             CollectiveKind::Connect => "connect",
         }
     }
 
-    /// The queue that a call waits for: its buffers are ready once earlier work of this queue is done.
-    pub const fn queue(self) -> Queue {
-        match self {
-            CollectiveKind::AllGather | CollectiveKind::Split | CollectiveKind::Connect => Queue::Gather,
-            CollectiveKind::ReduceScatter(_)
-            | CollectiveKind::AllReduce(_)
-            | CollectiveKind::Broadcast { .. } => Queue::Reduce,
-        }
+    /// Whether inputs are given up: they are returned released.
+    pub const fn gives_up_inputs(self) -> bool {
+        matches!(self, CollectiveKind::ReduceScatter(_))
     }
 
     /// How elements are combined; `None` if this kind combines none.
@@ -90,6 +89,8 @@ pub enum Purpose {
     Backward,
     /// Reduces the gradients of a unit.
     Gradient,
+    /// Redistributes activations, or their gradients, between operations of a block.
+    Activations,
     /// Reduces loss, norm and other scalars of a step.
     Scalars,
     /// Reduces statistics or gathers directions for an update rule.
@@ -105,6 +106,7 @@ impl Purpose {
             Purpose::Forward => "forward",
             Purpose::Backward => "backward",
             Purpose::Gradient => "gradient",
+            Purpose::Activations => "activations",
             Purpose::Scalars => "scalars",
             Purpose::UpdateRule => "update rule",
             Purpose::Setup => "setup",
@@ -127,6 +129,20 @@ pub struct Fingerprint {
     pub dtype: DType,
     /// Number of elements on the unsharded side, over all segments.
     pub elements: usize,
+}
+
+impl Fingerprint {
+    /// The queue that the call waits for: its buffers are ready once earlier work of this queue is done.
+    pub const fn queue(&self) -> Queue {
+        match self.kind {
+            _ if matches!(self.purpose, Purpose::Activations) => Queue::Compute,
+            CollectiveKind::AllGather | CollectiveKind::Split | CollectiveKind::Connect => Queue::Gather,
+            CollectiveKind::ReduceScatter(_)
+            | CollectiveKind::AllReduce(_)
+            | CollectiveKind::AllToAll
+            | CollectiveKind::Broadcast { .. } => Queue::Reduce,
+        }
+    }
 }
 
 impl fmt::Display for Fingerprint {

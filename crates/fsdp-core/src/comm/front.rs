@@ -55,7 +55,7 @@ impl<M: Memory> Comm<M> {
         outputs: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
         let call = self.call(CollectiveKind::AllGather, purpose, unit, &outputs);
-        self.check_pairs(call, &outputs, &inputs)?;
+        self.check_pairs(call, &outputs, &inputs, self.size())?;
         self.start(memory, call, inputs, outputs)
     }
 
@@ -75,7 +75,7 @@ impl<M: Memory> Comm<M> {
         outputs: Vec<M::Buffer>,
     ) -> Result<Pending<M>, Error> {
         let call = self.call(CollectiveKind::ReduceScatter(op), purpose, unit, &inputs);
-        self.check_pairs(call, &inputs, &outputs)?;
+        self.check_pairs(call, &inputs, &outputs, self.size())?;
         self.start(memory, call, inputs, outputs)
     }
 
@@ -95,6 +95,30 @@ impl<M: Memory> Comm<M> {
         let call = self.call(CollectiveKind::AllReduce(op), purpose, unit, &buffers);
         self.check_dtypes(call, &buffers)?;
         self.start(memory, call, Vec::new(), buffers)
+    }
+
+    /// Starts an all-to-all of one or more segments: `inputs[i]` and `outputs[i]` (exclusive, of the same length) have one
+    /// part for each rank, and part `r` of an output becomes this rank's part of rank `r`'s input. Inputs are shared
+    /// handles.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]: a failed check, or the backend's failure.
+    pub fn all_to_all(
+        &mut self,
+        memory: &M,
+        purpose: Purpose,
+        inputs: Vec<M::Buffer>,
+        outputs: Vec<M::Buffer>,
+    ) -> Result<Pending<M>, Error> {
+        let call = self.call(CollectiveKind::AllToAll, purpose, None, &inputs);
+        self.check_pairs(call, &inputs, &outputs, 1)?;
+        let size = self.size();
+        if let Some(segment) = inputs.iter().position(|input| !input.len().is_multiple_of(size)) {
+            let (rank, got) = (self.world_rank(), inputs[segment].len());
+            let expected = got.next_multiple_of(size);
+            return Err(CommError::Length { rank, call, segment, expected, got }.into());
+        }
+        self.start(memory, call, inputs, outputs)
     }
 
     /// Starts an in-place broadcast of one or more (exclusive) segments: each becomes a copy of the segment on the rank
@@ -174,7 +198,7 @@ impl<M: Memory> Comm<M> {
             return Err(CommError::IntegerAverage { rank: self.world_rank(), call }.into());
         }
         self.check_exclusive(call, &outputs)?;
-        if call.kind != CollectiveKind::AllGather {
+        if call.kind.gives_up_inputs() {
             self.check_exclusive(call, &inputs)?;
         }
         let in_flight = self.backend.start(memory, call, inputs, outputs)?;
@@ -183,20 +207,22 @@ impl<M: Memory> Comm<M> {
         Ok(Pending::new(in_flight, call))
     }
 
+    /// Checks that each buffer is `times` as long as its counterpart.
     fn check_pairs(
         &self,
         call: Fingerprint,
         unsharded: &[M::Buffer],
         sharded: &[M::Buffer],
+        times: usize,
     ) -> Result<(), CommError> {
-        let (rank, size) = (self.world_rank(), self.size());
+        let rank = self.world_rank();
         if unsharded.len() != sharded.len() {
             let (expected, got) = (unsharded.len(), sharded.len());
             return Err(CommError::Length { rank, call, segment: expected.min(got), expected, got });
         }
         for (segment, (full, part)) in unsharded.iter().zip(sharded).enumerate() {
-            if full.len() != part.len() * size {
-                let (expected, got) = (part.len() * size, full.len());
+            if full.len() != part.len() * times {
+                let (expected, got) = (part.len() * times, full.len());
                 return Err(CommError::Length { rank, call, segment, expected, got });
             }
         }

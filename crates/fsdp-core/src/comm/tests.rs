@@ -392,6 +392,8 @@ fn traffic_counts_calls_and_bytes_sent() {
             let pending = comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, floats(&[60]));
             finish(pending.unwrap()).unwrap();
         }
+        let parts = || floats(&[2 * size, 3 * size]);
+        finish(comm.all_to_all(&NoMemory, Purpose::Activations, parts(), parts()).unwrap()).unwrap();
         finish(comm.broadcast(&NoMemory, Purpose::Setup, None, 0, floats(&[60, 60])).unwrap()).unwrap();
         comm.split(&NoMemory, 0).unwrap();
         let others = size as u64 - 1;
@@ -402,6 +404,8 @@ fn traffic_counts_calls_and_bytes_sent() {
             reduce_scatter_bytes: 2 * 5 * 8 * others,
             all_reduces: 3,
             all_reduce_bytes: 3 * 2 * (60 / size as u64) * 4 * others,
+            all_to_alls: 1,
+            all_to_all_bytes: 5 * 4 * others,
             broadcasts: 1,
             broadcast_bytes: (120 / size as u64) * 4 * others,
         };
@@ -414,6 +418,7 @@ fn traffic_counts_calls_and_bytes_sent() {
             expected.all_gather_bytes
                 + expected.reduce_scatter_bytes
                 + expected.all_reduce_bytes
+                + expected.all_to_all_bytes
                 + expected.broadcast_bytes
         );
         let calls = (twice.all_gathers, twice.reduce_scatters, twice.all_reduces, twice.broadcasts);

@@ -3,7 +3,7 @@
 use super::CollectiveKind;
 
 /// Collectives issued through one [`Comm`](super::Comm) and the bytes this rank sent for them, by the usual convention:
-/// `(n - 1) / n` of the unsharded bytes for all-gather and reduce-scatter, twice that for all-reduce. A broadcast also
+/// `(n - 1) / n` of the unsharded bytes for all-gather, reduce-scatter and all-to-all, twice that for all-reduce. A broadcast also
 /// counts as `(n - 1) / n` of its bytes: the average over the ranks, whatever route the data takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -19,6 +19,10 @@ pub struct Traffic {
     pub all_reduces: u64,
     /// All-reduces: bytes sent by this rank.
     pub all_reduce_bytes: u64,
+    /// All-to-alls: calls.
+    pub all_to_alls: u64,
+    /// All-to-alls: bytes sent by this rank.
+    pub all_to_all_bytes: u64,
     /// Broadcasts: calls.
     pub broadcasts: u64,
     /// Broadcasts: bytes sent by this rank.
@@ -33,6 +37,8 @@ impl std::ops::AddAssign for Traffic {
         self.reduce_scatter_bytes += other.reduce_scatter_bytes;
         self.all_reduces += other.all_reduces;
         self.all_reduce_bytes += other.all_reduce_bytes;
+        self.all_to_alls += other.all_to_alls;
+        self.all_to_all_bytes += other.all_to_all_bytes;
         self.broadcasts += other.broadcasts;
         self.broadcast_bytes += other.broadcast_bytes;
     }
@@ -41,7 +47,11 @@ impl std::ops::AddAssign for Traffic {
 impl Traffic {
     /// Bytes sent by this rank in all collectives.
     pub fn bytes(&self) -> u64 {
-        self.all_gather_bytes + self.reduce_scatter_bytes + self.all_reduce_bytes + self.broadcast_bytes
+        self.all_gather_bytes
+            + self.reduce_scatter_bytes
+            + self.all_reduce_bytes
+            + self.all_to_all_bytes
+            + self.broadcast_bytes
     }
 
     /// Counts one collective over `bytes` unsharded bytes in a group of `size` ranks.
@@ -59,6 +69,10 @@ impl Traffic {
             CollectiveKind::AllReduce(_) => {
                 self.all_reduces += 1;
                 self.all_reduce_bytes += (2 * bytes * (size - 1) / size) as u64;
+            }
+            CollectiveKind::AllToAll => {
+                self.all_to_alls += 1;
+                self.all_to_all_bytes += sent;
             }
             CollectiveKind::Broadcast { .. } => {
                 self.broadcasts += 1;

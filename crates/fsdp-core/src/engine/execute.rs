@@ -41,8 +41,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }
             OpKind::Call(call) => {
                 let params = self.params(op, call.block())?;
-                let gradients = call.is_backward().then_some(&mut self.gradients);
-                self.program.call(memory, call, &params, gradients)
+                let gradients = std::slice::from_mut(&mut self.gradients);
+                self.program.call(memory, call, &params, gradients, &mut self.comms)
             }
             OpKind::KeepSubShard { group, .. } => self.keep_sub_shard(memory, op, group),
             OpKind::Reshard(unit) => self.reshard(memory, op, unit),

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::Engine;
 use super::table::Table;
-use super::{Comms, Engine};
-use crate::comm::Purpose;
+use crate::comm::{Comms, Purpose};
 use crate::error::Error;
 use crate::memory::{Memory, Slice, SliceMut};
 use crate::mesh::{Axis, Group};
@@ -106,7 +106,7 @@ impl<M: Memory> Comms<M> {
         unit: UnitId,
         ids: &[BufferId],
     ) -> Result<(), Error> {
-        let Some(replicate) = self.groups.get_mut(&(Queue::Reduce, Group::REPLICATE)) else { return Ok(()) };
+        let Some(replicate) = self.find(Queue::Reduce, Group::REPLICATE) else { return Ok(()) };
         memory.wait(Queue::Reduce, &memory.record(Queue::Compute));
         let pending = replicate.broadcast(memory, Purpose::Setup, Some(unit), 0, table.take_all(ids)?)?;
         table.put_all(ids, pending.wait_on(memory, Queue::Compute)?.outputs);

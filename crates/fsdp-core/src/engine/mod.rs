@@ -20,74 +20,19 @@ pub use shards::UnitShards;
 
 pub use crate::scalars::StepReport;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::comm::{Comm, Pending, Traffic};
-use crate::digest::Digest;
+use crate::comm::{Comms, Pending, Traffic};
 use crate::error::Error;
 use crate::memory::Memory;
-use crate::mesh::{Group, Mesh};
 use crate::plan::Plan;
 use crate::program::{Gradients, Program};
-use crate::rank::{Queue, Rank};
+use crate::rank::Rank;
 use crate::schedule::{OpId, Schedule};
 use crate::update::{RankTables, Updates};
 
 use table::Table;
-
-/// The communicators of one rank: one for each group that collectives of a queue run over.
-pub struct Comms<M: Memory> {
-    rank: Rank,
-    groups: BTreeMap<(Queue, Group), Comm<M>>,
-}
-
-impl<M: Memory> Comms<M> {
-    /// Splits two communicators of the whole world into the groups of a mesh ([`Plan::groups`]). Gathers and reductions
-    /// have one each, so that they do not wait for each other. First, all ranks compare `digest`, which covers
-    /// everything that must be the same on all of them.
-    ///
-    /// # Errors
-    /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started with other
-    /// settings.
-    pub fn connect(
-        memory: &M,
-        mut gathers: Comm<M>,
-        mut reductions: Comm<M>,
-        mesh: Mesh,
-        groups: &BTreeSet<(Queue, Group)>,
-        digest: Digest,
-    ) -> Result<Self, Error> {
-        gathers.agree(memory, digest)?;
-        let rank = gathers.world_rank();
-        let mut split = BTreeMap::new();
-        for &(queue, group) in groups.iter().filter(|key| **key != (Queue::Reduce, Group::WORLD)) {
-            let world = if queue == Queue::Gather { &mut gathers } else { &mut reductions };
-            split.insert((queue, group), world.split(memory, mesh.group_of(rank, group))?);
-        }
-        split.insert((Queue::Reduce, Group::WORLD), reductions);
-        Ok(Self { rank, groups: split })
-    }
-
-    /// The communicator for a collective of the schedule.
-    fn get(&mut self, queue: Queue, group: Group) -> &mut Comm<M> {
-        self.groups.get_mut(&(queue, group)).expect("the groups of the plan were connected")
-    }
-
-    /// The communicator of all ranks, for scalars.
-    fn world(&mut self) -> &mut Comm<M> {
-        self.get(Queue::Reduce, Group::WORLD)
-    }
-
-    /// Collectives and bytes that this rank has communicated so far.
-    pub fn traffic(&self) -> Traffic {
-        let mut traffic = Traffic::default();
-        for comm in self.groups.values() {
-            traffic += comm.traffic();
-        }
-        traffic
-    }
-}
 
 /// One rank of a sharded training run.
 pub struct Engine<M: Memory, P: Program<M>> {
@@ -121,7 +66,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         program: P,
         rule: Box<dyn Updates<M>>,
     ) -> Result<Self, Error> {
-        let rank = comms.rank;
+        let rank = comms.rank();
         let tables = RankTables::new(&plan, &*rule, rank);
         let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
         let scalars = scalars::Scalars::new(&*memory, &plan, &mut table)?;

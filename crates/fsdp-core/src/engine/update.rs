@@ -7,7 +7,7 @@ use crate::comm::{Purpose, ReduceOp};
 use crate::error::Error;
 use crate::layout::SegmentId;
 use crate::memory::{Memory, Slice, SliceMut};
-use crate::mesh::{Axis, Group};
+use crate::mesh::Group;
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::schedule::{Op, OpId, UnitBuffers};
@@ -33,7 +33,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
     pub(super) fn reduce_statistics(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
         let parts = self.table.take_all(&op.writes)?;
-        let (comm, purpose) = (self.comms.get(Queue::Reduce, Group::SHARD), Purpose::UpdateRule);
+        let (comm, purpose) = (self.comms.get(Queue::Reduce, Group::SHARDS), Purpose::UpdateRule);
         let pending = comm.all_reduce(memory, ReduceOp::Sum, purpose, None, parts)?;
         self.table.put_all(&op.writes, pending.wait_on(memory, Queue::Reduce)?.outputs);
         Ok(())
@@ -65,7 +65,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     ) -> Result<(), Error> {
         let inputs = op.reads.iter().map(|&id| self.table.get(id).cloned()).collect::<Result<_, _>>()?;
         let outputs = self.table.take_all(&op.writes)?;
-        let (comm, purpose) = (self.comms.get(Queue::Gather, Group::SHARD), Purpose::UpdateRule);
+        let (comm, purpose) = (self.comms.get(Queue::Gather, Group::SHARDS), Purpose::UpdateRule);
         let pending = comm.all_gather(memory, purpose, Some(unit), inputs, outputs)?;
         self.in_flight.insert(id, pending);
         Ok(())
@@ -122,7 +122,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
             self.table.take_into(state_ids, &mut state)?;
             let segment = &plan.layout.unit(unit).segments[index];
-            let start = plan.mesh.coordinate(self.rank, Axis::Shard) * segment.shard_len();
+            let start = plan.mesh.shard(self.rank) * segment.shard_len();
             let whole = buffers.whole_index(SegmentId(index)).zip(gathered.as_deref_mut());
             let whole = whole.map(|(at, Gathered { directions, scratch })| WholeDirections {
                 directions: &directions[at],

@@ -33,7 +33,7 @@ fn every_core_error_has_expected_kind() {
     let program = Error::Program { block: text(), source: "no such token".into() };
     let [param, alias, first, second] = std::array::from_fn(|_| text());
     let table = [
-        (crate::Mesh::of_world(3, 2).unwrap_err(), FailureKind::Input),
+        (crate::Mesh::of_world(3, 2, 1).unwrap_err(), FailureKind::Input),
         (Error::Model { what: text() }, FailureKind::Input),
         (Error::WrapClass { class: text(), known: Vec::new() }, FailureKind::Input),
         (Error::TiedAcrossUnits { param, alias, first, second }, FailureKind::Input),

@@ -24,7 +24,7 @@ use super::{BufferId, OpKind, Role, Round, Schedule, SectionKind, Source};
 use crate::comm::ReduceOp;
 use crate::layout::{Layout, Segment};
 use crate::memory::Category;
-use crate::mesh::{Axis, Group, Mesh};
+use crate::mesh::{Group, Mesh};
 use crate::model::ModelSpec;
 use crate::program::{BlockCall, Pass};
 use crate::update::RuleDecl;
@@ -133,11 +133,7 @@ impl<'a> Build<'a> {
         rounds: usize,
     ) -> Self {
         assert!(rounds > 0, "there is at least one micro-batch");
-        assert_eq!(
-            compiler.layout.shards,
-            compiler.mesh.size(Axis::Shard),
-            "the layout is made for the mesh"
-        );
+        assert_eq!(compiler.layout.shards, compiler.mesh.shards(), "the layout is made for the mesh");
         let mut written: BTreeMap<UnitId, (usize, usize)> = BTreeMap::new();
         for (at, step) in steps.iter().enumerate() {
             for &unit in &step.gradients {
@@ -188,7 +184,7 @@ impl<'a> Build<'a> {
             mesh,
             averaged_ranks: match policy.reduce_op {
                 ReduceOp::Sum => 1,
-                ReduceOp::Average => mesh.dp_degree(),
+                ReduceOp::Average => mesh.world(),
             },
         }
     }
@@ -280,7 +276,7 @@ impl<'a> Build<'a> {
         }
         let lens = segments.iter().map(Segment::unsharded_len).collect();
         let (slot, writes) = self.slots.take(&mut self.declared, lens);
-        let group = if source == Source::SubShard { self.sub_group() } else { Group::SHARD };
+        let group = if source == Source::SubShard { self.sub_group() } else { Group::SHARDS };
         self.emit.push(OpKind::AllGather { unit, source, group, purpose }, reads, writes.clone());
         self.gathered.insert(unit, (slot, writes));
     }
@@ -288,8 +284,8 @@ impl<'a> Build<'a> {
     /// The ranks that keep a unit together after forward.
     fn sub_group(&self) -> Group {
         match self.compiler.policy.reshard_after_forward {
-            Reshard::ToGroup(n) => Group::SHARD.neighbors(n),
-            Reshard::Auto | Reshard::Always | Reshard::Never => Group::SHARD,
+            Reshard::ToGroup(n) => Group::SHARDS.neighbors(n),
+            Reshard::Auto | Reshard::Always | Reshard::Never => Group::SHARDS,
         }
     }
 

@@ -151,7 +151,7 @@ pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String 
 
 /// A remark on the ranks of a collective, if they are not the usual ones.
 fn over(group: Group) -> String {
-    if group == Group::SHARD { String::new() } else { format!(" over {group}") }
+    if group == Group::SHARDS { String::new() } else { format!(" over {group}") }
 }
 
 #[cfg(test)]

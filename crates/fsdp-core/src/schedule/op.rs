@@ -157,7 +157,7 @@ impl OpKind {
             OpKind::AllGather { group, .. }
             | OpKind::ReduceScatter { group, .. }
             | OpKind::AllReduce { group, .. } => Some(group),
-            OpKind::GatherDirections(_) | OpKind::ReduceStatistics(_) => Some(Group::SHARD),
+            OpKind::GatherDirections(_) | OpKind::ReduceStatistics(_) => Some(Group::SHARDS),
             OpKind::ReduceScalars => Some(Group::WORLD),
             _ => None,
         }

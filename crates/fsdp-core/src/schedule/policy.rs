@@ -3,7 +3,7 @@
 use crate::comm::ReduceOp;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::Mesh;
 use crate::program::ForwardMode;
 
 /// The treatment of an unsharded unit between its last use in forward and its first use in backward.
@@ -127,17 +127,14 @@ impl Policy {
     /// [`Error::Policy`] with the key of the rejected value.
     pub fn resolve(mut self, mesh: Mesh) -> Result<Self, Error> {
         if let Reshard::ToGroup(n) = self.reshard_after_forward {
-            if n == 0 || !mesh.size(Axis::Shard).is_multiple_of(n) {
+            if n == 0 || !mesh.shards().is_multiple_of(n) {
                 return Err(Error::Policy {
                     key: "reshard_after_forward",
                     value: n.to_string(),
-                    expected: format!(
-                        "a group size must divide the shard axis of {} ranks",
-                        mesh.size(Axis::Shard)
-                    ),
+                    expected: format!("a group size must divide the shard axis of {} ranks", mesh.shards()),
                 });
             }
-            if n == mesh.size(Axis::Shard) {
+            if n == mesh.shards() {
                 self.reshard_after_forward = Reshard::Always;
             } else if n == 1 {
                 self.reshard_after_forward = Reshard::Never;

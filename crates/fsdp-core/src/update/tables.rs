@@ -29,8 +29,7 @@ pub struct UnitTables {
 impl RankTables {
     /// Computes the tables of a rank.
     pub fn new(plan: &Plan, rule: &dyn RuleState, rank: Rank) -> Self {
-        let (shard, replica) =
-            (plan.mesh.coordinate(rank, Axis::Shard), plan.mesh.coordinate(rank, Axis::Replicate));
+        let (shard, replica) = (plan.mesh.shard(rank), plan.mesh.coordinate(rank, Axis::Replicate));
         let buffers = &plan.step.lasting.units;
         let units = plan.layout.units.iter().zip(buffers).map(|(unit, buffers)| {
             let dtype = |segment: usize| plan.step.buffer(buffers.master[segment]).dtype;

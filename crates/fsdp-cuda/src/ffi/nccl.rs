@@ -72,6 +72,10 @@ pub(super) type Gather =
 /// The same with a reduction operator, or the root of a broadcast.
 pub(super) type Reduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+/// A message to or from a rank of the group.
+pub(super) type Send = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
+pub(super) type Receive =
+    unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
 pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
 
@@ -117,6 +121,8 @@ table! {
     reduce_scatter: "ncclReduceScatter" as Reduce,
     all_reduce: "ncclAllReduce" as Reduce,
     broadcast: "ncclBroadcast" as Reduce,
+    send: "ncclSend" as Send,
+    receive: "ncclRecv" as Receive,
 }
 
 /// The NCCL library, opened, with a sufficient version.

@@ -119,8 +119,24 @@ impl RawComm {
         if segments.is_empty() {
             return Ok(());
         }
-        let (table, comm) = (&self.nccl.table, self.raw());
+        let (table, comm, size_bytes) = (&self.nccl.table, self.raw(), dtype.size_bytes());
         let (stream, dtype) = (memory.stream(queue).as_ptr(), dtype_code(dtype));
+        // NCCL has no all-to-all before 2.28.
+        let all_to_all = |&Segment { from, to, count }: &Segment| {
+            let part = count / ranks;
+            (0..ranks).try_for_each(|peer| {
+                let offset = (peer * part * size_bytes) as u64;
+                let (from, to) = ((from + offset) as *const c_void, (to + offset) as *mut c_void);
+                // The position in the group, which NCCL takes as an integer.
+                let peer = peer as c_int;
+                // SAFETY: as below; both buffers have `ranks` parts of `part` elements, one of which begins here.
+                let codes = unsafe {
+                    let sent = (table.send)(from, part, dtype, peer, comm, stream);
+                    [("ncclSend", sent), ("ncclRecv", (table.receive)(to, part, dtype, peer, comm, stream))]
+                };
+                codes.into_iter().try_for_each(|(name, code)| self.nccl.check_started(name, code, comm))
+            })
+        };
         let call = |&Segment { from, to, count }: &Segment| {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: the addresses belong to live buffers of at least the lengths that NCCL derives from `count`
@@ -148,14 +164,18 @@ impl RawComm {
                         let root = root as c_int;
                         ("ncclBroadcast", (table.broadcast)(from, to, count, dtype, root, comm, stream))
                     }
-                    CollectiveKind::Split | CollectiveKind::Connect => {
-                        unreachable!("only buffers are issued")
+                    CollectiveKind::AllToAll | CollectiveKind::Split | CollectiveKind::Connect => {
+                        unreachable!("it is no single call on buffers")
                     }
                 }
             };
             self.nccl.check_started(name, code, comm)
         };
-        Ok(self.nccl.group(comm, || segments.iter().map(call).fold(Ok(()), Result::and))?)
+        let issue = |segment: &Segment| match kind {
+            CollectiveKind::AllToAll => all_to_all(segment),
+            _ => call(segment),
+        };
+        Ok(self.nccl.group(comm, || segments.iter().map(issue).fold(Ok(()), Result::and))?)
     }
 
     /// Starts flushing and closing the communicator.

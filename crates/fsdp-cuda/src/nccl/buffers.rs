@@ -62,7 +62,7 @@ pub(crate) fn segments<M: DeviceMemory>(
         let len = output.len();
         let to = memory.pointer_mut(queue, SliceMut::whole(output))?;
         segments.push(match kind {
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) => {
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll => {
                 let input = &buffers.inputs[index];
                 let from = memory.pointer(queue, Slice::whole(input))?;
                 Segment { from, to, count: len.min(input.len()) }

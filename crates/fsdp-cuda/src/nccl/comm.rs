@@ -138,7 +138,7 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         memory.bind()?;
         let mut buffers = InFlightBuffers::new(inputs, outputs);
         let entered = self.world().enter(self.seat, call)?;
-        let event = self.issue(memory, call.kind.queue(), call, &mut buffers)?;
+        let event = self.issue(memory, call.queue(), call, &mut buffers)?;
         self.world().issued(self.seat, entered, event.clone());
         let (world, rank) = (self.world().clone(), self.world_rank());
         Ok(Box::new(Flight { world, rank, call, buffers, event }))
@@ -195,9 +195,10 @@ impl<M: DeviceMemory> InFlight<M> for Flight<M> {
         memory.wait(queue, &self.event);
         let kind = self.call.kind;
         let Completed { mut inputs, outputs } = self.buffers.into_completed();
-        match kind {
-            CollectiveKind::AllGather => inputs.clear(),
-            _ => inputs.iter_mut().for_each(|input| memory.release(queue, input)),
+        if kind.gives_up_inputs() {
+            inputs.iter_mut().for_each(|input| memory.release(queue, input));
+        } else {
+            inputs.clear();
         }
         Ok(Completed { outputs, inputs })
     }

@@ -34,9 +34,9 @@
 #endif
 
 enum { SUCCESS = 0, INTERNAL = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
-enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST };
+enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, MESSAGES };
 enum { SUM = 0, AVERAGE = 4 };
-enum { MAX_RANKS = 16, MAX_SEGMENTS = 16, MAX_SPLITS = 16, SLOTS = 4, POLLS = 3 };
+enum { MAX_RANKS = 16, MAX_SEGMENTS = 64, MAX_SPLITS = 16, SLOTS = 4, POLLS = 3 };
 
 typedef struct { char internal[128]; } ncclUniqueId;
 typedef struct {
@@ -47,6 +47,7 @@ typedef struct {
     int split_share;
 } ncclConfig_t;
 
+/* For messages, a segment is what one rank, `root`, is sent; as much is received from it. */
 typedef struct { size_t count, at; int dtype, root, reduction; } segment;
 
 /* One rank's input to a collective. The elements of a segment begin at offset `at` of `data`. */
@@ -263,6 +264,13 @@ static void *tree(collective *op, int at, size_t skip, size_t count, int start, 
     return sum;
 }
 
+/* The message of one rank to another that comes after so many others. */
+static segment *message(part *from, int to, int earlier) {
+    for (int at = 0; at < from->segments; at++)
+        if (from->segment[at].root == to && earlier-- == 0) return &from->segment[at];
+    return NULL;
+}
+
 /* Copies the results of a collective to the buffers of a rank. */
 static void take_out(shared *group, collective *op, int rank, void *const *to) {
     part *mine = &op->part[rank];
@@ -272,6 +280,11 @@ static void take_out(shared *group, collective *op, int rank, void *const *to) {
         if (mine->kind == ALL_GATHER) {
             for (int from = 0; from < group->size; from++)
                 memcpy((char *)to[at] + from * bytes, op->part[from].data + op->part[from].segment[at].at, bytes);
+        } else if (mine->kind == MESSAGES) {
+            int earlier = 0;
+            for (int other = 0; other < at; other++) earlier += mine->segment[other].root == own->root;
+            part *from = &op->part[own->root];
+            memcpy(to[at], from->data + message(from, rank, earlier)->at, bytes);
         } else if (mine->kind == BROADCAST) {
             part *root = &op->part[own->root];
             memcpy(to[at], root->data + root->segment[at].at, bytes);
@@ -438,11 +451,13 @@ int ncclGroupEnd(void) {
     int error = group_error;
     group_work = NULL;
     group_error = SUCCESS;
+    for (int at = 0; work && work->kind == MESSAGES && at < work->segments; at++)
+        if (!work->to[at]) error = INVALID_USAGE;
     if (error || !work) {
         free(work);
         return error;
     }
-    static const char *names[] = { "all_gather", "reduce_scatter", "all_reduce", "broadcast" };
+    static const char *names[] = { "all_gather", "reduce_scatter", "all_reduce", "broadcast", "messages" };
     ncclComm_t comm = work->comm;
     if (finish && finish(group_stream)) return INTERNAL;
     pthread_mutex_lock(&lock);
@@ -475,7 +490,7 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     if (refuse_calls) error = refuse_calls;
     else if (!ready(comm, "a collective")) error = INVALID_ARGUMENT;
     else if (comm->finalized) error = INVALID_USAGE;
-    else if (!from || !to || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
+    else if (!from || (!to && kind != MESSAGES) || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
     else if (root < 0 || root >= comm->size) error = INVALID_ARGUMENT;
     /* NCCL divides integers after adding them, which no caller uses; before 2.29.7, it lost elements when averaging
        over a single rank. */
@@ -521,6 +536,27 @@ int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int op, n
 
 int ncclBroadcast(const void *from, void *to, size_t count, int dtype, int root, ncclComm_t comm, void *stream) {
     return collective_call(BROADCAST, from, to, count, dtype, root, SUM, comm, stream);
+}
+
+int ncclSend(const void *from, size_t count, int dtype, int peer, ncclComm_t comm, void *stream) {
+    return collective_call(MESSAGES, from, NULL, count, dtype, peer, SUM, comm, stream);
+}
+
+/* Receives as much as was sent to the same rank before: this fake knows exchanges only. */
+int ncclRecv(void *to, size_t count, int dtype, int peer, ncclComm_t comm, void *stream) {
+    launch *work = group_work;
+    if (group_error) return group_error;
+    if (work && work->kind == MESSAGES && work->comm == comm && group_stream == stream && to)
+        for (int at = 0; at < work->segments; at++) {
+            segment *sent = &work->segment[at];
+            if (work->to[at] || sent->root != peer || sent->count != count || sent->dtype != dtype) continue;
+            work->to[at] = to;
+            return SUCCESS;
+        }
+    pthread_mutex_lock(&lock);
+    note("VIOLATION a message is received, and nothing like it was sent\n");
+    pthread_mutex_unlock(&lock);
+    return group_error = INVALID_ARGUMENT;
 }
 
 /* Communicators. */

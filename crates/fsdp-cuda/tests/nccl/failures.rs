@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_core::comm::Comms;
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
-use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{Axis, DType, Digest, Error, Memory, Mesh, Queue, Rank};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_core::comm::Comms;
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
-use fsdp_core::engine::Comms;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{Axis, DType, Digest, Error, Group, Memory, Mesh, Queue, Rank};
 use fsdp_cuda::nccl::{GpuOptions, Gpus};
@@ -41,10 +41,10 @@ fn made(fake: &Fake, ranks: usize) -> Vec<usize> {
 fn made_for(replicas: usize, shards: usize, sub_group: Option<usize>) -> Vec<usize> {
     let (fake, mesh) =
         (Fake::new(), Mesh::new([(Axis::Replicate, replicas), (Axis::Shard, shards)]).unwrap());
-    let own = sub_group.map(|n| (Queue::Gather, Group::SHARD.neighbors(n)));
+    let own = sub_group.map(|n| (Queue::Gather, Group::SHARDS.neighbors(n)));
     let copies = (replicas > 1).then_some((Queue::Reduce, Group::REPLICATE));
     let groups =
-        [(Queue::Gather, Group::SHARD), (Queue::Reduce, Group::SHARD), (Queue::Reduce, Group::WORLD)];
+        [(Queue::Gather, Group::SHARDS), (Queue::Reduce, Group::SHARDS), (Queue::Reduce, Group::WORLD)];
     let groups: BTreeSet<_> = groups.into_iter().chain(own).chain(copies).collect();
     launch(&fake, mesh.world(), |seat| {
         let Seat { memory, gathers, reductions, .. } = seat;

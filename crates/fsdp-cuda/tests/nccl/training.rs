@@ -22,14 +22,16 @@ use crate::job::{GPT2, LLAMA, job};
 use crate::mixed::Mixed;
 use crate::processes::Processes;
 
-/// Environment variables of a child process: the folder of the run, its model, its output folder, and its world size.
+/// Environment variables of a child process: the folder of the run, its model, its output folder, its world size, and that
+/// of its context axis.
 const DIR: &str = "FSDP_TEST_DIR";
 const MODEL: &str = "FSDP_TEST_MODEL";
 const OUT: &str = "FSDP_TEST_OUT";
 const RANKS: &str = "FSDP_TEST_RANKS";
+const CONTEXT: &str = "FSDP_TEST_CONTEXT";
 
 /// Trains with the ranks of this process.
-fn run(dir: &Path, model: &str, out: &Path, ranks: usize, peers: Option<Peers>) {
+fn run(dir: &Path, model: &str, out: &Path, [ranks, context]: [usize; 2], peers: Option<Peers>) {
     let here = peers.as_ref().map_or(0..ranks, |peers| peers.assembly.local());
     let devices: Vec<FakeDevice> = here.clone().map(|_| fake_cuda::device()).collect();
     let count = devices.len();
@@ -47,6 +49,8 @@ fn run(dir: &Path, model: &str, out: &Path, ranks: usize, peers: Option<Peers>) 
         format!("run.ranks={ranks}"),
         format!("run.out_dir='{}'", out.display()),
         "checkpoint.every=2".to_owned(),
+        format!("fsdp.mesh.context={context}"),
+        "data.seq_len=8".to_owned(),
     ];
     let job = job(dir, model, &overrides.each_ref().map(String::as_str));
     let options = RunOptions {
@@ -67,8 +71,8 @@ fn run(dir: &Path, model: &str, out: &Path, ranks: usize, peers: Option<Peers>) 
 /// Runs the child process of a test.
 pub(crate) fn in_processes(peers: Peers) {
     let variable = |name: &str| env::var(name).unwrap();
-    let (dir, out, ranks) = (variable(DIR), variable(OUT), variable(RANKS).parse().unwrap());
-    run(Path::new(&dir), &variable(MODEL), Path::new(&out), ranks, Some(peers));
+    let sizes = [RANKS, CONTEXT].map(|name| variable(name).parse().unwrap());
+    run(Path::new(&variable(DIR)), &variable(MODEL), Path::new(&variable(OUT)), sizes, Some(peers));
 }
 
 /// Returns the data files of all ranks, of the checkpoint after the last step and of the model, by file name.
@@ -84,18 +88,22 @@ fn made(out: &Path) -> BTreeMap<OsString, Vec<u8>> {
 
 #[test]
 fn multi_process_outputs_match_single_process_bitwise() {
-    for (model, processes, local_ranks) in [(LLAMA, 2, 1), (LLAMA, 2, 2), (GPT2, 4, 1)] {
+    for (model, processes, local_ranks, context) in
+        [(LLAMA, 2, 1, 1), (LLAMA, 2, 2, 1), (LLAMA, 2, 2, 2), (GPT2, 4, 1, 1)]
+    {
         let dir = tempfile::tempdir().unwrap();
         let (alone, out) = (dir.path().join("alone"), dir.path().join("several"));
         let ranks = processes * local_ranks;
-        run(dir.path(), model, &alone, ranks, None);
+        run(dir.path(), model, &alone, [ranks, context], None);
         let [folder, there] = [dir.path(), &out].map(|path| path.to_str().unwrap());
-        let variables = [(DIR, folder), (MODEL, model), (OUT, there), (RANKS, &ranks.to_string())];
+        let sizes = [ranks, context].map(|size| size.to_string());
+        let variables =
+            [(DIR, folder), (MODEL, model), (OUT, there), (RANKS, &sizes[0]), (CONTEXT, &sizes[1])];
         let ends = Processes::start_with("train", processes, local_ranks, 60, &variables).ends();
         assert!(ends.iter().all(|(is_well, _)| *is_well), "{processes} x {local_ranks}: {ends:#?}");
         let (expected, made) = (made(&alone), made(&out));
         assert!(expected.len() > ranks, "{:?}", expected.keys());
         assert_eq!(made.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
-        assert!(made == expected, "{processes} x {local_ranks}");
+        assert!(made == expected, "{processes} x {local_ranks}, context {context}");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fsdp_core::DType;
 use fsdp_core::ExactSum;
 use fsdp_core::Queue;
+use fsdp_core::comm::Comms;
 use fsdp_core::memory::{Buffer, SliceMut};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
 use fsdp_core::model::{ModelSpec, ParamId};
@@ -14,6 +15,7 @@ use fsdp_core::schedule::Round;
 
 use super::decoders::llama;
 use crate::backend::{AttentionDims, Backend};
+use crate::graph::Chunks;
 use crate::hf::HfModel;
 use crate::layer::Lora;
 use crate::model::unsharded::{Whole, run};
@@ -57,7 +59,7 @@ impl<A: Architecture + Clone> Sample<A> {
     pub(crate) fn program<M: Backend>(&self) -> ModelProgram<M, A> {
         let router_loss = self.architecture.description().router_loss;
         let terms = LossTerms { router_loss, loss_scale: self.loss_scale, ..LossTerms::default() };
-        let options = ProgramOptions { dtype: self.dtype, seed: 11, terms };
+        let options = ProgramOptions { dtype: self.dtype, seed: 11, terms, chunks: Chunks::WHOLE };
         ModelProgram::new(self.architecture.clone(), self.spec.clone(), options)
     }
 
@@ -109,7 +111,7 @@ impl<A: Architecture + Clone> Sample<A> {
         for call in calls(&self.spec, Pass::Evaluate) {
             params.enter(call.block());
             if !call.is_last() {
-                program.call(memory, call, &params, None).unwrap();
+                program.call(memory, call, &params, &mut [], &mut Comms::alone()).unwrap();
             }
         }
         let logits = program.logits(memory, &params).unwrap();

@@ -7,9 +7,11 @@ use fsdp_core::model::BlockId;
 
 use crate::random;
 
-/// A micro-batch. Rows are ordered by (sample, position).
+/// A micro-batch. Rows are ordered by (chunk, sample, position); facts are those of whole samples.
 #[derive(Debug)]
 pub(crate) struct MicroBatch<'a, B> {
+    /// Number of chunks that the rows belong to.
+    pub(crate) chunks: usize,
     /// Token ids, one per row.
     pub(crate) ids: Slice<'a, B>,
     /// The token to predict at each row.

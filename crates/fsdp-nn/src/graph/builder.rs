@@ -7,7 +7,7 @@ use fsdp_core::memory::Category;
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::{DType, Error};
 
-use super::{BlockGraph, Call, Decl, Node, Operand};
+use super::{BlockGraph, Call, Chunks, Decl, Node, Operand};
 use crate::error::ModelError;
 use crate::layer::Adapter;
 use crate::op::{Balance, Op};
@@ -23,6 +23,11 @@ impl Tensor {
     /// Elements per row.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// The same elements as rows of another width.
+    pub(crate) fn with_width(self, width: usize) -> Self {
+        Self { width, ..self }
     }
 
     /// A range that starts `offset` elements into the rows.
@@ -42,6 +47,7 @@ pub struct Builder<'a> {
     dtype: DType,
     training: bool,
     packed: bool,
+    chunks: Chunks,
     balance: Option<Balance>,
     values: Vec<Decl>,
     nodes: Vec<Node>,
@@ -70,6 +76,7 @@ impl<'a> Builder<'a> {
             dtype,
             training,
             packed,
+            chunks: Chunks::WHOLE,
             balance: None,
             values,
             nodes,
@@ -80,6 +87,11 @@ impl<'a> Builder<'a> {
     /// Sets the balancing loss of the model's mixtures.
     pub(crate) fn balanced(self, balance: Option<Balance>) -> Self {
         Self { balance, ..self }
+    }
+
+    /// Cuts samples into chunks: the rows are those of one.
+    pub(crate) fn in_chunks(self, chunks: Chunks) -> Self {
+        Self { chunks, ..self }
     }
 
     /// Returns the graph of the block, whose output is `output`.
@@ -101,6 +113,16 @@ impl<'a> Builder<'a> {
     /// Wraps an error with the name of this block.
     pub fn error(&self, source: ModelError) -> Error {
         Error::Program { block: self.spec.block(self.block).name.clone(), source: Box::new(source) }
+    }
+
+    /// Whether any operation drops elements.
+    pub(crate) fn drops(&self) -> bool {
+        self.nodes.iter().flat_map(|node| &node.calls).any(|call| call.site.is_some())
+    }
+
+    /// The error of a block that does not support chunks.
+    pub(crate) fn cannot_cut(&self, why: &str) -> Error {
+        self.error(ModelError::Chunks { chunks: self.chunks.count, why: why.to_owned() })
     }
 
     /// Adds calls that belong together; the last one works in place of `update`, if given.
@@ -170,6 +192,24 @@ impl<'a> Builder<'a> {
     /// Whether samples pack several documents.
     pub(crate) fn is_packed(&self) -> bool {
         self.packed
+    }
+
+    /// Whether positions are read, because they are not the index of a row within its sample.
+    pub(crate) fn reads_positions(&self) -> bool {
+        self.packed || self.chunks.count > 1
+    }
+
+    /// How samples are cut into chunks.
+    pub(crate) fn chunks(&self) -> Chunks {
+        self.chunks
+    }
+
+    /// Adds operations on rows of whole samples; `add` receives the number of positions of a chunk.
+    pub(crate) fn with_whole_samples<T>(&mut self, add: impl FnOnce(&mut Self, usize) -> T) -> T {
+        let positions = std::mem::replace(&mut self.seq, self.length);
+        let result = add(self, positions);
+        self.seq = positions;
+        result
     }
 
     /// The number of samples, and of tokens per sample.

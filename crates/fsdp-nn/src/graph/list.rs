@@ -8,6 +8,8 @@ use crate::op::{Op, Pointwise};
 pub struct Step {
     /// The call; its local operands are places.
     pub call: Call,
+    /// The chunk whose tokens and gradients it accesses, among those of the rank.
+    pub chunk: usize,
     /// Places that are allocated before the call.
     pub begins: Vec<usize>,
     /// Places that are not read after the call.
@@ -39,7 +41,7 @@ impl List {
                     begins.push(id);
                 }
             }
-            steps.push(Step { call, begins, ends: Vec::new() });
+            steps.push(Step { call, chunk: 0, begins, ends: Vec::new() });
         }
         let mut ended: Vec<usize> = after.to_vec();
         for step in steps.iter_mut().rev() {

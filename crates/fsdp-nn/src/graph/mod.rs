@@ -38,6 +38,7 @@
 
 mod batch;
 mod builder;
+mod chunks;
 mod define;
 mod derive;
 mod forward;
@@ -55,6 +56,7 @@ use crate::op::{Attention, Cost, Op};
 
 pub(crate) use batch::MicroBatch;
 pub use builder::{Builder, Tensor};
+pub use chunks::Chunks;
 pub(crate) use derive::Backward;
 pub use list::{List, Step};
 pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};
@@ -158,6 +160,23 @@ impl Call {
     #[cfg(test)]
     pub(crate) fn accesses(&self, id: usize) -> bool {
         self.locals().any(|local| local == id)
+    }
+
+    /// As an operation on the chunk with this index among those of its operands; `len` returns the elements that one chunk
+    /// has of a place.
+    fn of_chunk(&self, chunk: usize, len: impl Fn(usize) -> usize) -> Self {
+        let move_to = |operand: Operand| match operand {
+            Operand::Local { id, offset, len: elements } => {
+                Operand::Local { id, offset: chunk * len(id) + offset, len: elements }
+            }
+            other => other,
+        };
+        Self {
+            op: self.op.clone(),
+            reads: self.reads.iter().copied().map(move_to).collect(),
+            writes: self.writes.iter().map(|&(operand, add)| (move_to(operand), add)).collect(),
+            site: self.site,
+        }
     }
 
     /// Returns the places or values among the operands: reads first, then writes.

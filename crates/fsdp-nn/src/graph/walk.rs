@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::comm::{Comms, Purpose};
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{Gradients, Params};
-use fsdp_core::{Error, Queue};
+use fsdp_core::{Error, Group, Queue};
 use tracing::trace_span;
 
-use super::{Call, Decl, List, MicroBatch, Operand};
+use super::{Decl, List, MicroBatch, Operand, Step};
 use crate::accounting::{Account, Lease};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
+use crate::op::{Exchange, Op};
 
 /// Tracing target of call spans; the same as for the engine's operations, which contain them.
 const CALLS: &str = "fsdp::op";
@@ -29,8 +31,8 @@ pub(crate) trait Runner {
     /// Called when recomputation from a kept value begins; backward then continues from `gradient`.
     fn recompute(&mut self, _kept: &mut Self::Handle, _gradient: &Self::Handle) {}
 
-    /// Executes a call.
-    fn run(&mut self, call: &Call, places: &mut [Option<Self::Handle>]) -> Result<(), Error>;
+    /// Executes the call of a step.
+    fn run(&mut self, step: &Step, places: &mut [Option<Self::Handle>]) -> Result<(), Error>;
 }
 
 /// Executes the steps of a list.
@@ -45,7 +47,7 @@ pub(crate) fn walk<R: Runner>(
         for &id in &step.begins {
             places[id] = Some(runner.allocate(&decls[id])?);
         }
-        runner.run(&step.call, places)?;
+        runner.run(step, places)?;
         step.ends.iter().for_each(|&id| places[id] = None);
     }
     Ok(())
@@ -61,7 +63,7 @@ impl Runner for Counting {
         Ok(self.0.open(decl.category, decl.dtype, decl.len()))
     }
 
-    fn run(&mut self, _call: &Call, _places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
+    fn run(&mut self, _step: &Step, _places: &mut [Option<Arc<Lease>>]) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -69,8 +71,10 @@ impl Runner for Counting {
 /// A [`Runner`] that executes calls on a device.
 pub(crate) struct DeviceRunner<'a, M: Backend> {
     pub(crate) inputs: Inputs<'a, M>,
-    /// The destinations of parameter gradients; `None` if the call computes none.
-    pub(crate) gradients: Option<&'a mut Gradients<M::Buffer>>,
+    /// The destinations of parameter gradients, for each chunk; empty if the call computes none.
+    pub(crate) gradients: &'a mut [Gradients<M::Buffer>],
+    /// Reaches the chunks of other ranks.
+    pub(crate) comms: &'a mut Comms<M>,
     /// The destination of the loss of each row.
     pub(crate) losses: SliceMut<'a, M::Buffer>,
     /// The destination of the z-loss part of each loss, if there is a z-loss.
@@ -109,13 +113,19 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
         self.inputs.memory.recompute(kept, gradient);
     }
 
-    fn run(&mut self, call: &Call, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
+    fn run(&mut self, step: &Step, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
+        let call = &step.call;
+        if let (Op::Exchange(exchange), &[(Operand::Local { id, .. }, _)]) = (&call.op, &call.writes[..]) {
+            let output = places[id].take().expect("a call writes to places that live");
+            places[id] = Some(self.exchange(*exchange, call.reads[0], places, output)?);
+            return Ok(());
+        }
         // Written buffers are taken out of the table, so that the table can be borrowed for reads.
         let mut owned: Vec<Option<(usize, M::Buffer)>> = Vec::with_capacity(call.writes.len());
         for (operand, _) in &call.writes {
             owned.push(operand.local().and_then(|id| Some((id, places[id].take()?))));
         }
-        let result = self.run_with(call, places, &mut owned);
+        let result = self.run_with(step, places, &mut owned);
         for (id, buffer) in owned.into_iter().flatten() {
             places[id] = Some(buffer);
         }
@@ -124,9 +134,36 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
 }
 
 impl<M: Backend> DeviceRunner<'_, M> {
+    /// Exchanges parts between chunks: copies those of this rank, or communicates with the ranks of the context axis.
+    fn exchange(
+        &mut self,
+        Exchange { chunks, here, part }: Exchange,
+        input: Operand,
+        places: &[Option<M::Buffer>],
+        mut output: M::Buffer,
+    ) -> Result<M::Buffer, Error> {
+        let memory = self.inputs.memory;
+        let input = self.inputs.read(input, 0, places)?.buffer;
+        let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = "exchange");
+        if here == chunks {
+            for (to, from) in (0..chunks).flat_map(|to| (0..chunks).map(move |from| (to, from))) {
+                let source = Slice::new(input, (from * chunks + to) * part, part);
+                let target = SliceMut::new(&mut output, (to * chunks + from) * part, part);
+                memory.copy(Queue::Compute, source, target)?;
+            }
+            return Ok(output);
+        }
+        let comm = self.comms.find(Queue::Compute, Group::CONTEXT);
+        let comm = comm.expect("ranks that share samples are connected");
+        let (inputs, outputs) = (vec![input.clone()], vec![output]);
+        let pending = comm.all_to_all(memory, Purpose::Activations, inputs, outputs)?;
+        let mut outputs = pending.wait_on(memory, Queue::Compute)?.outputs;
+        Ok(outputs.pop().expect("an all-to-all gives its outputs back"))
+    }
+
     fn run_with(
         &mut self,
-        call: &Call,
+        Step { call, chunk, .. }: &Step,
         places: &[Option<M::Buffer>],
         owned: &mut [Option<(usize, M::Buffer)>],
     ) -> Result<(), Error> {
@@ -143,13 +180,14 @@ impl<M: Backend> DeviceRunner<'_, M> {
         };
         let read = |operand: &Operand| match operand {
             Operand::Loads => Ok(loads.expect(ROUTERS)),
-            other => inputs.read(*other, places),
+            other => inputs.read(*other, *chunk, places),
         };
         let reads: Vec<Slice<'_, M::Buffer>> = call.reads.iter().map(read).collect::<Result<_, _>>()?;
-        let mut losses = Some(self.losses.reborrow());
-        let mut z_losses = self.z_losses.as_mut().map(SliceMut::reborrow);
+        let part = (*chunk, inputs.batch.chunks);
+        let mut losses = Some(rows_of(&mut self.losses, part));
+        let mut z_losses = self.z_losses.as_mut().map(|all| rows_of(all, part));
         // Each derived call writes the gradient of at most one parameter, so the gradients need not be shared.
-        let mut gradients = self.gradients.as_deref_mut();
+        let mut gradients = self.gradients.get_mut(*chunk);
         let mut writes = Vec::with_capacity(call.writes.len());
         for ((operand, accumulate), owned) in call.writes.iter().zip(owned) {
             writes.push(match *operand {
@@ -181,10 +219,17 @@ impl<M: Backend> DeviceRunner<'_, M> {
     }
 }
 
+/// The rows of one of several chunks.
+fn rows_of<'b, B: Buffer>(all: &'b mut SliceMut<'_, B>, (chunk, chunks): (usize, usize)) -> SliceMut<'b, B> {
+    let len = all.len / chunks;
+    SliceMut::new(&mut *all.buffer, all.offset + chunk * len, len)
+}
+
 impl<M: Backend> Inputs<'_, M> {
     fn read<'b>(
         &'b self,
         operand: Operand,
+        chunk: usize,
         places: &'b [Option<M::Buffer>],
     ) -> Result<Slice<'b, M::Buffer>, Error> {
         Ok(match operand {
@@ -192,9 +237,11 @@ impl<M: Backend> Inputs<'_, M> {
                 Slice::new(places[id].as_ref().expect("a call reads places that live"), offset, len)
             }
             Operand::Param(index) => self.params.get(self.spec, self.param(index))?.slice(),
-            Operand::Ids => self.batch.ids,
-            Operand::Positions => self.batch.positions.expect("packed samples have positions"),
-            Operand::Targets => self.batch.targets,
+            Operand::Ids => self.of_chunk(self.batch.ids, chunk),
+            Operand::Positions => {
+                self.of_chunk(self.batch.positions.expect("positions that are read were uploaded"), chunk)
+            }
+            Operand::Targets => self.of_chunk(self.batch.targets, chunk),
             Operand::ParamGradient(_)
             | Operand::Losses
             | Operand::ZLosses
@@ -204,6 +251,12 @@ impl<M: Backend> Inputs<'_, M> {
             }
             Operand::Loads => unreachable!("loads lie with what routers leave"),
         })
+    }
+
+    /// The rows of a chunk.
+    fn of_chunk<'b>(&self, all: Slice<'b, M::Buffer>, chunk: usize) -> Slice<'b, M::Buffer> {
+        let len = all.len / self.batch.chunks;
+        Slice::new(all.buffer, all.offset + chunk * len, len)
     }
 
     /// Returns a parameter by its index in the block's list.

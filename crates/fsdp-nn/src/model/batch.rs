@@ -12,7 +12,7 @@ use super::architecture::Architecture;
 use super::counted::Counted;
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::error::ModelError;
-use crate::graph::{MicroBatch, Routers};
+use crate::graph::{Chunks, MicroBatch, Routers};
 use crate::lengths::expect;
 use crate::op::Balance;
 
@@ -72,7 +72,31 @@ impl Batch {
         Ok(documents)
     }
 
-    fn check<A: Architecture>(&self, architecture: &A) -> Result<(), ModelError> {
+    /// Cuts samples, and keeps the chunks of this rank: rows are then ordered by (chunk, sample, position).
+    fn in_chunks(self, chunks: Chunks) -> Self {
+        if chunks.count == 1 {
+            return self;
+        }
+        let (whole, seq) = (self.seq, self.seq / chunks.count);
+        let cut = |rows: &[u32]| -> Vec<u32> {
+            let here = chunks.first..chunks.first + chunks.here;
+            here.flat_map(|chunk| {
+                rows.chunks(whole).flat_map(move |sample| sample[chunk * seq..][..seq].iter().copied())
+            })
+            .collect()
+        };
+        let indices = || (0..self.ids.len()).map(|row| (row % whole) as u32).collect();
+        let positions = self.positions.unwrap_or_else(indices);
+        Self {
+            ids: cut(&self.ids),
+            targets: cut(&self.targets),
+            samples: self.samples,
+            seq,
+            positions: Some(cut(&positions)),
+        }
+    }
+
+    fn check<A: Architecture>(&self, architecture: &A, chunks: Chunks) -> Result<(), ModelError> {
         let rows = self.samples.len() * self.seq;
         let positions = self.positions.as_ref().map_or(self.ids.len(), Vec::len);
         if rows == 0 || [self.ids.len(), self.targets.len(), positions] != [rows; 3] {
@@ -83,6 +107,10 @@ impl Batch {
                 targets: self.targets.len(),
                 positions,
             });
+        }
+        if !self.seq.is_multiple_of(chunks.count) {
+            let why = format!("they have {} positions", self.seq);
+            return Err(ModelError::Chunks { chunks: chunks.count, why });
         }
         let vocab = architecture.head().vocab;
         let targets = self.targets.iter().filter(|&&target| target != IGNORED_TARGET);
@@ -103,7 +131,7 @@ pub(crate) fn token_bytes(packed: bool, z_loss: bool) -> usize {
     4 + 4 + 8 + if packed { 4 } else { 0 } + if z_loss { 8 } else { 0 }
 }
 
-/// The micro-batches of this rank's step. Their tokens, targets, losses and (if packed) positions are stored back to
+/// This rank's part of the micro-batches of its step. Their tokens, targets, losses and (if packed) positions are stored back to
 /// back, in one buffer each, kept from step to step and never shrunk: see [`token_bytes`].
 pub(super) struct StepData<B> {
     step: u64,
@@ -161,47 +189,48 @@ impl<B: Buffer> StepData<B> {
         &mut self,
         memory: &M,
         (architecture, balance, z_loss): (&A, Option<Balance>, bool),
+        chunks: Chunks,
         step: u64,
         batches: Vec<Batch>,
     ) -> Result<(), Error> {
         self.documents.clear();
         for (round, batch) in batches.iter().enumerate() {
-            let documents = batch.check(architecture).and_then(|()| batch.documents());
+            let documents = batch.check(architecture, chunks).and_then(|()| batch.documents());
             self.documents.push(documents.map_err(|source| program_error(round, source))?);
         }
         let RowFacts { documents, lengths, keys_ends } = std::mem::take(&mut self.row_facts);
         self.keys_ends = keys_ends;
         documents.into_iter().for_each(|documents| self.documents = vec![documents]);
-        let packed = batches.iter().any(|batch| batch.positions.is_some());
-        let mut rows = 0;
-        self.offsets.clear();
-        for batch in &batches {
-            self.offsets.push(rows);
-            rows += batch.ids.len();
-        }
         self.lengths = match lengths {
             Some(lengths) => vec![lengths],
             None => batches.iter().map(Batch::lengths).collect(),
         };
-        self.batches = batches;
+        self.batches = batches.into_iter().map(|batch| batch.in_chunks(chunks)).collect();
+        let positions = self.batches.iter().any(|batch| batch.positions.is_some());
+        let mut rows = 0;
+        self.offsets.clear();
+        for batch in &self.batches {
+            self.offsets.push(rows);
+            rows += batch.ids.len();
+        }
         self.step = step;
         self.unread_losses.clear();
         let loads = balance.map_or(0, |balance| balance.loads_len());
-        self.reserve(memory, (rows, packed, z_loss), loads)?;
+        self.reserve(memory, (rows, positions, z_loss), loads)?;
         self.upload(memory)
     }
 
     fn reserve<M: Memory<Buffer = B>>(
         &mut self,
         memory: &M,
-        (rows, packed, z_loss): (usize, bool, bool),
+        (rows, with_positions, z_loss): (usize, bool, bool),
         loads: usize,
     ) -> Result<(), Error> {
         let count = self.batches.len();
         let has_routers =
             |device: &Device<B>| device.routers.as_ref().is_none_or(|routers| routers.losses.len() >= count);
         let fits = |device: &Device<B>| {
-            device.ids.len() >= rows && (device.positions.is_some() || !packed) && has_routers(device)
+            device.ids.len() >= rows && (device.positions.is_some() || !with_positions) && has_routers(device)
         };
         if self.device.as_ref().is_some_and(fits) {
             return Ok(());
@@ -219,7 +248,7 @@ impl<B: Buffer> StepData<B> {
             || Ok::<_, Error>(RouterBuffers { loads: numbers(count * loads)?, losses: numbers(count)? });
         let routers = (loads > 0).then(allocate_routers).transpose()?;
         let mut ids = || memory.allocate(Category::Activation, DType::U32, rows);
-        let positions = packed.then(&mut ids).transpose()?;
+        let positions = with_positions.then(&mut ids).transpose()?;
         self.device = Some(Device { ids: ids()?, targets: ids()?, losses, z_losses, positions, routers });
         Ok(())
     }
@@ -248,10 +277,10 @@ impl<B: Buffer> StepData<B> {
         Err(program_error(round, ModelError::NoMicroBatch { round, rounds }))
     }
 
-    /// Samples and tokens per sample of a micro-batch, and whether its samples are packed.
+    /// Samples of a micro-batch, tokens per sample or of a chunk of it, and whether its samples are packed.
     pub(super) fn sizes(&self, round: usize) -> (usize, usize, bool) {
         let batch = &self.batches[round];
-        (batch.samples.len(), batch.seq, batch.positions.is_some())
+        (batch.samples.len(), batch.seq, !self.documents[round].is_empty())
     }
 
     /// Returns a micro-batch, and the destinations of losses and router data; `load_range` is the range of
@@ -269,6 +298,7 @@ impl<B: Buffer> StepData<B> {
         let positions = device.positions.as_ref().filter(|_| batch.positions.is_some());
         Parts {
             batch: MicroBatch {
+                chunks: batch.ids.len() / (batch.samples.len() * batch.seq),
                 ids: Slice::new(&device.ids, offset, len),
                 targets: Slice::new(&device.targets, offset, len),
                 positions: positions.map(|positions| Slice::new(positions, offset, len)),

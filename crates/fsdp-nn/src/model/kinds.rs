@@ -8,7 +8,7 @@ use fsdp_core::{DType, Error};
 use super::architecture::Architecture;
 use crate::backend::HeadChunks;
 use crate::error::ModelError;
-use crate::graph::{BlockGraph, BlockPlan, Builder, HeadCall, Request, Tensor, Trained};
+use crate::graph::{BlockGraph, BlockPlan, Builder, Chunks, HeadCall, Request, Tensor, Trained};
 use crate::layer::Rope;
 use crate::op::{HeadDims, LossTerms};
 
@@ -17,9 +17,9 @@ use crate::op::{HeadDims, LossTerms};
 pub(crate) struct Shape {
     /// Samples per micro-batch.
     pub(crate) samples: usize,
-    /// Tokens per sample.
+    /// Tokens per sample, or of one chunk of it.
     pub(crate) seq: usize,
-    /// Total tokens of the text that the sample ends: more than `seq` if keys of earlier tokens were cached.
+    /// Total tokens of the text: more than `seq` if samples are cut into chunks, or keys of earlier tokens were cached.
     pub(crate) length: usize,
     /// The dtype of values.
     pub(crate) dtype: DType,
@@ -31,6 +31,8 @@ pub(crate) struct Shape {
     pub(crate) training: bool,
     /// Whether samples pack several documents.
     pub(crate) packed: bool,
+    /// How samples are cut.
+    pub(crate) chunks: Chunks,
 }
 
 /// A group of identical blocks.
@@ -69,7 +71,11 @@ impl Kinds {
             let Shape { samples, seq, length, dtype, training, packed, .. } = shape;
             let mut builder =
                 Builder::new((spec, block), adapters, (samples, seq, length), dtype, (training, packed))
-                    .balanced(balance);
+                    .balanced(balance)
+                    .in_chunks(shape.chunks);
+            if balance.is_some() && shape.chunks.count > 1 {
+                return Err(builder.cannot_cut("it has mixtures of experts"));
+            }
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,
@@ -77,6 +83,9 @@ impl Kinds {
                 Some(x) => architecture.middle(block, &mut builder, x)?,
             };
             width = output.width();
+            if builder.drops() && shape.chunks.count > 1 {
+                return Err(builder.cannot_cut("it drops elements, and masks are made for whole samples"));
+            }
             let head =
                 (block.0 == last).then(|| head(architecture, spec, shape, &builder, output)).transpose()?;
             let params = spec.block(block).params.iter().map(|id| spec.param(*id).trainable).collect();

@@ -104,7 +104,23 @@ impl MicroBatchPlan {
             let source = Box::new(ModelError::Plan { fault });
             Error::Program { block: spec.block(block).name.clone(), source }
         })?;
-        Ok(plan)
+        Ok(if shape.chunks.here > 1 { plan.over_chunks(shape.chunks.here) } else { plan })
+    }
+
+    /// Repeats all calls for `here` chunks.
+    fn over_chunks(self, here: usize) -> Self {
+        // Calls of identical blocks share a plan, also afterwards.
+        let mut made: Vec<(Arc<BlockPlan>, Arc<BlockPlan>)> = Vec::new();
+        let mut over = |plan: Arc<BlockPlan>| {
+            let known = made.iter().find(|(of, _)| Arc::ptr_eq(of, &plan));
+            known.map(|(_, over)| Arc::clone(over)).unwrap_or_else(|| {
+                let all = Arc::new(plan.over_chunks(here));
+                made.push((plan, Arc::clone(&all)));
+                all
+            })
+        };
+        let calls = self.calls.into_iter().map(|call| PlannedCall { plan: over(call.plan), ..call });
+        Self { calls: calls.collect(), values: self.values }
     }
 
     fn unchecked(kinds: Kinds, spec: &ModelSpec, pass: Pass) -> (Self, Kinds) {

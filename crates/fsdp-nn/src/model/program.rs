@@ -5,6 +5,7 @@ use std::sync::Arc;
 use fsdp_core::DType;
 use fsdp_core::Error;
 use fsdp_core::Queue;
+use fsdp_core::comm::Comms;
 use fsdp_core::memory::SliceMut;
 use fsdp_core::model::{BlockId, ModelSpec};
 use fsdp_core::program::{BlockCall, Gradients, Params, Pass, Program};
@@ -17,7 +18,7 @@ use super::kinds::{Kinds, Shape};
 use super::micro_batch::{MicroBatchPlan, PlannedCall};
 use crate::backend::Backend;
 use crate::error::ModelError;
-use crate::graph::{DeviceRunner, Inputs, Request, Route};
+use crate::graph::{Chunks, DeviceRunner, Inputs, Request, Route};
 use crate::op::{Balance, LossTerms};
 
 /// The settings of a [`ModelProgram`].
@@ -29,6 +30,8 @@ pub struct ProgramOptions {
     pub seed: u64,
     /// The loss terms that training adds; evaluation uses the cross-entropy only.
     pub terms: LossTerms,
+    /// How samples are cut, and which chunks are on this rank.
+    pub chunks: Chunks,
 }
 
 /// A model on one rank: an architecture, the data of the step, and the values between the calls of a micro-batch.
@@ -75,8 +78,8 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         &self.architecture
     }
 
-    /// Sets the micro-batches of this rank's next step (or evaluation), in order. Their tokens, targets and losses
-    /// take 16 bytes per token (4 more with positions, 8 more with a z-loss), kept from step to step; so are the
+    /// Sets the micro-batches of this rank's next step (or evaluation), in order, as whole samples. The tokens, targets and
+    /// losses of its chunks take 16 bytes per token (4 more with positions, 8 more with a z-loss), kept from step to step; so are the
     /// loads of experts.
     ///
     /// # Errors
@@ -85,7 +88,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     pub fn set_batches(&mut self, memory: &M, step: u64, batches: Vec<Batch>) -> Result<(), Error> {
         let balance = self.balance();
         let z_loss = self.options.terms.z_loss > 0.0;
-        self.data.set(memory, (&self.architecture, balance, z_loss), step, batches)
+        self.data.set(memory, (&self.architecture, balance, z_loss), self.options.chunks, step, batches)
     }
 
     /// Replaces facts about the rows of the next [`set_batches`](Self::set_batches), which has one micro-batch: audits compute
@@ -115,7 +118,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         let logits = self.values.len();
         self.values.push(None);
         let outputs = plan.output.map(|place| (place, logits)).into_iter().collect();
-        self.run(memory, &PlannedCall { plan, outputs, ..call }, (params, None))?;
+        self.run(memory, &PlannedCall { plan, outputs, ..call }, params, &mut [], &mut Comms::alone())?;
         Ok(self.values[logits].take().expect("a plan of logits leaves them"))
     }
 
@@ -126,10 +129,11 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
 
     /// The shape of the graphs of this micro-batch.
     fn shape(&self, memory: &M, pass: Pass) -> Shape {
-        let ProgramOptions { dtype, terms, .. } = self.options;
+        let ProgramOptions { dtype, terms, chunks, .. } = self.options;
         let (samples, seq, packed) = self.data.sizes(self.round);
         let (head_chunks, training) = (memory.head_chunks(), pass != Pass::Evaluate);
-        Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed }
+        let length = seq * chunks.count;
+        Shape { samples, seq, length, dtype, head_chunks, terms, training, packed, chunks }
     }
 
     /// Returns the index of the next call, which has to be this one.
@@ -148,14 +152,16 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         &mut self,
         memory: &M,
         call: &PlannedCall,
-        (params, gradients): (&Params<M::Buffer>, Option<&mut Gradients<M::Buffer>>),
+        params: &Params<M::Buffer>,
+        gradients: &mut [Gradients<M::Buffer>],
+        comms: &mut Comms<M>,
     ) -> Result<(), Error> {
         let block = call.call.block();
         let (balance, load_range) = (self.balance(), self.architecture.description().load(block));
         let place = (self.round, self.options.seed);
         let Parts { batch, losses, z_losses, routers } = self.data.parts(place, balance, load_range);
         let inputs = Inputs { memory, spec: &self.spec, block, params, batch };
-        let mut runner = DeviceRunner { inputs, gradients, losses, z_losses, routers };
+        let mut runner = DeviceRunner { inputs, gradients, comms, losses, z_losses, routers };
         call.run(&mut self.values, &mut runner)
     }
 }
@@ -188,10 +194,11 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         memory: &M,
         call: BlockCall,
         params: &Params<M::Buffer>,
-        gradients: Option<&mut Gradients<M::Buffer>>,
+        gradients: &mut [Gradients<M::Buffer>],
+        comms: &mut Comms<M>,
     ) -> Result<(), Error> {
         let (index, plan) = (self.expect(call)?, Arc::clone(&self.plan));
-        self.run(memory, &plan.calls[index], (params, gradients))?;
+        self.run(memory, &plan.calls[index], params, gradients, comms)?;
         if call.is_last() {
             self.data.note_losses(self.round, call.is_backward());
         }

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use fsdp_core::comm::Comms;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockId, ModelSpec};
 use fsdp_core::program::Params;
@@ -18,7 +19,9 @@ use super::kinds::{Kinds, Shape};
 use super::unsharded::Whole;
 use crate::backend::HeadChunks;
 use crate::error::ModelError;
-use crate::graph::{Call, Decl, DeviceRunner, Inputs, MicroBatch, Operand, Request, Route, Runner, walk};
+use crate::graph::{
+    Chunks, Decl, DeviceRunner, Inputs, MicroBatch, Operand, Request, Route, Runner, Step, walk,
+};
 use crate::host::{HostBuffer, HostMemory};
 use crate::layer::Rope;
 use crate::op::{Attention, LossTerms, Op};
@@ -88,7 +91,17 @@ impl<A: Architecture> Session<A> {
     fn kinds(&self, rows: usize, length: usize) -> Result<Kinds, Error> {
         let (head_chunks, terms) = (HeadChunks::Small, LossTerms::default());
         let (dtype, training, packed) = (self.dtype, false, true);
-        let shape = Shape { samples: 1, seq: rows, length, dtype, head_chunks, terms, training, packed };
+        let shape = Shape {
+            samples: 1,
+            seq: rows,
+            length,
+            dtype,
+            head_chunks,
+            terms,
+            training,
+            packed,
+            chunks: Chunks::WHOLE,
+        };
         Kinds::new(&self.architecture, &self.spec, shape)
     }
 
@@ -145,6 +158,7 @@ impl<A: Architecture> Session<A> {
             places[place] = input;
         }
         let batch = MicroBatch {
+            chunks: 1,
             ids: Slice::whole(&ids),
             targets: Slice::whole(&ids),
             positions: Some(Slice::whole(&positions)),
@@ -158,7 +172,8 @@ impl<A: Architecture> Session<A> {
         };
         let inputs = Inputs { memory, spec: &self.spec, block, params: &self.params, batch };
         let losses = SliceMut::whole(&mut losses);
-        let device = DeviceRunner { inputs, gradients: None, losses, z_losses: None, routers: None };
+        let (gradients, comms) = (&mut [][..], &mut Comms::alone());
+        let device = DeviceRunner { inputs, gradients, comms, losses, z_losses: None, routers: None };
         let mut runner = CachingRunner {
             device,
             memory,
@@ -190,9 +205,10 @@ impl Runner for CachingRunner<'_> {
         self.device.allocate(decl)
     }
 
-    fn run(&mut self, call: &Call, places: &mut [Option<HostBuffer>]) -> Result<(), Error> {
+    fn run(&mut self, step: &Step, places: &mut [Option<HostBuffer>]) -> Result<(), Error> {
+        let call = &step.call;
         let Op::Attention(Attention::Forward { dims, scores }) = &call.op else {
-            return self.device.run(call, places);
+            return self.device.run(step, places);
         };
         let Operand::Local { id, offset, len } = call.reads[0] else {
             unreachable!("attention reads a value")
@@ -211,7 +227,7 @@ impl Runner for CachingRunner<'_> {
         }
         // At position 0, all visible keys are among the given rows.
         if self.first == 0 {
-            return self.device.run(call, places);
+            return self.device.run(step, places);
         }
         let (qkv, y) = (qkv.clone(), call.writes[0].0.local().expect("attention writes a value"));
         let mut output = places[y].take().expect("a call writes to places that live");

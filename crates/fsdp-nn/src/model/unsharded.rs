@@ -3,6 +3,7 @@
 //! Used by memory predictions, tests of models and the unsharded oracle. Independent of units, schedules and other
 //! ranks.
 
+use fsdp_core::comm::Comms;
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, View};
 use fsdp_core::model::{ModelSpec, ParamId};
@@ -172,5 +173,5 @@ pub fn make<M: Memory>(
     gradients: &mut Gradients<M::Buffer>,
 ) -> Result<(), Error> {
     params.enter(call.block());
-    program.call(memory, call, params, call.is_backward().then_some(gradients))
+    program.call(memory, call, params, std::slice::from_mut(gradients), &mut Comms::alone())
 }

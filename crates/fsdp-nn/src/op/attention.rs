@@ -98,7 +98,7 @@ pub enum Attention {
     /// Rotary position embedding of the query and key heads of packed rows, in the Hugging Face convention: with
     /// `n / 2` frequencies, the first `n` elements of a head rotate, element `i` together with element `i + n / 2`.
     /// `backward` rotates the other way. The position of a row is its index within the sample, or is read if samples
-    /// are `packed`.
+    /// are `packed` or cut into chunks.
     Rope { dims: AttentionDims, rope: layer::Rope, packed: bool, backward: bool },
     /// Causal attention, and the log-sum-exp of every (sample, head, position).
     Forward { dims: AttentionDims, scores: Scores },
@@ -187,18 +187,14 @@ impl Builder<'_> {
     ) -> Result<Tensor, Error> {
         self.check("rope", qkv, heads.packed())?;
         let dims = heads.dims(self.batch());
-        let (rope, packed) = (rope.clone(), self.is_packed());
+        let (rope, packed) = (rope.clone(), self.reads_positions());
         let op = Op::Attention(Attention::Rope { dims, rope, packed, backward: false });
         let reads = if packed { vec![Operand::Positions] } else { vec![] };
         Ok(self.in_place(qkv, op, reads, None))
     }
 
-    /// Causal self-attention of packed rows.
-    ///
-    /// # Errors
-    /// If the width does not fit.
-    pub fn attention(&mut self, qkv: Tensor, heads: &layer::Attention) -> Result<Tensor, Error> {
-        self.check("attention", qkv, heads.packed())?;
+    /// Causal self-attention of packed rows of whole samples.
+    pub(super) fn attend(&mut self, qkv: Tensor, heads: &layer::Attention) -> Tensor {
         let site = self.site(heads.dropout);
         let length = self.length();
         let scores = Scores {
@@ -211,7 +207,7 @@ impl Builder<'_> {
         };
         let op = Op::Attention(Attention::Forward { dims: heads.dims(self.batch()), scores });
         let widths = [heads.heads * heads.head_dim, heads.heads];
-        Ok(self.with_statistics(op, vec![self.whole(qkv)], widths, site))
+        self.with_statistics(op, vec![self.whole(qkv)], widths, site)
     }
 }
 

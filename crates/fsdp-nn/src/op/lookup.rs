@@ -63,13 +63,13 @@ impl Builder<'_> {
     /// If a sequence is longer than the table, or as [`Builder::linear`].
     pub fn add_positions(&mut self, x: Tensor, layer: &Embedding) -> Result<Tensor, Error> {
         self.check("add_positions", x, layer.width)?;
-        let (samples, seq) = self.batch();
-        if seq > layer.rows {
-            return Err(self.error(ModelError::Positions { seq, positions: layer.rows }));
+        let ((samples, seq), length) = (self.batch(), self.length());
+        if length > layer.rows {
+            return Err(self.error(ModelError::Positions { seq: length, positions: layer.rows }));
         }
         let (y, table) = (self.rows(layer.width), self.param(layer.table)?);
         let to = self.whole(y);
-        if self.is_packed() {
+        if self.reads_positions() {
             let add = Call::new(self.lookup(layer), vec![Operand::Positions, table], [(to, true)]);
             self.node(vec![add], Some(x));
             return Ok(y);

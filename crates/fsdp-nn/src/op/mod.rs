@@ -14,6 +14,7 @@ mod balance;
 mod check;
 mod cost;
 mod describe;
+mod exchange;
 mod experts;
 mod head;
 mod linear;
@@ -27,6 +28,7 @@ pub use attention::{Attention, AttentionDims, Scores};
 pub use balance::Balance;
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
+pub use exchange::Exchange;
 pub use experts::{Experts, Routes};
 
 pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
@@ -49,6 +51,7 @@ pub enum Op {
     Activation(Activation),
     Pointwise(Pointwise),
     Experts(Experts),
+    Exchange(Exchange),
     Head(Head),
 }
 
@@ -66,6 +69,7 @@ impl Op {
             Op::Activation(op) => op.describe(),
             Op::Pointwise(op) => op.describe(),
             Op::Experts(op) => op.describe(),
+            Op::Exchange(op) => op.describe(),
             Op::Head(op) => op.describe(),
         }
     }
@@ -85,6 +89,7 @@ impl Op {
             Op::Activation(_) => activation::derive(backward, node, output),
             Op::Pointwise(op) => op.derive(backward, node, output),
             Op::Experts(op) => op.derive(backward, node, output),
+            Op::Exchange(op) => op.derive(backward, node, output),
             Op::Head(_) => unreachable!("the head is not part of a graph"),
         }
     }

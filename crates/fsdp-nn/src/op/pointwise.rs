@@ -96,6 +96,7 @@ impl Pointwise {
                 node.reads().for_each(|input| b.put(input, gradient));
             }
             Pointwise::CopyColumns { .. } if is_split(node) => derive_split(b, node),
+            Pointwise::CopyColumns { .. } if is_rearranged(b, node) => derive_rearranged(b, node, output),
             Pointwise::CopyColumns { .. } => derive_concat(b, node, output),
             Pointwise::Regroup { rows, groups, parts, width } => {
                 let Some(dy) = b.take(output) else { return };
@@ -123,6 +124,40 @@ fn is_split(node: &Node) -> bool {
     let mut writes = node.writes();
     let first = writes.next();
     writes.any(|other| Some(other) != first)
+}
+
+/// Whether column copies move every element of one value to another place.
+fn is_rearranged(b: &Backward<'_>, node: &Node) -> bool {
+    let copied = |call: &Call| match call.op {
+        Op::Pointwise(Pointwise::CopyColumns { rows, columns, .. }) => rows * columns,
+        _ => 0,
+    };
+    let mut inputs = node.reads();
+    let input = inputs.next();
+    inputs.all(|other| Some(other) == input)
+        && input.is_some_and(|id| b.draft.places[id].len() == node.calls.iter().map(copied).sum::<usize>())
+}
+
+/// Moves every element of the output's gradient back.
+fn derive_rearranged(b: &mut Backward<'_>, node: &Node, output: usize) {
+    let Some(dy) = b.take(output) else { return };
+    let input = node.main().reads[0].local().expect("a value is rearranged");
+    let Some(place) = b.overwrite(input) else { return };
+    for call in &node.calls {
+        let (
+            Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to }),
+            Operand::Local { offset: first, len, .. },
+            Operand::Local { offset: start, len: written, .. },
+        ) = (&call.op, call.reads[0], call.writes[0].0)
+        else {
+            continue;
+        };
+        let op =
+            Op::Pointwise(Pointwise::CopyColumns { rows: *rows, columns: *columns, from: *to, to: *from });
+        let read = Operand::Local { id: dy, offset: start, len: written };
+        b.draft.call(op, vec![read], vec![(Operand::Local { id: place, offset: first, len }, false)]);
+    }
+    b.put(input, place);
 }
 
 /// Copies to every input the columns of the output's gradient that belong to it.

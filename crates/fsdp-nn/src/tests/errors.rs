@@ -1,6 +1,7 @@
 //! Tests that user errors in configurations, data and the order of calls are reported with their cause.
 
 use fsdp_core::DType;
+use fsdp_core::comm::Comms;
 use fsdp_core::program::{BlockCall, Pass, Program, calls};
 use fsdp_core::schedule::{Checkpointing, Round};
 
@@ -198,8 +199,9 @@ fn out_of_order_calls_are_rejected() {
     let params = subject.whole(&memory).params();
     let mut gradients = subject.open_gradients(&memory);
     let right = calls(&subject.spec, pass);
-    let mut call =
-        |call: BlockCall| program.call(&memory, call, &params, call.is_backward().then_some(&mut gradients));
+    let mut call = |call: BlockCall| {
+        program.call(&memory, call, &params, std::slice::from_mut(&mut gradients), &mut Comms::alone())
+    };
     for (index, &next) in right.iter().enumerate() {
         for &other in right.iter().filter(|&&other| other != next) {
             let message = call(other).unwrap_err().to_string();

@@ -9,6 +9,7 @@ use fsdp_core::schedule::Checkpointing;
 use super::harness::{freeze, gpt2, llama, small};
 use crate::backend::HeadChunks;
 use crate::footprint::{RunShape, footprints};
+use crate::graph::Chunks;
 use crate::listing::listings;
 use crate::model::{Architecture, Decoder, Gpt2, Gpt2Config};
 use crate::op::{Attention, Linear, LossTerms, Op};
@@ -29,7 +30,16 @@ fn observe<A: Architecture>(architecture: &A, frozen: &[&str], pass: Pass, dtype
     freeze(&mut spec, frozen);
     let head_chunks = HeadChunks::Small;
     let (gradient_dtype, terms) = (dtype.master(), LossTerms::default());
-    let shape = RunShape { samples: 2, seq: 7, dtype, gradient_dtype, head_chunks, terms, packed: false };
+    let shape = RunShape {
+        samples: 2,
+        seq: 7,
+        dtype,
+        gradient_dtype,
+        head_chunks,
+        terms,
+        packed: false,
+        chunks: Chunks::WHOLE,
+    };
     let mut observed = Observed::default();
     let mut live = 0;
     let footprints = footprints(architecture, &spec, shape, pass).unwrap();

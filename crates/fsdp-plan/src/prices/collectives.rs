@@ -86,7 +86,7 @@ impl Prices<'_> {
 
     /// The cost of an all-reduce of the shards of replicas, `bytes` each.
     pub(super) fn replicated(&self, bytes: f64, mesh: Mesh) -> Work {
-        let (replicas, shards) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
+        let (replicas, shards) = (mesh.size(Axis::Replicate), mesh.shards());
         if replicas < 2 {
             return Work::default();
         }

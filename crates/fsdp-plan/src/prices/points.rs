@@ -156,7 +156,7 @@ impl<'a> Prices<'a> {
 
 /// The collectives of a mesh, with the sizes of their groups.
 fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
-    let (shards, replicas, world) = (mesh.size(Axis::Shard), mesh.size(Axis::Replicate), mesh.world());
+    let (shards, replicas, world) = (mesh.shards(), mesh.size(Axis::Replicate), mesh.world());
     let all = [
         (Collective::AllGather, shards),
         (Collective::ReduceScatter, shards),

@@ -14,7 +14,7 @@ fn schedule(ops: &[(Queue, &[usize])]) -> Schedule {
         Queue::Gather => OpKind::AllGather {
             unit: UnitId(0),
             source: Source::Shard,
-            group: Group::SHARD,
+            group: Group::SHARDS,
             purpose: Purpose::Forward,
         },
         Queue::Reduce => OpKind::ReduceScalars,

@@ -2,7 +2,6 @@
 
 use fsdp_ckpt::native::{SavePlan, SaveSpace};
 use fsdp_config::Resolved;
-use fsdp_core::Axis;
 use fsdp_core::plan::Plan;
 
 use super::table::StateTable;
@@ -29,7 +28,7 @@ impl DiskNeed {
     pub fn of(config: &Resolved, plan: &Plan) -> Result<Self, TrainError> {
         let rule = rule::rule(&config.train, &plan.spec)?;
         let table = StateTable::new(plan, &rule);
-        let space = SaveSpace::new(&SavePlan::new(plan.mesh.size(Axis::Shard), table.tensors)?)?;
+        let space = SaveSpace::new(&SavePlan::new(plan.mesh.shards(), table.tensors)?)?;
         let checkpoint = &config.checkpoint;
         // The last step is saved even if it is not due.
         let written = config.train.steps.checked_div(checkpoint.every).map_or(1, |saves| saves.max(1));

@@ -24,7 +24,7 @@ use crate::loss_scale::LossScale;
 use crate::rule::LateParams;
 
 /// Keys, and tables of keys, that do not change the computation.
-const FREE: [&str; 25] = [
+const FREE: [&str; 26] = [
     "model.path",
     "model.init",
     "adapter.path",
@@ -41,7 +41,8 @@ const FREE: [&str; 25] = [
     "data.eval_every",
     "data.eval_batches",
     "train.early_stop",
-    "fsdp.mesh",
+    "fsdp.mesh.replicate",
+    "fsdp.mesh.shard",
     "fsdp.wrap",
     "fsdp.reshard_after_forward",
     "fsdp.forward_prefetch",
@@ -53,7 +54,7 @@ const FREE: [&str; 25] = [
     "run",
 ];
 /// Keys, and tables of keys, that may change between two steps.
-const RECORDED: [&str; 9] = [
+const RECORDED: [&str; 10] = [
     "model.padding_row",
     "train.steps",
     "train.grad_clip",
@@ -63,6 +64,8 @@ const RECORDED: [&str; 9] = [
     "train.z_loss",
     "train.router_aux_loss_coef",
     "train.loss_scale",
+    // The number of chunks is the order of sums.
+    "fsdp.mesh.context",
 ];
 /// Whether an exception to [`RECORDED`]: the state of one update rule does not fit another, and the average of
 /// schedule-free AdamW has weights that follow from all learning rates so far.

@@ -80,7 +80,7 @@ impl SaveOptions {
         attempt: Attempt,
         lock: Option<Arc<RunLock>>,
     ) -> Result<Self, TrainError> {
-        let plan = SavePlan::new(job.plan.mesh.size(Axis::Shard), table.tensors.clone())?;
+        let plan = SavePlan::new(job.plan.mesh.shards(), table.tensors.clone())?;
         let space = SaveSpace::new(&plan)?;
         let config = &job.config.checkpoint;
         Ok(Self {
@@ -323,7 +323,7 @@ impl Saver {
         let is_first_replica = mesh.coordinate(rank, Axis::Replicate) == 0;
         is_first_replica.then(|| Self {
             options: Arc::clone(options),
-            shard: mesh.coordinate(rank, Axis::Shard),
+            shard: mesh.shard(rank),
             count: 0,
             snapshot: Snapshot::default(),
             writing: None,

@@ -11,10 +11,10 @@ use std::ops::Range;
 use fsdp_ckpt::checkpoint::{Key, Role};
 use fsdp_ckpt::native::SavedTensor;
 use fsdp_ckpt::safetensors::TensorSpec;
+use fsdp_core::DType;
 use fsdp_core::model::{ParamId, ParamSpec};
 use fsdp_core::plan::Plan;
 use fsdp_core::update::{RuleState, StateAxis, StatePiece, StateTensor};
-use fsdp_core::{Axis, DType};
 
 /// The name of a parameter's step count, a 0-d `f32` as in PyTorch.
 pub(super) const STEPS: &str = "step";
@@ -59,7 +59,7 @@ impl StateTable {
             let dtype = plan.policy.param_dtype.master().into();
             builder.tensor(TensorSpec { name, dtype, shape }, path, Role::Model);
         }
-        for shard in 0..plan.mesh.size(Axis::Shard) {
+        for shard in 0..plan.mesh.shards() {
             builder.shard(rule, shard);
         }
         builder.table
@@ -118,7 +118,7 @@ impl Builder<'_> {
         let next = self.table.tensors.len();
         let index = *self.index.entry(spec.name.clone()).or_insert(next);
         if index == next {
-            let rows = vec![0..0; self.plan.mesh.size(Axis::Shard)];
+            let rows = vec![0..0; self.plan.mesh.shards()];
             self.table.tensors.push(SavedTensor { spec, path, role, rows });
         }
         index

@@ -1,7 +1,7 @@
 //! Closed forms for the communication of a step, written independently of the schedule compiler.
 //!
 //! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a reduce-scatter, and
-//! 2 (n - 1) / n of the bytes in an all-reduce. In a broadcast it sends (n - 1) / n of the bytes, on average.
+//! 2 (n - 1) / n of the bytes in an all-reduce. In an all-to-all or a broadcast it sends (n - 1) / n of the bytes, on average.
 
 use fsdp_core::Axis;
 use fsdp_core::comm::Traffic;
@@ -9,12 +9,16 @@ use fsdp_core::layout::Segment;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 use fsdp_core::update::RuleDecl;
+use fsdp_nn::model::Architecture;
+use fsdp_nn::op::{Exchange, Op};
+
+use crate::error::TrainError;
+use crate::job::{Job, listed};
 
 /// The communication of one rank in one training step with an update rule.
 pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     let mut traffic = Traffic::default();
-    let (replicas, shards, world) =
-        (plan.mesh.size(Axis::Replicate), plan.mesh.size(Axis::Shard), plan.mesh.world());
+    let (replicas, shards, world) = (plan.mesh.size(Axis::Replicate), plan.mesh.shards(), plan.mesh.world());
     let rounds = plan.step.rounds;
     let blocks = &plan.spec.blocks;
     let trains = |unit: usize| plan.layout.units[unit].is_trainable();
@@ -72,11 +76,31 @@ pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     traffic
 }
 
+/// The all-to-alls of one rank in one training step, between the chunks of samples.
+///
+/// # Errors
+/// Errors of the model.
+pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic, TrainError> {
+    let mut traffic = Traffic::default();
+    if job.plan.mesh.size(Axis::Context) == 1 {
+        return Ok(traffic);
+    }
+    let (shape, calls) = listed(&job.config, &job.architecture, &job.plan)?;
+    for step in calls.iter().flat_map(|(_, listing)| &listing.list.steps) {
+        if let Op::Exchange(Exchange { chunks, part, .. }) = step.call.op {
+            traffic.all_to_alls += job.plan.step.rounds as u64;
+            let sent = (chunks - 1) * part * shape.dtype.size_bytes();
+            traffic.all_to_all_bytes += (job.plan.step.rounds * sent) as u64;
+        }
+    }
+    Ok(traffic)
+}
+
 /// The communication of one rank before the first step, if initial parameters are read from files: the shards of every
 /// unit are broadcast to all replicas.
 pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
     let mut traffic = Traffic::default();
-    let (replicas, shards) = (plan.mesh.size(Axis::Replicate), plan.mesh.size(Axis::Shard));
+    let (replicas, shards) = (plan.mesh.size(Axis::Replicate), plan.mesh.shards());
     if replicas > 1 {
         for unit in &plan.layout.units {
             let kept = |segment: &Segment| plan.policy.kept_dtype(segment.trainable);

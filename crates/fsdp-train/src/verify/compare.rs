@@ -11,7 +11,7 @@ use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use super::bound;
-use super::closed_form::{expected_loading_traffic, expected_traffic};
+use super::closed_form::{exchanges, expected_loading_traffic, expected_traffic};
 use super::coverage;
 use super::promise::Promise;
 use super::report::{Difference, MemoryLine, TrafficLine, WorldReport};
@@ -46,6 +46,7 @@ pub(super) fn world<M: Backend, A: Architecture + Clone>(
         world: plan.mesh.world(),
         replicas: plan.mesh.size(Axis::Replicate),
         shards: plan.mesh.size(Axis::Shard),
+        context: plan.mesh.size(Axis::Context),
         promise: promise.name(),
         losses: ranks[0].reports.iter().map(|report| report.loss).collect(),
         loss_difference: largest(|report| report.loss),
@@ -53,7 +54,7 @@ pub(super) fn world<M: Backend, A: Architecture + Clone>(
         params: in_last(|kind| kind == Kind::Param),
         gradients: in_first(|kind| kind == Kind::Gradient),
         states: in_last(|kind| matches!(kind, Kind::State(_))),
-        traffic: traffic_lines(job, ranks, steps, &rule),
+        traffic: traffic_lines(job, ranks, steps, &rule)?,
         memory: memory_lines::<M, A>(job, ranks)?,
         failures: disagreements(ranks),
     };
@@ -211,9 +212,15 @@ fn difference<'a>(
     result
 }
 
-fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, rule: &RuleDecl) -> Vec<TrafficLine> {
+fn traffic_lines<A: Architecture + Clone>(
+    job: &Job<A>,
+    ranks: &[RankRun],
+    steps: u64,
+    rule: &RuleDecl,
+) -> Result<Vec<TrafficLine>, TrainError> {
     let mut got = Traffic::default();
     let mut want = Traffic::default();
+    let exchanges = exchanges(job)?;
     for run in ranks {
         got += run.traffic;
         if job.init.origin() == Origin::Read {
@@ -221,9 +228,10 @@ fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, rule: &RuleDecl
         }
         for _ in 0..steps {
             want += expected_traffic(&job.plan, rule);
+            want += exchanges;
         }
     }
-    TrafficLine::of(got, want)
+    Ok(TrafficLine::of(got, want))
 }
 
 fn memory_lines<M: Backend, A: Architecture + Clone>(

@@ -79,7 +79,7 @@ fn distinct(runs: &[[usize; 2]]) -> usize {
 
 /// Describes ranks whose values differ from those of the first rank with the same shard, one sentence each.
 pub(super) fn unequal_replicas(mesh: Mesh, ranks: &[&Pieces]) -> Vec<String> {
-    let shard = |rank: usize| mesh.coordinate(Rank(rank), Axis::Shard);
+    let shard = |rank: usize| mesh.shard(Rank(rank));
     let mut found = Vec::new();
     for rank in 0..ranks.len() {
         let first = (0..rank).find(|&other| shard(other) == shard(rank));

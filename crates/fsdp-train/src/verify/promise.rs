@@ -3,7 +3,7 @@
 use fsdp_config::{Device, OptimizerConfig, Resolved};
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
-use fsdp_core::schedule::AccumulationOrder;
+use fsdp_core::schedule::{Accumulation, AccumulationOrder};
 
 /// The promise for a sharded run, compared with the oracle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,17 +21,19 @@ pub enum Promise {
 impl Promise {
     /// Returns the promise for a configuration.
     pub fn of(config: &Resolved) -> Self {
-        let (replicas, fsdp) = (config.fsdp.mesh.replicate, &config.fsdp);
-        let axes = [replicas, config.run.ranks / replicas];
+        let fsdp = &config.fsdp;
+        let (replicas, context) = (fsdp.mesh.replicate, fsdp.mesh.context);
+        let axes = [replicas, fsdp.mesh.dp_degree(config.run.ranks) / replicas, context];
         let micro_batches = config.train.micro_batches_per_step();
         let powers = axes.into_iter().chain([micro_batches]).all(usize::is_power_of_two);
         // On one rank, the running order is the oracle's.
         let ordered = match fsdp.accumulation_order {
-            AccumulationOrder::Tree => powers,
-            AccumulationOrder::Running => axes == [1, 1],
+            // Unsharded gradients of a chunk are added over micro-batches first, and then over chunks.
+            AccumulationOrder::Tree => powers && (context == 1 || fsdp.accumulation == Accumulation::Reduce),
+            AccumulationOrder::Running => axes == [1, 1, 1],
         };
         // Averaging over one rank multiplies by one; over more, a product may be subnormal.
-        let summed = fsdp.reduce_op == ReduceOp::Sum || axes == [1, 1];
+        let summed = fsdp.reduce_op == ReduceOp::Sum || axes == [1, 1, 1];
         let exact_dtype = fsdp.reduce_dtype != DType::Bf16;
         // All other rules work on elements, on blocks within rows, which are never split, or on whole matrices.
         let ignores_cuts = !matches!(config.train.optimizer, OptimizerConfig::Adafactor(_));

@@ -58,15 +58,17 @@ impl TrafficLine {
                 (got.map(|count| *count), want.map(|count| *count));
             TrafficLine { collective, calls, expected_calls, bytes, expected_bytes }
         });
-        // Only weights from files are broadcast, and only if there are several replicas.
-        lines.filter(|line| line.collective != BROADCAST || line.calls + line.expected_calls > 0).collect()
+        // Few runs need these.
+        let is_rare = |line: &TrafficLine| [ALL_TO_ALL, BROADCAST].contains(&line.collective);
+        lines.filter(|line| !is_rare(line) || line.calls + line.expected_calls > 0).collect()
     }
 }
 
+const ALL_TO_ALL: &str = "all-to-all";
 const BROADCAST: &str = "broadcast";
 
 /// The counters of each kind of collective, by name: calls and bytes.
-pub(super) fn counts(traffic: &mut Traffic) -> [(&'static str, [&mut u64; 2]); 4] {
+pub(super) fn counts(traffic: &mut Traffic) -> [(&'static str, [&mut u64; 2]); 5] {
     let Traffic {
         all_gathers,
         all_gather_bytes,
@@ -74,6 +76,8 @@ pub(super) fn counts(traffic: &mut Traffic) -> [(&'static str, [&mut u64; 2]); 4
         reduce_scatter_bytes,
         all_reduces,
         all_reduce_bytes,
+        all_to_alls,
+        all_to_all_bytes,
         broadcasts,
         broadcast_bytes,
     } = traffic;
@@ -81,6 +85,7 @@ pub(super) fn counts(traffic: &mut Traffic) -> [(&'static str, [&mut u64; 2]); 4
         ("all-gather", [all_gathers, all_gather_bytes]),
         ("reduce-scatter", [reduce_scatters, reduce_scatter_bytes]),
         ("all-reduce", [all_reduces, all_reduce_bytes]),
+        (ALL_TO_ALL, [all_to_alls, all_to_all_bytes]),
         (BROADCAST, [broadcasts, broadcast_bytes]),
     ]
 }
@@ -94,6 +99,8 @@ pub struct WorldReport {
     pub replicas: usize,
     /// Size of the shard axis.
     pub shards: usize,
+    /// Size of the context axis.
+    pub context: usize,
     /// The name of the promise.
     pub promise: &'static str,
     /// The losses of all steps.

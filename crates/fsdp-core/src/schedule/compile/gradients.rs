@@ -123,7 +123,7 @@ impl Build<'_> {
         let result = self.result(unit);
         let reduce = self.compiler.policy.reduce_op;
         let (reads, writes) = (gradient.buffers.clone(), result.buffers.clone());
-        self.emit.push(OpKind::ReduceScatter { unit, reduce, group: Group::SHARD }, reads, writes);
+        self.emit.push(OpKind::ReduceScatter { unit, reduce, group: Group::SHARDS }, reads, writes);
         self.finish_reduction(round);
         self.pending_reduction = Some(Reduction { unit, gradient, result });
     }

@@ -12,7 +12,7 @@ use crate::backend::HeadChunks;
 use crate::conformance::decoders::relatives;
 use crate::conformance::models::{adapted, gpt2};
 use crate::footprint::RunShape;
-use crate::graph::Operand;
+use crate::graph::{Chunks, Operand};
 use crate::hf::HfModel;
 use crate::model::{Decoder, Gpt2, Gpt2Config};
 use crate::op::{Access, LossTerms, Op, Pointwise};
@@ -38,27 +38,40 @@ struct Subject {
 impl Subject {
     fn all() -> Vec<Self> {
         let terms = LossTerms { z_loss: 1e-3, ..LossTerms::default() };
-        let shape = RunShape {
+        let whole = RunShape {
             samples: 2,
-            seq: 3,
+            seq: 4,
             dtype: DType::Bf16,
             gradient_dtype: DType::F32,
             head_chunks: HeadChunks::Large,
             terms,
             packed: false,
+            chunks: Chunks::WHOLE,
         };
         let mut all = Vec::new();
         let models = relatives().map(|config| Arc::new(Decoder::new(&config).unwrap()) as HfModel);
         let config = Gpt2Config { embd_pdrop: 0.1, resid_pdrop: 0.1, ..gpt2() };
         let gpt2 = Arc::new(adapted(Gpt2::new(&config).unwrap(), 0.2)) as HfModel;
         let models = models.into_iter().chain([gpt2]);
-        for (model, pass) in models.flat_map(|model| PASSES.map(|pass| (model.clone(), pass))) {
+        let chunked = RunShape { chunks: Chunks::one(0, 2), ..whole };
+        let variants = models.flat_map(|model| [whole, chunked].map(|shape| (model.clone(), shape)));
+        let passes = variants.flat_map(|(model, shape)| PASSES.map(|pass| (model.clone(), shape, pass)));
+        for (model, shape, pass) in passes {
             let spec = model.description().spec.clone();
             let name = format!("{:?} {pass:?}", spec.params[0].fqn);
-            let kinds = Kinds::new(&model, &spec, shape.of(pass)).unwrap();
+            // Some models cannot be cut into chunks.
+            let Ok(kinds) = Kinds::new(&model, &spec, shape.of(pass)) else {
+                assert_eq!(shape, chunked, "{name}");
+                continue;
+            };
             let (plan, kinds) = MicroBatchPlan::unchecked(kinds, &spec, pass);
             all.push(Self { name, plan, kinds, spec, pass, planted: 0 });
         }
+        let exchanges = |subject: &&Self| {
+            let steps = subject.plan.calls.iter().flat_map(|call| &call.list().steps);
+            steps.clone().any(|step| matches!(step.call.op, Op::Exchange(_)))
+        };
+        assert!(all.iter().filter(exchanges).count() >= 2 * PASSES.len(), "some models are cut into chunks");
         all
     }
 

@@ -4,6 +4,7 @@ use fsdp_comm::launch::Launcher;
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::model::ParamSpec;
 use fsdp_nn::HostOptions;
+use fsdp_nn::graph::Chunks;
 use fsdp_nn::hf::HfConfig;
 use proptest::prelude::*;
 
@@ -45,7 +46,8 @@ fn whole(config: &HfConfig, batch: &MicroBatch) -> Vec<Vec<f32>> {
     let architecture = config.build().unwrap();
     let spec = architecture.description().spec.clone();
     let memory = HostMemory::new(HostOptions::default()).unwrap();
-    let options = ProgramOptions { dtype: DType::F64, seed: 0, terms: LossTerms::default() };
+    let options =
+        ProgramOptions { dtype: DType::F64, seed: 0, terms: LossTerms::default(), chunks: Chunks::WHOLE };
     let mut program = ModelProgram::new(architecture, spec.clone(), options);
     let (batch, facts) = batch.to_batch(Documents::Given, false);
     program.set_row_facts(facts);

@@ -49,7 +49,7 @@ fn wrong_input() -> Vec<TrainError> {
         DataError::Read { key: "data.train", file: path(), source: os(EACCES) }.into(),
         fsdp_nn::ModelError::NoMicroBatch { round: 1, rounds: 1 }.into(),
         fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
-        fsdp_core::Mesh::of_world(3, 2).unwrap_err().into(),
+        fsdp_core::Mesh::of_world(3, 2, 1).unwrap_err().into(),
         TrainError::Misfit { key: "fsdp.frozen", reason: text() },
         TrainError::TiedDiffer { path: path(), first: text(), second: text() },
         NoHead { path: path(), head: text() }.into(),

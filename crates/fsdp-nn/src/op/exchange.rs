@@ -1,0 +1,134 @@
+//! Redistribution between the chunks of samples, for attention under context parallelism (as DeepSpeed-Ulysses): an
+//! all-to-all turns some positions of all heads into all positions of some heads, and back.
+
+use fsdp_core::Error;
+
+use super::describe::{Description, Role};
+use crate::error::ModelError;
+use crate::graph::{Backward, Builder, Call, Node, Tensor};
+use crate::layer;
+use crate::op::{Op, Pointwise};
+
+/// An all-to-all between chunks. A chunk has one part for each chunk, and part `i` of the result of chunk `k` is part
+/// `k` of chunk `i`.
+///
+/// The operation is run by the program, not by the backend: chunks of other ranks are reached through the communicator
+/// of the context axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Number of chunks.
+    pub chunks: usize,
+    /// Number of chunks among the operands, back to back: 1, or all.
+    pub here: usize,
+    /// Elements of a part.
+    pub part: usize,
+}
+
+impl Exchange {
+    pub(super) fn describe(self) -> Description {
+        let len = self.here * self.chunks * self.part;
+        Description::new("exchange").read([Role::value("x", len)]).write([Role::value("y", len)])
+    }
+
+    /// The gradient goes back in the same way.
+    pub(super) fn derive(self, b: &mut Backward<'_>, node: &Node, output: usize) {
+        let Some(dy) = b.take(output) else { return };
+        let input = node.main().reads[0].local().expect("a value is exchanged");
+        let Some(place) = b.overwrite(input) else { return };
+        b.draft.call(Op::Exchange(self), vec![b.draft.whole(dy)], vec![(b.draft.whole(place), false)]);
+        b.put(input, place);
+    }
+}
+
+/// A copy of rows: their number and length, and the first element and the distance of rows on both sides.
+struct Rows {
+    rows: usize,
+    columns: usize,
+    from: [usize; 2],
+    to: [usize; 2],
+}
+
+impl Builder<'_> {
+    /// Causal self-attention of packed rows. If samples are cut into chunks, each chunk attends with its share of the
+    /// heads over whole samples.
+    ///
+    /// # Errors
+    /// If the width does not fit, or heads cannot be shared among the chunks.
+    pub fn attention(&mut self, qkv: Tensor, heads: &layer::Attention) -> Result<Tensor, Error> {
+        self.check("attention", qkv, heads.packed())?;
+        let chunks = self.chunks().count;
+        if chunks == 1 {
+            return Ok(self.attend(qkv, heads));
+        }
+        let share =
+            layer::Attention { heads: heads.heads / chunks, kv_heads: heads.kv_heads / chunks, ..*heads };
+        if share.kv_heads * chunks != heads.kv_heads || share.heads * chunks != heads.heads {
+            let (heads, kv_heads) = (heads.heads, heads.kv_heads);
+            return Err(self.error(ModelError::SharedHeads { heads, kv_heads, chunks }));
+        }
+        let sections = [heads.heads, heads.kv_heads, heads.kv_heads].map(|count| count * heads.head_dim);
+        let (rows, width) = (self.row_count(), qkv.width() / chunks);
+        // Of every section, each chunk gets some columns.
+        let mut copies = Vec::new();
+        for chunk in 0..chunks {
+            let (mut section, mut column) = (0, 0);
+            for columns in sections.map(|len| len / chunks) {
+                let from = [section + chunk * columns, qkv.width()];
+                copies.push(Rows { rows, columns, from, to: [chunk * rows * width + column, width] });
+                section += columns * chunks;
+                column += columns;
+            }
+        }
+        let parts = self.rearrange(qkv, qkv.width(), copies);
+        let parts = self.exchange(parts);
+        let y = self.with_whole_samples(|b, positions| {
+            let qkv = b.join_positions(parts, width, positions, false);
+            let y = b.attend(qkv, &share);
+            b.join_positions(y, y.width(), positions, true)
+        });
+        let parts = self.exchange(y.with_width(y.width() * chunks));
+        let columns = y.width();
+        let copy = |chunk: usize| {
+            let (from, to) = ([chunk * rows * columns, columns], [chunk * columns, chunks * columns]);
+            Rows { rows, columns, from, to }
+        };
+        Ok(self.rearrange(parts, chunks * columns, (0..chunks).map(copy).collect()))
+    }
+
+    /// Reorders rows from (chunk, sample, position) to (sample, chunk, position), or back, where a chunk has
+    /// `positions` positions.
+    fn join_positions(&mut self, x: Tensor, width: usize, positions: usize, back: bool) -> Tensor {
+        let (samples, length) = self.batch();
+        if samples == 1 {
+            return x.with_width(width);
+        }
+        let (columns, chunks) = (positions * width, length / positions);
+        let copy = |chunk: usize| {
+            let (apart, together) =
+                ([chunk * samples * columns, columns], [chunk * columns, chunks * columns]);
+            let (from, to) = if back { (together, apart) } else { (apart, together) };
+            Rows { rows: samples, columns, from, to }
+        };
+        self.rearrange(x, width, (0..chunks).map(copy).collect())
+    }
+
+    /// Copies all elements of a value to a new one of as many elements.
+    fn rearrange(&mut self, x: Tensor, width: usize, copies: Vec<Rows>) -> Tensor {
+        let y = self.rows(width);
+        let copy = |Rows { rows, columns, from: [first, from], to: [start, to] }: Rows| {
+            let len = |distance: usize| rows.saturating_sub(1) * distance + columns;
+            let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to });
+            Call::new(op, vec![x.columns(first, len(from))], [(y.columns(start, len(to)), false)])
+        };
+        self.node(copies.into_iter().map(copy).collect(), None);
+        y
+    }
+
+    fn exchange(&mut self, x: Tensor) -> Tensor {
+        let (chunks, y) = (self.chunks().count, self.rows(x.width()));
+        let part = self.row_count() * x.width() / chunks;
+        let op = Op::Exchange(Exchange { chunks, here: 1, part });
+        self.node(vec![Call::new(op, vec![self.whole(x)], [(self.whole(y), false)])], None);
+        y
+    }
+}

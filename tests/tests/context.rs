@@ -1,0 +1,123 @@
+//! Context parallelism: ranks that share samples give the bits of one rank that computes all chunks of each.
+
+use std::sync::Arc;
+
+use fsdp_comm::launch::Launcher;
+use fsdp_nn::HostMemory;
+use fsdp_nn::hf::HfConfig;
+use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
+use fsdp_train::{InitSource, Job};
+
+use crate::over_tcp::OverTcp;
+use crate::support::{GPT2, LLAMA, config, job, threads};
+
+/// A tiny Llama with four key heads and a tied head, so that one parameter has gradients from two blocks.
+const TIED: &str = r#"{
+    "model_type": "llama", "vocab_size": 61, "hidden_size": 24, "intermediate_size": 20,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "initializer_range": 0.2, "tie_word_embeddings": true, "hidden_act": "silu"
+}"#;
+
+fn check(model: &str, worlds: &[usize], overrides: &[&str]) -> VerifyReport {
+    check_on(&threads(), model, worlds, overrides)
+}
+
+fn check_on(
+    launcher: &impl Launcher<Memory = HostMemory>,
+    model: &str,
+    worlds: &[usize],
+    overrides: &[&str],
+) -> VerifyReport {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = [&["data.seq_len=8", "fsdp.wrap=[\"LlamaDecoderLayer\"]"], overrides].concat();
+    let job = job(model, config(dir.path(), 61, &overrides));
+    let report = verify(&job, launcher, &VerifyOptions::new(worlds, 3)).unwrap_or_else(|e| panic!("{e}"));
+    for world in &report.worlds {
+        assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);
+        assert_eq!(world.promise, "equal bits (D2)", "world {}", world.world);
+        let exchanges = world.traffic.iter().find(|line| line.collective == "all-to-all");
+        assert!(exchanges.is_some_and(|line| line.calls > 0), "world {} redistributes", world.world);
+    }
+    report
+}
+
+#[test]
+fn ranks_that_share_samples_are_bitwise_equal_to_all_chunks_on_one_rank() {
+    let report = check(LLAMA, &[2, 4, 8], &["fsdp.mesh={ context = 2 }"]);
+    assert_eq!(report.worlds.len(), 3);
+    check(TIED, &[4, 8], &["fsdp.mesh={ context = 4 }", "train.micro_batch_size=1"]);
+    check(TIED, &[4, 8], &["fsdp.mesh={ context = 2, replicate = 2 }"]);
+}
+
+#[test]
+fn policies_change_no_bit_of_chunks() {
+    let policies: [&[&str]; 4] = [
+        &["fsdp.activation_checkpointing=\"full\"", "fsdp.reshard_after_forward=false"],
+        &["fsdp.activation_checkpointing=\"selective\"", "fsdp.offload=\"cpu\""],
+        &["fsdp.reshard_after_forward=2", "fsdp.forward_prefetch=0"],
+        &["fsdp.param_dtype=\"bf16\"", "train.z_loss=0.01"],
+    ];
+    for policy in policies {
+        check(TIED, &[4], &[&["fsdp.mesh={ context = 2 }"], policy].concat());
+    }
+}
+
+#[test]
+fn chunks_are_exchanged_over_tcp() {
+    let mesh = ["fsdp.mesh={ context = 4 }", "fsdp.param_dtype=\"bf16\""];
+    check_on(&OverTcp { ranks_per_process: 2 }, TIED, &[4], &mesh);
+}
+
+#[test]
+fn packed_documents_stay_apart_in_chunks() {
+    let dir = tempfile::tempdir().unwrap();
+    let documents = dir.path().join("documents");
+    std::fs::create_dir(&documents).unwrap();
+    for document in 0..90_u16 {
+        let ids = (0..1 + document * 7 % 9).map(|i| (i * i + document) % 61);
+        let bytes: Vec<u8> = ids.flat_map(u16::to_le_bytes).collect();
+        std::fs::write(documents.join(format!("{document}.bin")), bytes).unwrap();
+    }
+    let train = format!("data.train=[\"{}\"]", documents.display());
+    let packed: [&str; 4] =
+        [&train, "data.packing=\"packed\"", "data.eos=2", "fsdp.activation_checkpointing=\"selective\""];
+    check(TIED, &[2, 4], &[&["fsdp.mesh={ context = 2 }"], &packed[..]].concat());
+}
+
+/// Chunks change the order of sums, and nothing else.
+#[test]
+fn losses_are_near_those_of_whole_samples() {
+    let losses = |context: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let mesh = format!("fsdp.mesh={{ context = {context} }}");
+        let overrides = ["data.seq_len=8", "fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\"", &mesh];
+        let job = job(TIED, config(dir.path(), 61, &overrides));
+        let report = verify(&job, &threads(), &VerifyOptions::new(&[4], 3)).unwrap();
+        report.worlds[0].losses.clone()
+    };
+    let whole = losses("1");
+    for context in ["2", "4"] {
+        for (got, want) in losses(context).into_iter().zip(&whole) {
+            assert!((got - want).abs() < 1e-11 * want, "{context} chunks: {got}, not {want}");
+        }
+    }
+}
+
+#[test]
+fn models_that_cannot_be_cut_are_refused_by_key() {
+    let refusal = |model: &str, vocab: u32, context: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let mesh = format!("fsdp.mesh={{ context = {context} }}");
+        let config = config(dir.path(), vocab, &["data.seq_len=8", &mesh]);
+        let architecture = HfConfig::parse(model).unwrap().build().unwrap();
+        let init = Arc::new(architecture.description().init.clone());
+        let error = Job::new(config, architecture, InitSource::Random { seed: 0, init }).unwrap_err();
+        error.to_string()
+    };
+    let few_heads = refusal(LLAMA, 61, 4);
+    assert!(few_heads.contains("fsdp.mesh.context"), "{few_heads}");
+    assert!(few_heads.contains("4 query heads and 2 key heads cannot be shared among 4"), "{few_heads}");
+    let dropout = refusal(GPT2, 53, 2);
+    assert!(dropout.contains("fsdp.mesh.context") && dropout.contains("drops elements"), "{dropout}");
+}
