@@ -93,10 +93,11 @@ fn remedies(config: &Resolved, model: &Model, limit_bytes: u64) -> Vec<String> {
         predicted(config, model, &plan).ok().filter(|&needed| needed <= limit_bytes)
     };
     let by_ledger = |change: String, needed| format!("{change} ({} by the ledger)", bytes(needed));
+    let dp_degree = config.fsdp.mesh.dp_degree(config.run.ranks);
     let halves = std::iter::successors(Some(config.train.micro_batch_size / 2), |samples| Some(samples / 2));
     let smaller = halves
         .take_while(|&samples| samples > 0)
-        .filter(|samples| config.train.global_batch_size.is_multiple_of(samples * config.run.ranks))
+        .filter(|samples| config.train.global_batch_size.is_multiple_of(samples * dp_degree))
         .find_map(|samples| {
             let mut config = config.clone();
             config.train.micro_batch_size = samples;

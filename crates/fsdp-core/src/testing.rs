@@ -327,15 +327,16 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
     let checkpointing =
         prop_oneof![Just(Checkpointing::None), Just(Checkpointing::Full), Just(Checkpointing::Selective)];
     let flags = any::<[bool; 4]>();
-    (mesh, gathers, flags, dtypes, checkpointing).prop_map(
-        |((replicas, shards), (reshard, forward, backward), flags, dtypes, checkpointing)| {
+    let context = prop_oneof![3 => Just(1usize), 1 => Just(2)];
+    (mesh, context, gathers, flags, dtypes, checkpointing).prop_map(
+        |((replicas, shards), context, (reshard, forward, backward), flags, dtypes, checkpointing)| {
             let [unsharded, running, offloads, frozen_master] = flags;
             let policy = Policy {
                 reshard_after_forward: match reshard {
                     0 => Reshard::Auto,
                     1 => Reshard::Always,
                     2 => Reshard::Never,
-                    _ => Reshard::ToGroup(if shards % 2 == 0 { 2 } else { 1 }),
+                    _ => Reshard::ToGroup(if shards * context % 2 == 0 { 2 } else { 1 }),
                 },
                 forward_prefetch: forward,
                 backward_prefetch: backward,
@@ -352,7 +353,8 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                 checkpointing,
                 offload: if offloads { Offload::Cpu } else { Offload::None },
             };
-            (Mesh::new([(Axis::Replicate, replicas), (Axis::Shard, shards)]).unwrap(), policy)
+            let axes = [(Axis::Replicate, replicas), (Axis::Shard, shards), (Axis::Context, context)];
+            (Mesh::new(axes).unwrap(), policy)
         },
     )
 }

@@ -219,13 +219,15 @@ struct Range {
 impl Range {
     fn of(config: &Resolved, cluster: &Cluster) -> Self {
         let (world, per_node) = (config.run.ranks, cluster.devices_per_node());
-        let per_rank = config.train.global_batch_size / world;
+        let dp_degree = config.fsdp.mesh.dp_degree(world);
+        let per_rank = config.train.global_batch_size / dp_degree;
         let is_size = |size: &usize| per_rank.is_multiple_of(*size) && *size <= MICRO_BATCH_MAX;
         // A replica spans whole nodes; half nodes, with twice as many replicas, never help.
         let mut replicas = vec![1];
         let nodes = world / per_node;
         replicas.extend((1..).map(|power| 1 << power).take_while(|&count| count <= nodes));
         replicas.retain(|count| nodes <= 1 || nodes.is_multiple_of(*count));
+        replicas.retain(|count| dp_degree.is_multiple_of(*count));
         let mut reshard = vec![Reshard::Auto, Reshard::Never];
         if world > per_node && per_node > 1 {
             reshard.push(Reshard::ToGroup(per_node));

@@ -47,27 +47,28 @@ struct Frontier<'a> {
     schedule: &'a Schedule,
     queues: [std::collections::VecDeque<OpId>; Queue::ALL.len()],
     done: Vec<bool>,
-    /// Collectives that have not been issued.
-    collectives: BTreeSet<OpId>,
+    /// Operations that communicate and have not been issued.
+    communicating: BTreeSet<OpId>,
 }
 
 impl<'a> Frontier<'a> {
     fn new(schedule: &'a Schedule) -> Self {
         let mut queues: [std::collections::VecDeque<OpId>; Queue::ALL.len()] = Default::default();
-        let mut collectives = BTreeSet::new();
+        let mut communicating = BTreeSet::new();
         for (index, op) in schedule.ops.iter().enumerate() {
             queues[op.kind.queue() as usize].push_back(OpId(index));
-            if op.kind.is_collective() {
-                collectives.insert(OpId(index));
+            if op.kind.is_collective() || schedule.meets(op) {
+                communicating.insert(OpId(index));
             }
         }
-        Self { schedule, queues, done: vec![false; schedule.ops.len()], collectives }
+        Self { schedule, queues, done: vec![false; schedule.ops.len()], communicating }
     }
 
     /// The queue heads that may be issued, in program order. A head that waits for a collective in flight is ready only
-    /// when all collectives before that one have been issued on this rank; otherwise two ranks could wait for each
-    /// other. (Proof: of all blocked ranks, take the one whose collective comes first. A rank that has not issued that
-    /// collective is blocked on a later one, so it has issued all earlier ones: a contradiction.)
+    /// when all operations before that one that communicate have been issued on this rank; otherwise two ranks could wait
+    /// for each other. So is a call of a block that meets those of other ranks. (Proof: of all blocked ranks, take the one
+    /// that is blocked on the operation that comes first. A rank that has not issued that operation is blocked on a later
+    /// one, so it has issued all earlier ones: a contradiction.)
     fn ready(&self, in_flight: impl Fn(OpId) -> bool) -> Vec<OpId> {
         let mut ready: Vec<OpId> = self
             .queues
@@ -75,8 +76,10 @@ impl<'a> Frontier<'a> {
             .filter_map(|queue| queue.front().copied())
             .filter(|&head| {
                 let op = self.schedule.op(head);
-                let first_missing = self.collectives.first();
-                op.waits.iter().all(|wait| self.done[wait.0])
+                let first_missing = self.communicating.first();
+                let comes_first = first_missing.is_none_or(|&missing| missing >= head);
+                (comes_first || !self.schedule.meets(op))
+                    && op.waits.iter().all(|wait| self.done[wait.0])
                     && op
                         .waits
                         .iter()
@@ -92,7 +95,7 @@ impl<'a> Frontier<'a> {
     fn issued(&mut self, op: OpId) {
         self.queues[self.schedule.op(op).kind.queue() as usize].pop_front();
         self.done[op.0] = true;
-        self.collectives.remove(&op);
+        self.communicating.remove(&op);
     }
 }
 

@@ -4,7 +4,6 @@ use super::*;
 use crate::comm::tests::{NoMemory, Shape};
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::mesh::Axis;
 use crate::rank::Rank;
 use crate::schedule::{Accumulation, AccumulationOrder, Offload, Op, Reshard, Source};
 use crate::testing::{Built, Setup, setups};
@@ -131,7 +130,7 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
     for (unit, layout) in built.layout.units.iter().enumerate() {
         for segment in &layout.segments {
             let own = segment.rows_per_rank * segment.row_len;
-            let whole = own * built.mesh.size(Axis::Shard);
+            let whole = own * built.mesh.shards();
             if segment.trainable || policy.frozen_master {
                 counter.own(offloads, Category::ParameterShard, own * master);
                 if policy.param_dtype.size_bytes() == 2 {
@@ -217,9 +216,9 @@ proptest! {
     #[test]
     fn shards_of_all_ranks_hold_every_parameter(setup in setups()) {
         let built = setup.build();
-        let elements: usize = (0..built.mesh.size(Axis::Shard))
+        let elements: usize = (0..built.mesh.shards())
             .flat_map(|rank| {
-                let shard = built.mesh.coordinate(Rank(rank), Axis::Shard);
+                let shard = built.mesh.shard(Rank(rank));
                 built.layout.units.iter().flat_map(move |unit| {
                     unit.segments.iter().flat_map(move |segment| segment.pieces(shard))
                 })

@@ -26,7 +26,7 @@ pub use op::{Access, Op, OpKind, Phase, Round, Source};
 pub use order::micro_batch_index;
 pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 
-use crate::mesh::{Group, Mesh};
+use crate::mesh::{Axis, Group, Mesh};
 use crate::program::Pass;
 use crate::rank::Queue;
 
@@ -92,6 +92,11 @@ impl Schedule {
     /// The groups that its collectives run over, with their queues.
     pub fn groups(&self) -> impl Iterator<Item = (Queue, Group)> + '_ {
         self.ops.iter().filter_map(|op| op.kind.group().map(|group| (op.kind.queue(), group)))
+    }
+
+    /// Whether an operation meets those of other ranks: a call of a block that redistributes activations among them.
+    pub fn meets(&self, op: &Op) -> bool {
+        op.kind.call().is_some() && self.mesh.size(Axis::Context) > 1
     }
 
     /// Whether the schedule computes gradients.

@@ -52,7 +52,8 @@ fn memory_remedy(error: &OutOfMemory) -> &'static str {
             ". fsdp.offload = \"none\" needs hardly any, and SGD without momentum has no state to keep there"
         }
         (MemoryKind::Device, Category::Activation | Category::Workspace) => {
-            ". Lower train.micro_batch_size, or use fsdp.activation_checkpointing or fsdp.offload = \"cpu\""
+            ". Lower train.micro_batch_size, use fsdp.activation_checkpointing or fsdp.offload = \"cpu\", or share \
+             samples among ranks (fsdp.mesh.context)"
         }
         (MemoryKind::Device, Category::Unsharded | Category::GradientSlot) => {
             ". Use smaller units (fsdp.wrap), less prefetching, a smaller train.micro_batch_size or \

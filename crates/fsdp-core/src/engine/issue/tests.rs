@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checker::{Values, Violation};
+use crate::schedule::Op;
 use crate::testing::{Built, setups};
 
 /// A model of an engine without buffers: their contents, and the collectives in flight.
@@ -95,8 +96,10 @@ fn assert_no_deadlock(schedule: &Schedule, seeds: &[u64; 3]) {
     let mut frontiers: Vec<Frontier<'_>> = seeds.iter().map(|_| Frontier::new(schedule)).collect();
     let mut in_flight: Vec<BTreeSet<OpId>> = vec![BTreeSet::new(); seeds.len()];
     let mut issued_by: BTreeMap<OpId, usize> = BTreeMap::new();
-    // Scalars and statistics block the rank that issues them until all ranks have.
-    let blocks = |kind: &OpKind| matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_));
+    // Scalars, statistics and calls that redistribute activations block the rank that issues them until all ranks have.
+    let blocks = |op: &Op| {
+        schedule.meets(op) || matches!(op.kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_))
+    };
     let mut met: BTreeMap<OpId, BTreeSet<usize>> = BTreeMap::new();
     let mut next: Vec<Option<OpId>> = vec![None; seeds.len()];
     let mut left = seeds.len() * schedule.ops.len();
@@ -116,7 +119,7 @@ fn assert_no_deadlock(schedule: &Schedule, seeds: &[u64; 3]) {
             if earlier().any(|target| issued_by[target] < seeds.len()) {
                 continue;
             }
-            if blocks(&op.kind) {
+            if blocks(op) {
                 let there = met.entry(id).or_default();
                 moved |= there.insert(rank);
                 if there.len() < seeds.len() {
