@@ -14,7 +14,7 @@ use crate::conformance::models::{adapted, gpt2};
 use crate::footprint::RunShape;
 use crate::graph::{Chunks, Operand};
 use crate::hf::HfModel;
-use crate::model::{Decoder, Gpt2, Gpt2Config};
+use crate::model::{Decoder, DecoderConfig, Gpt2, Gpt2Config};
 use crate::op::{Access, LossTerms, Op, Pointwise};
 
 const PASSES: [Pass; 4] = [
@@ -48,30 +48,25 @@ impl Subject {
             packed: false,
             chunks: Chunks::WHOLE,
         };
-        let mut all = Vec::new();
-        let models = relatives().map(|config| Arc::new(Decoder::new(&config).unwrap()) as HfModel);
+        let decoder = |config: &DecoderConfig| Arc::new(Decoder::new(config).unwrap()) as HfModel;
         let config = Gpt2Config { embd_pdrop: 0.1, resid_pdrop: 0.1, ..gpt2() };
         let gpt2 = Arc::new(adapted(Gpt2::new(&config).unwrap(), 0.2)) as HfModel;
-        let models = models.into_iter().chain([gpt2]);
+        let mut models: Vec<_> = relatives().iter().map(|config| (decoder(config), whole)).collect();
+        models.push((gpt2, whole));
+        // What drops elements cannot be cut into chunks.
         let chunked = RunShape { chunks: Chunks::one(0, 2), ..whole };
-        let variants = models.flat_map(|model| [whole, chunked].map(|shape| (model.clone(), shape)));
-        let passes = variants.flat_map(|(model, shape)| PASSES.map(|pass| (model.clone(), shape, pass)));
-        for (model, shape, pass) in passes {
+        let keeping = |config| DecoderConfig { attention_dropout: 0.0, residual_dropout: 0.0, ..config };
+        let cut = relatives().map(keeping).into_iter().take(3);
+        models.extend(cut.map(|config| (decoder(&config), chunked)));
+        let mut all = Vec::new();
+        let passes = models.iter().flat_map(|of| PASSES.map(|pass| (of, pass)));
+        for ((model, shape), pass) in passes {
             let spec = model.description().spec.clone();
             let name = format!("{:?} {pass:?}", spec.params[0].fqn);
-            // Some models cannot be cut into chunks.
-            let Ok(kinds) = Kinds::new(&model, &spec, shape.of(pass)) else {
-                assert_eq!(shape, chunked, "{name}");
-                continue;
-            };
+            let kinds = Kinds::new(model, &spec, shape.of(pass)).unwrap();
             let (plan, kinds) = MicroBatchPlan::unchecked(kinds, &spec, pass);
             all.push(Self { name, plan, kinds, spec, pass, planted: 0 });
         }
-        let exchanges = |subject: &&Self| {
-            let steps = subject.plan.calls.iter().flat_map(|call| &call.list().steps);
-            steps.clone().any(|step| matches!(step.call.op, Op::Exchange(_)))
-        };
-        assert!(all.iter().filter(exchanges).count() >= 2 * PASSES.len(), "some models are cut into chunks");
         all
     }
 
