@@ -15,11 +15,11 @@ import sys
 import count_lines
 
 # Lines may be fewer than this by up to SLACK, so that not every change edits the number.
-LINES, SLACK = 103_475, 500
+LINES, SLACK = 102_945, 500
 # Per crate: the number of files, and of top-level modules, in the largest circle. The aim is 4, and 0 in core, nn, data, ckpt and comm.
 LIMITS = {
     "fsdp-ckpt": [12, 7],
-    "fsdp-cli": [24, 21],
+    "fsdp-cli": [20, 21],
     "fsdp-comm": [15, 2],
     "fsdp-config": [3, 0],
     "fsdp-core": [32, 15],

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::Verdict;
@@ -82,15 +81,6 @@ pub(crate) enum CliError {
     /// The arguments to launch are not a command.
     #[error("the arguments after -- are not a command that can be launched: {0}")]
     Launched(Box<clap::Error>),
-    /// No node coordinates the launch.
-    #[error(
-        "found no coordinator of the launch within {} s: check that `fsdp launch` runs on the other nodes",
-        waited.as_secs()
-    )]
-    NoCoordinator {
-        /// How long the search took.
-        waited: Duration,
-    },
     /// A part of a launch cannot be started.
     #[error("cannot start {what}: {source}")]
     Start {
@@ -242,7 +232,7 @@ impl CliError {
             | CliError::Create { source, .. }
             | CliError::Start { source, .. }
             | CliError::Write { source, .. } => FailureKind::of_io(source),
-            CliError::NoCoordinator { .. } | CliError::Descriptors { .. } => FailureKind::Temporary,
+            CliError::Descriptors { .. } => FailureKind::Temporary,
             CliError::Signal { .. } => FailureKind::Permanent,
             // A failed call may succeed next time; a missing library or GPU stays missing.
             CliError::Gpu(DeviceError::Call { .. }) | CliError::Nccl(NcclError::Call { .. }) => {

@@ -154,7 +154,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         if cluster::is_launched()? {
             cluster::watch_launcher()?;
         }
-        // From here on only one of several processes prints, except that every agent of a launch does.
+        // From here on only one of several processes prints, except that every `fsdp launch` does.
         if !matches!(command, Command::Launch(_)) {
             cluster::place()?;
         }

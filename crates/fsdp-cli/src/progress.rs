@@ -9,7 +9,6 @@ use fsdp_train::checkpoint::{Change, ImportSummary, Resumed, RunWarning, Saved};
 use fsdp_train::metrics::{Scaling, StepMetrics};
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
-use signal_hook::consts::SIGUSR1;
 
 use crate::units::{self, clock, perplexity, rate};
 use crate::{launch, output};
@@ -169,13 +168,6 @@ impl Reporter for Progress {
             "checkpoint after step {step}: {size} in {seconds:.2} s, {}",
             path.display()
         ));
-        if launch::Note::StopAtSave.is_there() && !self.stop.load(Ordering::Relaxed) {
-            self.print_line("stopping: other nodes have joined, and the run continues with them");
-            // Raises the signal by which the launcher asks to stop at once.
-            if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
-                tracing::warn!("cannot stop to let other nodes join: {error}");
-            }
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The processes of this node in one attempt, from start to end.
+//! The processes of one attempt, from start to end.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -10,10 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::agent::Event;
-use super::coordinator::worst;
-use super::message::Start;
-use super::{logs, note};
+use super::{Event, logs, note};
 use crate::args::LaunchArgs;
 use crate::cluster::LAUNCHER;
 use crate::error::CliError;
@@ -27,28 +24,15 @@ const GRACE: Duration = Duration::from_secs(15);
 /// left after that is stopped, hangs, or still waits to meet the one that was killed.
 const GRACE_IF_NOTIFIED: Duration = Duration::from_secs(5);
 
-/// What the processes of an attempt have in common.
-pub(super) struct Common<'a> {
-    /// Their command-line arguments.
-    pub(super) arguments: &'a [OsString],
-    /// A folder of this node, for them to meet and to leave notes.
-    pub(super) folder: &'a Path,
-    /// The token that authenticates them, if there are several nodes.
-    pub(super) token: Option<&'a str>,
-}
-
 /// See the [module](self).
+#[derive(Default)]
 pub(super) struct Attempt {
-    pub(super) number: u32,
-    /// Index of the first process of this node.
-    first_process: usize,
     processes: Vec<Running>,
     /// The process that failed first, and how it ended.
     failed: Option<(usize, ExitStatus)>,
     /// The failure that ended all of them, as reported by processes that were told of it.
     verdict: Option<String>,
-    /// When the remaining processes are killed.
-    pub(super) deadline: Option<Instant>,
+    deadline: Option<Instant>,
     is_stop_requested: bool,
 }
 
@@ -58,52 +42,36 @@ struct Running {
 }
 
 impl Attempt {
-    /// Starts the processes of this node.
+    /// Starts the processes of attempt `number`, which meet and leave notes in a folder.
     ///
     /// # Errors
     /// [`CliError::Start`]; no process is left running.
     pub(super) fn start(
         args: &LaunchArgs,
-        start: &Start,
-        common: &Common<'_>,
+        number: u32,
+        arguments: &[OsString],
+        folder: &Path,
         events: &Sender<Event>,
     ) -> Result<Self, CliError> {
         let failed = |source| CliError::Start { what: "fsdp".to_owned(), source };
         let program = std::env::current_exe().map_err(failed)?;
-        let nproc = args.nproc;
-        let mut attempt = Self {
-            number: start.attempt,
-            first_process: start.node * nproc,
-            processes: Vec::new(),
-            failed: None,
-            verdict: None,
-            deadline: None,
-            is_stop_requested: false,
-        };
-        for local in 0..nproc {
-            let process = attempt.first_process + local;
+        let processes = args.nproc.to_string();
+        let mut attempt = Self::default();
+        for process in 0..args.nproc {
             let mut command = Command::new(&program);
             command
-                .args(common.arguments)
+                .args(arguments)
                 .env("FSDP_PROCESS", process.to_string())
-                .env("FSDP_PROCESSES", (start.nodes * nproc).to_string())
-                .env("FSDP_LOCAL_PROCESS", local.to_string())
-                .env("FSDP_LOCAL_PROCESSES", nproc.to_string())
+                .env("FSDP_PROCESSES", &processes)
+                .env("FSDP_LOCAL_PROCESS", process.to_string())
+                .env("FSDP_LOCAL_PROCESSES", &processes)
+                .env("FSDP_RENDEZVOUS_DIR", folder.join(format!("attempt-{number}")))
                 .env(LAUNCHER, std::process::id().to_string())
-                .env(note::FOLDER, common.folder)
-                // Signals that the terminal sends to this group are forwarded by the agent.
+                .env(note::FOLDER, folder)
+                // Signals that the terminal sends to this group are forwarded by the launcher.
                 .process_group(0)
                 .stdin(Stdio::null());
-            match (&start.rendezvous, common.token) {
-                (Some(endpoint), Some(token)) => {
-                    command.env("FSDP_RENDEZVOUS", endpoint).env("FSDP_TOKEN", token);
-                }
-                _ => {
-                    let folder = common.folder.join(format!("attempt-{}", start.attempt));
-                    command.env("FSDP_RENDEZVOUS_DIR", folder);
-                }
-            }
-            let logs = args.log_dir.as_deref().map(|dir| logs::folder(dir, start.attempt, process));
+            let logs = args.log_dir.as_deref().map(|dir| logs::folder(dir, number, process));
             // On failure, dropping the attempt ends the processes already started.
             attempt.start_process(process, command, logs, events)?;
         }
@@ -123,11 +91,11 @@ impl Attempt {
             Some(folder) => logs::spawn(&mut command, &folder, process == 0).map_err(failed)?,
         };
         let pid = Pid::from_child(&child);
-        let (attempt, events) = (self.number, events.clone());
+        let events = events.clone();
         let wait = move || {
             if let Ok(status) = Child::wait(&mut child) {
                 // The receiver is gone if the launch is over.
-                let _ = events.send(Event::Ended { attempt, process, status });
+                let _ = events.send(Event::Ended(process, status));
             }
         };
         self.processes.push(Running { pid, status: None });
@@ -144,7 +112,7 @@ impl Attempt {
         verdict: Option<String>,
         have_met: bool,
     ) {
-        self.processes[process - self.first_process].status = Some(status);
+        self.processes[process].status = Some(status);
         self.verdict = verdict;
         if !status.success() {
             self.failed.get_or_insert((process, status));
@@ -152,13 +120,14 @@ impl Attempt {
         let is_unmet = !have_met && exit_of(status) == Exit::Temporary;
         match self.failed {
             Some(_) if is_unmet && !self.is_stop_requested => self.kill(),
-            Some(_) => self.end(self.is_notified()),
+            Some(_) => self.end(),
             None => {}
         }
     }
 
-    /// Gives the processes time to end by themselves: less if they learn of the failure at once.
-    pub(super) fn end(&mut self, is_notified: bool) {
+    /// Gives the processes time to end by themselves: less if they learn of the failure at once, or cannot learn of it.
+    fn end(&mut self) {
+        let is_notified = self.verdict.is_some() || self.was_killed();
         let deadline = Instant::now() + if is_notified { GRACE_IF_NOTIFIED } else { GRACE };
         self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
     }
@@ -183,28 +152,27 @@ impl Attempt {
         self.signal(Signal::KILL);
     }
 
+    /// When the remaining processes are to be [killed](Self::kill_if_late).
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// Whether the process that failed first was killed by a signal.
-    pub(super) fn was_killed(&self) -> bool {
+    fn was_killed(&self) -> bool {
         self.failed.is_some_and(|(_, status)| status.code().is_none())
     }
 
-    /// Whether the processes learn of the failure at once, or cannot learn of it.
-    pub(super) fn is_notified(&self) -> bool {
-        self.verdict.is_some() || self.was_killed()
-    }
-
-    /// The joint exit of the processes and the first failure, once all have ended.
-    pub(super) fn outcome(&self) -> Option<(Exit, Option<String>)> {
+    /// The joint exit of the processes and the first failure, once all have ended; the text is empty if none failed.
+    pub(super) fn outcome(&self) -> Option<(Exit, String)> {
         let statuses = self.processes.iter().map(|running| running.status);
         let statuses = statuses.collect::<Option<Vec<ExitStatus>>>()?;
         Some((worst(statuses.into_iter().map(exit_of)), self.because()))
     }
 
     /// The first failure. The first process to end is often not the one that failed, unless it was killed.
-    fn because(&self) -> Option<String> {
-        let (process, status) = self.failed?;
+    fn because(&self) -> String {
         let verdict = self.verdict.clone().filter(|_| !self.was_killed());
-        Some(verdict.unwrap_or_else(|| describe(process, status)))
+        verdict.or_else(|| self.failed.map(|(process, status)| describe(process, status))).unwrap_or_default()
     }
 
     fn signal(&self, signal: Signal) {
@@ -221,6 +189,14 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// The joint exit of all processes: permanent failures take precedence over temporary ones.
+fn worst(exits: impl IntoIterator<Item = Exit>) -> Exit {
+    const ORDER: [Exit; 6] =
+        [Exit::Input, Exit::Failed, Exit::Interrupted, Exit::Temporary, Exit::Found, Exit::Done];
+    let place = |exit: &Exit| ORDER.iter().position(|other| other == exit);
+    exits.into_iter().min_by_key(place).unwrap_or(Exit::Done)
 }
 
 fn exit_of(status: ExitStatus) -> Exit {
@@ -244,15 +220,9 @@ mod tests {
     /// An attempt with two processes that do not exist.
     fn attempt() -> Attempt {
         let running = |pid| Running { pid: Pid::from_raw(pid).unwrap(), status: None };
-        Attempt {
-            number: 0,
-            first_process: 0,
-            processes: vec![running(i32::MAX - 1), running(i32::MAX)],
-            failed: None,
-            verdict: None,
-            deadline: None,
-            is_stop_requested: false,
-        }
+        let mut attempt = Attempt::default();
+        attempt.processes.extend([i32::MAX - 1, i32::MAX].map(running));
+        attempt
     }
 
     #[test]

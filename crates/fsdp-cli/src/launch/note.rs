@@ -1,4 +1,4 @@
-//! Notes that a launcher and its processes leave for each other, in a folder of the launcher.
+//! Notes that processes leave for their launcher, in a folder of it.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -8,7 +8,7 @@ use fsdp_comm::process::Verdict;
 /// The variable with the path of the folder.
 pub(super) const FOLDER: &str = "FSDP_LAUNCH_DIR";
 
-/// A note that affects how processes are restarted.
+/// A note of a process that affects how all are restarted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Note {
     /// From the first process: the output folder now belongs to this run; before, its contents are another run's.
@@ -18,8 +18,6 @@ pub(crate) enum Note {
     Elsewhere,
     /// From any process: the processes of the attempt have met.
     Met,
-    /// From the launcher: stop when the next checkpoint is complete.
-    StopAtSave,
 }
 
 impl Note {
@@ -28,25 +26,13 @@ impl Note {
             Note::TakenOver => "taken-over",
             Note::Elsewhere => "elsewhere",
             Note::Met => "met",
-            Note::StopAtSave => "stop-at-save",
         })
     }
 
     /// Leaves the note, if this process was started by `fsdp launch`.
     pub(crate) fn leave(self) {
-        if let Some(folder) = env::var_os(FOLDER) {
-            self.leave_in(Path::new(&folder));
-        }
-    }
-
-    /// Whether the note exists, if this process was started by `fsdp launch`.
-    pub(crate) fn is_there(self) -> bool {
-        env::var_os(FOLDER).is_some_and(|folder| self.is_in(Path::new(&folder)))
-    }
-
-    /// Leaves the note in a folder.
-    pub(super) fn leave_in(self, folder: &Path) {
-        if let Err(error) = fs::write(self.file(folder), "") {
+        let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
+        if let Err(error) = fs::write(self.file(&folder), "") {
             // Without the note the outcome is still correct, but later, or from an older checkpoint.
             tracing::warn!("cannot leave a note in {}: {error}", folder.display());
         }
@@ -82,7 +68,7 @@ fn replace(folder: &Path, text: &str, process: usize) -> io::Result<()> {
     fs::rename(temporary, folder.join(VERDICT))
 }
 
-/// The failure that ended this node's processes, if they were told of one.
+/// The failure that ended the processes, if they were told of one.
 pub(super) fn verdict(folder: &Path) -> Option<String> {
     fs::read_to_string(folder.join(VERDICT)).ok()
 }

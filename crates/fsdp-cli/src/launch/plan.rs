@@ -1,12 +1,9 @@
 //! The command to launch, and its arguments after a failure.
 
 use std::ffi::OsString;
-use std::path::Path;
 
 use clap::Parser;
 use fsdp_ckpt::native::RunDir;
-
-use super::message::Beginning;
 use fsdp_config::World;
 
 use crate::args::{Args, BenchCommand, Command, LaunchArgs, TrainArgs};
@@ -14,7 +11,6 @@ use crate::error::CliError;
 use crate::run_setup::RunSetup;
 
 /// A command whose processes are started together.
-#[derive(Clone, Debug)]
 pub(super) struct Plan {
     arguments: Vec<OsString>,
     /// The output folder of a training run.
@@ -47,31 +43,16 @@ impl Plan {
         Ok(Self { arguments: args.command.clone(), run })
     }
 
-    /// The output folder of a training run.
-    pub(super) fn out_dir(&self) -> Option<&Path> {
-        self.run.as_ref().map(RunDir::out_dir)
-    }
-
-    /// How an attempt begins. If the output folder has belonged to this run in an earlier attempt, the run resumes from
-    /// its newest checkpoint; without a checkpoint it begins as requested and overwrites its own output. Otherwise the
-    /// contents of the folder are another run's.
+    /// The arguments of an attempt. If the output folder has belonged to this run in an earlier attempt, the run resumes
+    /// from its newest checkpoint; without a checkpoint it begins as requested and overwrites its own output. Otherwise
+    /// the contents of the folder are another run's.
     ///
     /// # Errors
     /// [`CliError`]: the output folder cannot be read.
-    pub(super) fn beginning(&self, is_taken_over: bool) -> Result<Beginning, CliError> {
+    pub(super) fn arguments(&self, is_taken_over: bool) -> Result<Vec<OsString>, CliError> {
         match self.run.as_ref().filter(|_| is_taken_over) {
-            None => Ok(Beginning::AsRequested),
-            Some(run) if run.newest()?.is_some() => Ok(Beginning::Resume),
-            Some(_) => Ok(Beginning::Overwrite),
-        }
-    }
-
-    /// The arguments of an attempt.
-    pub(super) fn arguments(&self, beginning: Beginning) -> Vec<OsString> {
-        match beginning {
-            Beginning::AsRequested => self.arguments.clone(),
-            Beginning::Overwrite => restart_arguments(&self.arguments, false),
-            Beginning::Resume => restart_arguments(&self.arguments, true),
+            None => Ok(self.arguments.clone()),
+            Some(run) => Ok(restart_arguments(&self.arguments, run.newest()?.is_some())),
         }
     }
 }
@@ -102,9 +83,7 @@ fn restart_arguments(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsStri
 
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
     // Warnings are left to the processes.
-    let nodes = args.nnodes.max;
-    let (setup, _) =
-        RunSetup::read(&train.run, &|_| World { ranks: args.nproc * nodes, nodes: Some(nodes) })?;
+    let (setup, _) = RunSetup::read(&train.run, &|_| World { ranks: args.nproc, nodes: Some(1) })?;
     Ok(RunDir::new(setup.config.run.out_dir))
 }
 
@@ -124,12 +103,11 @@ mod tests {
     #[test]
     fn existing_checkpoints_are_resumed_only_after_takeover() {
         let out = tempfile::tempdir().unwrap();
-        let begins = |plan: &Plan, is_taken_over| plan.arguments(plan.beginning(is_taken_over).unwrap());
         std::fs::create_dir_all(out.path().join("checkpoints/step-00000005")).unwrap();
         let given: Vec<OsString> = ["train", "a.toml", "--overwrite"].map(OsString::from).into();
         let plan = Plan { arguments: given.clone(), run: Some(RunDir::new(out.path())) };
-        assert_eq!(begins(&plan, false), given);
-        assert_eq!(begins(&plan, true), ["train", "a.toml", "--resume"]);
+        assert_eq!(plan.arguments(false).unwrap(), given);
+        assert_eq!(plan.arguments(true).unwrap(), ["train", "a.toml", "--resume"]);
     }
 
     #[test]

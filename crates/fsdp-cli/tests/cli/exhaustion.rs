@@ -148,7 +148,7 @@ fn thread_limit_ends_launch_with_error_naming_thread() {
     let Some(user) = another_user(3) else { return };
     let limited = Limited::new();
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    // Those of the agent, and of two processes.
+    // Those of the launcher, and of two processes.
     let limits: Vec<u64> = (1..=4).map(|part| part * (3 * cores + 26) / 4).collect();
     limited.sweep("nproc", &limits, Some(user), LAUNCH, &["thread", "cannot start"]);
 }

@@ -200,6 +200,29 @@ fn log_dir_has_separate_files_per_rank() {
 }
 
 #[test]
+fn logs_of_earlier_launch_are_kept() {
+    let sandbox = Sandbox::new();
+    for attempt in 0..2 {
+        sandbox.succeed("launch --nproc 1 --log-dir logs -- train run.toml --overwrite");
+        assert!(sandbox.read(&format!("logs/attempt-{attempt}/rank-0/stderr.log")).contains("step 3/3"));
+    }
+}
+
+#[test]
+fn invalid_options_are_rejected() {
+    let sandbox = Sandbox::new();
+    for (args, message) in [
+        ("--nproc none -- train run.toml", "expected a number from 1 to 4096, auto, gpu or cpu"),
+        // Several nodes are started by other launchers.
+        ("--nnodes 2 -- train run.toml", "unexpected argument '--nnodes' found"),
+    ] {
+        let ran = sandbox.fsdp(&format!("launch {args}"));
+        assert_eq!(ran.code, Some(2), "{args}: {}", ran.stderr);
+        assert!(ran.stderr.contains(message), "{args}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn killed_launcher_leaves_no_processes() {
     for processes in [1, 2] {
         killed(processes);

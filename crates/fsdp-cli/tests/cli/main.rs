@@ -111,7 +111,6 @@ mod with_libtorch;
 
 // The machine's hardware and speed; several nodes.
 mod machine;
-mod nodes;
 
 // Checkpoints: fixtures, reports, conversions, failures.
 mod ckpt;

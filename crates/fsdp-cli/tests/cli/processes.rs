@@ -431,13 +431,35 @@ fn several_nodes_connect_with_token_in_output_folder() {
         command.env("FSDP_RENDEZVOUS", format!("127.0.0.1:{port}")).env("FSDP_SOCKET_IFNAME", "lo");
         command.args(["train", "run.toml", "--set", "run.ranks=4"]).spawn().unwrap()
     };
+    let mut stdout = String::new();
     for child in [3, 1, 0, 2].map(start) {
         let ran = crate::support::Ran::of(child.wait_with_output().unwrap());
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        stdout += &ran.stdout;
     }
+    assert_eq!(stdout.matches("steps         3,").count(), 1, "{stdout}");
     assert!(bits(&sandbox, "out") == bits(&sandbox, "threads"));
     let token = sandbox.read("out/.token");
     assert_eq!(token.trim().len(), 64);
+}
+
+/// As in pods of Kubernetes, whose number is known and whose first one has a name.
+#[test]
+fn nodes_with_master_address_and_token_need_no_shared_folder() {
+    let sandbox = Sandbox::new();
+    let port = free_port().to_string();
+    let start = |number: usize| {
+        let mut command = process(&sandbox, TORCHRUN, number, 2);
+        command.env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1").env("FSDP_TOKEN", "ab".repeat(32));
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.args(["train", "run.toml", "--set", "run.ranks=4"]).spawn().unwrap()
+    };
+    // The second node starts first.
+    let [second, first] =
+        [1, 0].map(start).map(|child| crate::support::Ran::of(child.wait_with_output().unwrap()));
+    assert_eq!((first.code, second.code), (Some(0), Some(0)), "{first:?} {second:?}");
+    assert!(first.stdout.contains("steps         3,") && second.stdout.is_empty(), "{first:?} {second:?}");
+    assert!(!sandbox.path("out/.token").exists() && !sandbox.path("out/.leader").exists());
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use fsdp_comm::process::auth::{Side, Token, authenticate_within};
 
 use crate::kills::ends_as_if_nothing_had_been;
 use crate::support::{Ran, Sandbox};
-use crate::world::{FSDP, World, free_port, wait_until};
+use crate::world::{FSDP, World, free_port, process, wait_until};
 
 /// Returns the addresses on which a process listens, from `/proc`.
 fn ports(process: u32) -> Vec<SocketAddr> {
@@ -91,26 +90,20 @@ fn unauthenticated_clients_do_not_affect_run() {
 }
 
 #[test]
-fn node_joins_launch_whose_port_is_full_of_strangers() {
+fn process_joins_leader_whose_port_is_full_of_strangers() {
     const STRANGERS: usize = 400;
     let sandbox = Sandbox::new();
     let port = free_port();
-    let agent = |rank: usize| {
-        let mut command = sandbox.command();
-        let args = format!(
-            "launch --nnodes 2 --nproc 1 --node-rank {rank} --endpoint 127.0.0.1:{port} -- train run.toml"
-        );
-        command
-            .args(args.split_whitespace())
-            .env("FSDP_TOKEN", "ab".repeat(32))
-            .env("TMPDIR", sandbox.path(""));
-        command.env("FSDP_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().unwrap()
+    let start = |number: usize| {
+        let mut command = process(&sandbox, FSDP, number, 2);
+        command.env("FSDP_LOCAL_PROCESS", "0").env("FSDP_LOCAL_PROCESSES", "1");
+        command.env("FSDP_RENDEZVOUS", format!("127.0.0.1:{port}")).env("FSDP_SOCKET_IFNAME", "lo");
+        command.args(["train", "run.toml"]).spawn().unwrap()
     };
     let is_over = AtomicBool::new(false);
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     std::thread::scope(|scope| {
-        let first = agent(0);
+        let first = start(0);
         wait_until("the port", || TcpStream::connect(address).is_ok());
         for _ in 0..STRANGERS {
             scope.spawn(|| {
@@ -126,8 +119,8 @@ fn node_joins_launch_whose_port_is_full_of_strangers() {
             });
         }
         std::thread::sleep(Duration::from_secs(1));
-        let second = agent(1);
-        let ran = [second, first].map(|agent| Ran::of(agent.wait_with_output().unwrap()));
+        let second = start(1);
+        let ran = [second, first].map(|child| Ran::of(child.wait_with_output().unwrap()));
         is_over.store(true, Ordering::Relaxed);
         assert_eq!([ran[0].code, ran[1].code], [Some(0); 2], "{} {}", ran[0].stderr, ran[1].stderr);
     });

@@ -305,17 +305,17 @@ pub fn cpu_model() -> String {
     }
 }
 
-/// Obtains the token; the leader may take a moment to create it.
+/// Obtains the token: as a variable names it, or from the folder, where the leader may take a moment to create it.
 fn token(joining: &Joining<'_>, rendezvous: &Rendezvous) -> Result<Token, ClusterError> {
-    let is_leader = joining.place.process == 0;
-    let is_named =
-        ["FSDP_TOKEN_FILE", "FSDP_TOKEN"].into_iter().any(|name| (joining.variable)(name).is_some());
-    if joining.is_insecure && !is_named {
+    if let Some(named) = Token::named(joining.variable).map_err(RendezvousError::from)? {
+        return Ok(named);
+    }
+    if joining.is_insecure {
         return Ok(Token::open());
     }
     let begin = Instant::now();
     loop {
-        if let Some(token) = rendezvous.token(joining.variable, is_leader)? {
+        if let Some(token) = rendezvous.token(joining.place.process == 0)? {
             return Ok(token);
         }
         let may_appear = rendezvous.has_folder() && begin.elapsed() < joining.timeout;

@@ -8,7 +8,6 @@
 //! A published address may belong to a dead process, so a process that cannot connect looks it up again.
 
 pub mod abandoned;
-pub mod election;
 mod node;
 mod slurm;
 mod tcp_store;
@@ -37,9 +36,6 @@ pub const LEADER_FILE: &str = ".leader";
 
 /// The file with the token, in the same folder.
 pub const TOKEN_FILE: &str = ".token";
-
-/// The folder through which the nodes of `fsdp launch` find each other, in the same folder.
-pub const LAUNCH_FOLDER: &str = ".launch";
 
 /// The way in which processes find the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,26 +179,24 @@ impl Rendezvous {
         Ok(Some(abandoned::hold(&self.folder)))
     }
 
-    /// Returns the token of the world: from the file named by `FSDP_TOKEN_FILE`, from `FSDP_TOKEN`, or from the common
-    /// folder, where the leader creates one. `None` if there is no such folder, or no token in it yet.
+    /// Returns the token in the common folder, where the leader creates a missing one. `None` if there is no such folder,
+    /// or no token in it yet.
     ///
     /// # Errors
     /// [`RendezvousError::Token`], [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
-    pub fn token(
-        &self,
-        variable: &dyn Fn(&str) -> Option<String>,
-        is_leader: bool,
-    ) -> Result<Option<Token>, RendezvousError> {
-        if let Some(named) = named_token(variable)? {
-            return Ok(Some(named));
-        }
+    pub fn token(&self, is_leader: bool) -> Result<Option<Token>, RendezvousError> {
         if !self.has_folder() {
             return Ok(None);
         }
+        let path = self.folder.join(TOKEN_FILE);
         if is_leader {
             self.make_folder()?;
+            if !path.exists() {
+                create_once(&path, Token::generate()?.to_hex().as_bytes())
+                    .map_err(io_failed("write", &path))?;
+            }
         }
-        shared_token(&self.folder, is_leader)
+        if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
     }
 
     /// Whether there is a folder in which the leader can store a token.
@@ -313,31 +307,6 @@ impl Rendezvous {
     }
 }
 
-/// Reads the token that a variable names: `FSDP_TOKEN_FILE` names a file, `FSDP_TOKEN` holds the token itself.
-///
-/// # Errors
-/// [`TokenError`].
-pub fn named_token(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Token>, TokenError> {
-    match (variable("FSDP_TOKEN_FILE"), variable("FSDP_TOKEN")) {
-        (Some(path), _) => Token::from_file(Path::new(&path)).map(Some),
-        (None, Some(hex)) => Token::from_hex(&hex).map(Some),
-        (None, None) => Ok(None),
-    }
-}
-
-/// Reads the token in a folder that is visible to all processes that need it and to no one else; creates a missing one
-/// if `create_if_missing` is set. If several create it at once, one wins and all read the same token.
-///
-/// # Errors
-/// [`RendezvousError::Token`], [`RendezvousError::Io`].
-pub fn shared_token(folder: &Path, create_if_missing: bool) -> Result<Option<Token>, RendezvousError> {
-    let path = folder.join(TOKEN_FILE);
-    if create_if_missing && !path.exists() {
-        create_once(&path, Token::generate()?.to_hex().as_bytes()).map_err(io_failed("write", &path))?;
-    }
-    if path.exists() { Ok(Some(Token::from_file(&path)?)) } else { Ok(None) }
-}
-
 impl fmt::Display for Rendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.method {
@@ -416,9 +385,8 @@ fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String
     format!("{NODE_PREFIX}{digest}")
 }
 
-/// Creates a file that only this user can read; returns whether it did not exist before. If several do so at once, one
-/// wins.
-fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
+/// Creates a file that only this user can read, unless it exists. If several do so at once, one wins.
+fn create_once(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
     temporary.write_all(content)?;
@@ -431,11 +399,7 @@ fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
             file.write_all(content).and_then(|()| file.sync_all())
         }
     });
-    match created {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(error),
-    }
+    created.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
 }
 
 /// Replaces the content of a file that only this user can read, atomically.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use fsdp_ckpt::native::RunDir;
 use fsdp_ckpt::{is_url, objects};
-use fsdp_comm::process::rendezvous::{LAUNCH_FOLDER, LEADER_FILE, TOKEN_FILE};
+use fsdp_comm::process::rendezvous::{LEADER_FILE, TOKEN_FILE};
 use fsdp_config::DataConfig;
 use fsdp_config::input_file;
 use fsdp_data::resolve_links;
@@ -43,7 +43,7 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
         let name = entry.file_name();
         let is_run_folder = [RunDir::CHECKPOINTS, MODEL, ADAPTER].into_iter().any(|folder| name == folder);
         let is_coordination_file =
-            [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE, LAUNCH_FOLDER].into_iter().any(|file| name == file);
+            [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE].into_iter().any(|file| name == file);
         let is_flight_record =
             name.to_str().is_some_and(|name| name.starts_with("flight-") && name.ends_with(".jsonl"));
         let has_cache = || cache.starts_with(resolve_links(&entry.path()));

@@ -85,6 +85,18 @@ impl Token {
         Self(*b"fsdp: everybody knows this token")
     }
 
+    /// Reads the token that a variable names: `FSDP_TOKEN_FILE` names a file, `FSDP_TOKEN` holds the token itself.
+    ///
+    /// # Errors
+    /// [`TokenError`].
+    pub fn named(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, TokenError> {
+        match (variable("FSDP_TOKEN_FILE"), variable("FSDP_TOKEN")) {
+            (Some(path), _) => Self::from_file(Path::new(&path)).map(Some),
+            (None, Some(hex)) => Self::from_hex(&hex).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
     /// Parses 64 hexadecimal digits; surrounding white space is ignored.
     ///
     /// # Errors

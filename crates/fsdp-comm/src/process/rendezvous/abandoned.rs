@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Name prefix of the folder of an agent of `fsdp launch`.
+/// Name prefix of the folder of `fsdp launch`.
 pub const LAUNCH_PREFIX: &str = "fsdp-launch-";
 
 /// Name prefix of the folder of the processes of one node.

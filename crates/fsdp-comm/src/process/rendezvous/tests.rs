@@ -71,14 +71,14 @@ fn published_address_and_token_are_removed_with_leader() {
     let folder = dir.path().join("here");
     let meet = of(ONE_NODE, &[("FSDP_RENDEZVOUS_DIR", folder.to_str().unwrap())], None).unwrap();
     assert_eq!(meet.find().unwrap(), []);
-    assert!(meet.token(&|_| None, false).unwrap().is_none());
+    assert!(meet.token(false).unwrap().is_none());
     let listener = meet.bind(Ipv4Addr::LOCALHOST.into()).unwrap();
     let addresses = [listener.local_addr().unwrap(), "[::1]:9".parse().unwrap()];
     let published = meet.publish(&addresses).unwrap();
     assert_eq!(meet.find().unwrap(), addresses);
-    let token = meet.token(&|_| None, true).unwrap().unwrap();
-    assert_eq!(meet.token(&|_| None, false).unwrap().unwrap().to_hex(), token.to_hex());
-    assert_eq!(meet.token(&|_| None, true).unwrap().unwrap().to_hex(), token.to_hex(), "it stays");
+    let token = meet.token(true).unwrap().unwrap();
+    assert_eq!(meet.token(false).unwrap().unwrap().to_hex(), token.to_hex());
+    assert_eq!(meet.token(true).unwrap().unwrap().to_hex(), token.to_hex(), "it stays");
     // A later leader has overwritten the file, so this one must not remove it.
     let later = meet.publish(&addresses[..1]).unwrap();
     drop(published);
