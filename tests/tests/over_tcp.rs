@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use fsdp_comm::auth::Token;
 use fsdp_comm::conformance;
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use fsdp_comm::process::auth::Token;
 use fsdp_comm::{InMemoryLinks, LinkComm, MakeLink, TcpAcceptor, TcpLinks, TcpWorld, local_links};
 use fsdp_core::Rank;
 use fsdp_core::comm::{Comm, CommError};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use fsdp_comm::process::auth::Token;
+use fsdp_comm::auth::Token;
 use fsdp_comm::process::{Control, ControlOptions, Facts, JoinError};
 
 /// The thread of the leader's control plane.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fsdp_comm::process::auth::Token;
+use fsdp_comm::auth::Token;
 use fsdp_comm::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, TcpAcceptor, TcpWorld};
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;

@@ -8,6 +8,7 @@
 //!   ranks.
 //! - [`rendezvous`]: where the calls of ranks of one process meet, for every communicator between threads.
 //! - [`assembly`]: what ranks communicate besides collectives.
+//! - [`auth`]: the proof at both ends of a connection that the other one belongs to the run.
 //! - [`process`]: worlds of several processes.
 //! - [`conformance`]: the requirements on every implementation of [`Communicator`](fsdp_core::comm::Communicator), as
 //!   plain functions over a [`Launcher`](launch::Launcher).
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assembly;
+pub mod auth;
 pub mod conformance;
 pub mod launch;
 pub mod process;

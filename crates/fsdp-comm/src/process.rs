@@ -6,7 +6,7 @@
 //!
 //! # The protocol
 //!
-//! A connection begins with a mutual [proof](auth) that both ends know the token of the run. Then:
+//! A connection begins with a mutual [proof](crate::auth) that both ends know the token of the run. Then:
 //!
 //! | sender | message | when | effect |
 //! |---|---|---|---|
@@ -52,7 +52,6 @@
 //! left or are dead, or after waiting one minute for them, or 3 s after a verdict.
 
 pub mod ancestor;
-pub mod auth;
 pub mod cluster;
 pub mod interface;
 pub mod launch;

@@ -4,7 +4,7 @@
 //! communicators do not wait for each other, the kernel's buffers receive while a rank computes, and bytes move
 //! directly from and to the slices of a collective. The rank with the higher number connects.
 //!
-//! A connection begins with the proof that both ends know the token of this world (see [`auth`](crate::process::auth));
+//! A connection begins with the proof that both ends know the token of this world (see [`auth`](crate::auth));
 //! then the connecting rank names the channel. A message is its length without the header (8 bytes, little-endian), the
 //! header, and the data. Between processes that can read each other's memory, a long message carries only the addresses
 //! of its data (`direct.rs`).
@@ -19,38 +19,21 @@ mod direct;
 mod exchange;
 mod memory;
 mod message;
+mod shared;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
 use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing, place};
-use crate::monitor::Monitor;
-use crate::process::auth::Token;
 
 pub use acceptor::TcpAcceptor;
+pub use shared::TcpWorld;
 
-use connection::{Connection, Name};
-
-/// The world as the connections of a process need to know it.
-pub struct TcpWorld {
-    /// The addresses of each rank's process, by rank.
-    pub addresses: Vec<Vec<SocketAddr>>,
-    /// Distinguishes this world from those before and after it.
-    pub generation: u64,
-    /// The alarm of the world: reports failures, and learns of them.
-    pub alarm: Arc<dyn Alarm>,
-    /// Time limit for a message.
-    pub timeout: Duration,
-    /// Minimum length in bytes (at least 1, the same on all ranks) of messages that processes of one machine read from
-    /// each other's memory, where allowed; `None` disables it.
-    pub direct_from: Option<u64>,
-}
+use connection::Connection;
+use shared::Shared;
 
 /// Shorter messages pass through the socket faster than the acknowledgment of a direct read returns.
 pub(crate) const DIRECT_FROM: u64 = 32 << 10;
@@ -58,15 +41,6 @@ pub(crate) const DIRECT_FROM: u64 = 32 << 10;
 /// The connections of the ranks of one process to all others.
 pub struct TcpLinks {
     shared: Arc<Shared>,
-}
-
-struct Shared {
-    world: TcpWorld,
-    token: Token,
-    /// Incoming connections that are not in use yet.
-    arrived: Monitor<BTreeMap<Name, Connection>>,
-    /// Number of channels used, by rank; maintained for the ranks of this process.
-    channels: Vec<AtomicU64>,
 }
 
 impl TcpLinks {

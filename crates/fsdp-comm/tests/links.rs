@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use fsdp_comm::auth::Token;
 use fsdp_comm::conformance::{self, PlainMemory, outcomes};
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use fsdp_comm::process::auth::Token;
 use fsdp_comm::{
     Alarm, InMemoryLinks, Link, LinkComm, MakeLink, TcpAcceptor, TcpLinks, TcpWorld, local_links,
 };

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use fsdp_comm::process::auth::{Side, Token, authenticate_within};
+use fsdp_comm::auth::{Side, Token, authenticate_within};
 
 use crate::kills::ends_as_if_nothing_had_been;
 use crate::support::{Ran, Sandbox};

@@ -1,7 +1,7 @@
 //! Joins a world: from the place of this process to its rendezvous, listening ports, token and control plane.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use fsdp_core::{Error, FailureKind, Memory, Rank};
 
 use super::ancestor::Ancestor;
-use super::auth::Token;
 use super::interface::{self, InterfaceError};
 use super::launch::Processes;
 use super::place::ProcessPlace;
@@ -18,6 +17,7 @@ use super::rendezvous::{Published, Rendezvous, RendezvousError};
 use super::{Control, ControlOptions, JoinError};
 use super::{Facts, Failure, Roster, Verdict};
 use crate::assembly::Assembly;
+use crate::auth::Token;
 use crate::flight::FlightRecorder;
 use crate::link::{Alarm, Link};
 use crate::near::{MakeLink, local_links};
@@ -123,39 +123,25 @@ impl Cluster {
         let rendezvous = Rendezvous::of(&place, variable, shared, Ancestor::launcher(&place).pid())?;
         let requested = interface::asked_for(variable)?;
         let mut rendezvous_text = rendezvous.to_string();
-        let held = if place.process == 0 { rendezvous.take()? } else { None };
-        let (control, acceptor, published) = if place.process == 0 {
-            let token = token(joining, &rendezvous)?;
-            let address = requested.unwrap_or(if place.is_one_node() && !rendezvous.is_at_port() {
-                Ipv4Addr::LOCALHOST.into()
-            } else {
-                Ipv4Addr::UNSPECIFIED.into()
-            });
+        let is_leader = place.process == 0;
+        let held = if is_leader { rendezvous.take()? } else { None };
+        let leader = if is_leader { None } else { Some(first_address(&rendezvous, timeout)?) };
+        let token = token(joining, &rendezvous)?;
+        let address = requested.map_or_else(|| own_address(&place, &rendezvous, leader), Ok)?;
+        let acceptor = TcpAcceptor::bind(address)?;
+        let options = joining.control_options(token.clone(), interface::reachable(acceptor.address()?)?);
+        let (control, published) = if is_leader {
             let listener = rendezvous.bind(address)?;
-            let acceptor = TcpAcceptor::bind(address)?;
-            let options = joining.control_options(token.clone(), interface::reachable(acceptor.address()?)?);
             let addresses = interface::reachable(listener.local_addr()?)?;
             let published = rendezvous.publish(&addresses)?;
             if let Some(address) = addresses.first().filter(|_| !rendezvous.is_at_port()) {
                 rendezvous_text += &format!(", which points to {address}");
             }
-            (Control::lead(listener, options)?, (acceptor, token), Some(published))
+            (Control::lead(listener, options)?, Some(published))
         } else {
-            let leader = first_address(&rendezvous, timeout)?;
-            let token = token(joining, &rendezvous)?;
-            let address = match requested {
-                Some(address) => address,
-                None => interface::towards(leader)?,
-            };
-            // The host name may resolve to loopback, which other nodes cannot reach.
-            let is_hidden = requested.is_none() && address.is_loopback() && !place.is_one_node();
-            let address = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { address };
-            let acceptor = TcpAcceptor::bind(address)?;
-            let options = joining.control_options(token.clone(), interface::reachable(acceptor.address()?)?);
             let options = ControlOptions { join_timeout: timeout.saturating_sub(begin.elapsed()), ..options };
-            (Control::follow(&|| rendezvous.find(), options)?, (acceptor, token), None)
+            (Control::follow(&|| rendezvous.find(), options)?, None)
         };
-        let (acceptor, token) = acceptor;
         let roster = control.roster();
         let addresses = roster
             .processes
@@ -324,6 +310,22 @@ fn token(joining: &Joining<'_>, rendezvous: &Rendezvous) -> Result<Token, Cluste
         }
         std::thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// The address at which this process opens its ports; `leader` is where it has found process 0, if it is not that one.
+fn own_address(
+    place: &ProcessPlace,
+    rendezvous: &Rendezvous,
+    leader: Option<SocketAddr>,
+) -> io::Result<IpAddr> {
+    let address = match leader {
+        Some(leader) => interface::towards(leader)?,
+        None if rendezvous.is_at_port() => Ipv4Addr::UNSPECIFIED.into(),
+        None => Ipv4Addr::LOCALHOST.into(),
+    };
+    // Other nodes cannot reach loopback, to which the name of a host may resolve.
+    let is_hidden = address.is_loopback() && !place.is_one_node();
+    Ok(if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { address })
 }
 
 /// The first address of the leader that answers.

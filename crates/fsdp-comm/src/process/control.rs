@@ -4,7 +4,6 @@
 //! leader of hundreds of processes has as many threads as a leader of two. New connections reach this thread only after
 //! they have proven that they know the token.
 
-mod authenticator;
 mod connection;
 mod driver;
 mod error;
@@ -20,14 +19,12 @@ use std::time::Duration;
 use fsdp_core::comm::CommError;
 use fsdp_core::{FailureKind, Rank};
 
-use super::auth::Token;
-use super::auth::gate::no_thread;
 use super::frame::VALUE_MAX;
-use super::message::Join;
-use super::protocol::{Machine, Pulse, Request};
+use super::protocol::{Machine, Request};
 use super::rendezvous::RendezvousError;
-use super::world::{Facts, Failure, Roster, Verdict};
+use super::world::{Failure, Roster, Verdict};
 use crate::assembly::{Assembly, AssemblyError};
+use crate::auth::gate::no_thread;
 use crate::flight::FlightRecorder;
 use crate::link::Alarm;
 
@@ -35,47 +32,7 @@ use driver::Driver;
 use shared::Shared;
 
 pub use error::{JoinError, Obstacle};
-
-/// The purpose that connections of the control plane authenticate for.
-const PURPOSE: &[u8] = b"control";
-
-/// The identity of a process in the control plane, and its time limits.
-#[derive(Clone, Debug)]
-pub struct ControlOptions {
-    /// Index of this process.
-    pub process: usize,
-    /// Number of processes.
-    pub processes: usize,
-    /// Number of ranks of this process; at least 1.
-    pub local_ranks: usize,
-    /// Facts about this process for the roster.
-    pub facts: Facts,
-    /// The token of the run.
-    pub token: Token,
-    /// Heartbeat interval; more than 0.
-    pub heartbeat: Duration,
-    /// Silence after which a process counts as dead; several heartbeats.
-    pub dead_after: Duration,
-    /// Time limit until all processes have joined.
-    pub join_timeout: Duration,
-}
-
-impl ControlOptions {
-    fn join(&self, nonce: u64) -> Join {
-        assert!(self.local_ranks > 0, "a process holds at least one rank");
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        let (process, processes, local_ranks) = (self.process, self.processes, self.local_ranks);
-        Join { version, process, processes, local_ranks, nonce, facts: self.facts.clone() }
-    }
-
-    fn pulse(&self) -> Pulse {
-        assert!(
-            !self.heartbeat.is_zero() && self.heartbeat < self.dead_after,
-            "silence is longer than a heartbeat"
-        );
-        Pulse::new(self.heartbeat, self.dead_after)
-    }
-}
+pub use join::ControlOptions;
 
 /// One process's part in a world that has begun. To the other processes, dropping it without [`Control::leave`] looks
 /// like the death of this process.
@@ -124,11 +81,6 @@ impl Control {
     /// All processes of the world.
     pub fn roster(&self) -> &Roster {
         &self.roster
-    }
-
-    /// Index of this process.
-    pub fn process(&self) -> usize {
-        self.process
     }
 
     /// The alarm of this process. A raised error is visible here at once and is reported to the leader; once there is a

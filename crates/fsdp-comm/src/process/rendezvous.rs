@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use fsdp_core::FailureKind;
 use sha2::{Digest, Sha256};
 
-use super::auth::{Token, TokenError};
 use super::place::{LaunchedBy, ProcessPlace};
+use crate::auth::{Token, TokenError};
 use abandoned::{Held, NODE_DIGITS, NODE_PREFIX};
 pub use node::NodeFolder;
 use tcp_store::TcpStore;

@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::connection::{Connection, Name, PROOF_LIMIT, purpose};
+use super::TcpLinks;
+use super::connection::{Connection, PROOF_LIMIT};
 use super::memory::allow_reads;
-use super::{Shared, TcpLinks, TcpWorld};
+use super::shared::{Name, Shared, TcpWorld, purpose};
+use crate::auth::gate::Gate;
+use crate::auth::{Side, Token, authenticate_within};
 use crate::monitor::Monitor;
-use crate::process::auth::gate::Gate;
-use crate::process::auth::{Side, Token, authenticate_within};
 
 /// A listening port, bound before the other processes are known.
 pub struct TcpAcceptor {

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::thread;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -38,7 +39,7 @@ fn world(ranks: usize, timeout: Duration, direct_from: Option<u64>) -> Vec<TcpLi
             timeout,
             direct_from,
         };
-        door.open(world, crate::process::auth::Token::open()).unwrap()
+        door.open(world, crate::auth::Token::open()).unwrap()
     };
     doors.into_iter().map(open).collect()
 }

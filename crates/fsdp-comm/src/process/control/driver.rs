@@ -2,22 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net;
+use std::net::{self, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::authenticator::Authenticator;
 use super::connection::Connection;
 use super::shared::Shared;
-use crate::process::auth::AuthError;
+use crate::auth::gate::Gate;
+use crate::auth::{self, AuthError, Side, authenticate_within};
 use crate::process::protocol::{ConnectionId, Event, Machine, Output, Request};
 
 const WAKER: Token = Token(0);
-const LISTENER: Token = Token(1);
-const FIRST_CONNECTION: usize = 2;
+const FIRST_CONNECTION: usize = 1;
+
+/// The purpose that connections of the control plane authenticate for.
+pub(super) const PURPOSE: &[u8] = b"control";
+
+/// Time limit of one authentication.
+pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
 
 /// Ticks per heartbeat.
 const TICKS: u32 = 4;
@@ -33,7 +38,8 @@ pub(super) struct Driver<M> {
     poll: Poll,
     events: Events,
     pub(super) machine: M,
-    authenticator: Option<Authenticator>,
+    /// Keeps the port for other processes open while this exists.
+    port: Option<Arc<()>>,
     connections: BTreeMap<ConnectionId, Connection>,
     /// The id of the next connection.
     next: usize,
@@ -58,7 +64,7 @@ impl<M: Machine> Driver<M> {
             poll,
             events: Events::with_capacity(processes + EVENTS),
             machine,
-            authenticator: None,
+            port: None,
             connections: BTreeMap::new(),
             next: FIRST_CONNECTION,
             begin: now,
@@ -76,11 +82,16 @@ impl<M: Machine> Driver<M> {
         self.shared.clone()
     }
 
-    /// Accepts connections at `authenticator` from now on.
-    pub(super) fn open(&mut self, mut authenticator: Authenticator) -> io::Result<()> {
-        self.poll.registry().register(&mut authenticator.listener, LISTENER, Interest::READABLE)?;
-        self.authenticator = Some(authenticator);
-        Ok(())
+    /// Accepts connections that know the token, from now on.
+    pub(super) fn open(&mut self, listener: TcpListener, token: auth::Token) -> io::Result<()> {
+        let (port, shared) = (Arc::new(()), self.shared());
+        let weak = Arc::downgrade(&port);
+        self.port = Some(port);
+        let authenticate = move |stream: net::TcpStream, limit| {
+            let proof = authenticate_within(&stream, limit, &token, Side::Answerer, PURPOSE);
+            shared.arrive(proof.map(|()| stream));
+        };
+        Gate::new(listener, PROOF_MAX)?.open("fsdp-port", move || weak.strong_count() > 0, authenticate)
     }
 
     /// Adds an authenticated connection.
@@ -117,17 +128,10 @@ impl<M: Machine> Driver<M> {
         for token in ready {
             match token {
                 WAKER => {}
-                LISTENER => self
-                    .authenticator
-                    .iter_mut()
-                    .for_each(|authenticator| authenticator.may_have_backlog = true),
                 Token(id) => self.serve(ConnectionId(id)),
             }
         }
         self.process_inbox();
-        if let Some(authenticator) = &mut self.authenticator {
-            authenticator.accept(&self.shared);
-        }
         // After reading everything: a process that was stopped has not read for a long time.
         if self.last_tick.elapsed() >= self.tick {
             self.last_tick = Instant::now();
@@ -177,7 +181,6 @@ impl<M: Machine> Driver<M> {
     fn process_inbox(&mut self) {
         let inbox = self.shared.take();
         for proof in inbox.arrivals {
-            self.authenticator.iter_mut().for_each(Authenticator::authentication_ended);
             // A connection for which this process has no resources is closed; the other end retries.
             let _refused =
                 proof.map(|stream| self.add(stream)).map_err(|error| self.last_auth_error = Some(error));
@@ -236,7 +239,7 @@ impl<M: Machine> Driver<M> {
     /// Sends the rest, and waits until the other ends have closed: closing a connection with unread data resets it,
     /// which may lose the last bytes sent.
     fn drain(&mut self) {
-        self.authenticator = None;
+        self.port = None;
         let begin = Instant::now();
         loop {
             self.connections.retain(|_, connection| !connection.drain());

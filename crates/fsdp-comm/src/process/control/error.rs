@@ -7,7 +7,7 @@ use std::time::Duration;
 use fsdp_core::FailureKind;
 
 use crate::assembly::join;
-use crate::process::auth::AuthError;
+use crate::auth::AuthError;
 use crate::process::message::Refusal;
 use crate::process::rendezvous::RendezvousError;
 

@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use fsdp_core::FailureKind;
 
-use super::authenticator::{Authenticator, PROOF_MAX};
-use super::driver::Driver;
+use super::driver::{Driver, PROOF_MAX, PURPOSE};
 use super::error::{JoinError, Obstacle};
-use super::{ControlOptions, PURPOSE};
-use crate::process::auth::{Side, authenticate_within};
-use crate::process::protocol::{Event, Leader, Member};
+use crate::auth::{Side, Token, authenticate_within};
+use crate::process::message::Join;
+use crate::process::protocol::{Event, Leader, Member, Pulse};
 use crate::process::rendezvous::RendezvousError;
-use crate::process::world::Roster;
+use crate::process::world::{Facts, Roster};
 
 /// Time limit for a connection to one address.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
@@ -21,6 +20,44 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Pauses between two attempts.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The identity of a process in the control plane, and its time limits.
+#[derive(Clone, Debug)]
+pub struct ControlOptions {
+    /// Index of this process.
+    pub process: usize,
+    /// Number of processes.
+    pub processes: usize,
+    /// Number of ranks of this process; at least 1.
+    pub local_ranks: usize,
+    /// Facts about this process for the roster.
+    pub facts: Facts,
+    /// The token of the run.
+    pub token: Token,
+    /// Heartbeat interval; more than 0.
+    pub heartbeat: Duration,
+    /// Silence after which a process counts as dead; several heartbeats.
+    pub dead_after: Duration,
+    /// Time limit until all processes have joined.
+    pub join_timeout: Duration,
+}
+
+impl ControlOptions {
+    pub(super) fn join(&self, nonce: u64) -> Join {
+        assert!(self.local_ranks > 0, "a process holds at least one rank");
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let (process, processes, local_ranks) = (self.process, self.processes, self.local_ranks);
+        Join { version, process, processes, local_ranks, nonce, facts: self.facts.clone() }
+    }
+
+    fn pulse(&self) -> Pulse {
+        assert!(
+            !self.heartbeat.is_zero() && self.heartbeat < self.dead_after,
+            "silence is longer than a heartbeat"
+        );
+        Pulse::new(self.heartbeat, self.dead_after)
+    }
+}
 
 /// See [`Control::lead`](super::Control::lead).
 pub(super) fn lead(
@@ -32,7 +69,7 @@ pub(super) fn lead(
     let generation = getrandom::u64()?.max(1);
     let leader = Leader::new(options.join(generation), generation, options.pulse());
     let mut driver = Driver::new(leader, options.heartbeat, options.processes)?;
-    driver.open(Authenticator::new(listener, options.token, options.processes)?)?;
+    driver.open(listener, options.token)?;
     loop {
         if let Some(Event::Go(roster)) = driver.turn()? {
             return Ok((driver, roster));

@@ -9,10 +9,10 @@ use fsdp_core::comm::CommError;
 use mio::Waker;
 
 use crate::assembly::TopicStore;
+use crate::auth::AuthError;
 use crate::flight::FlightRecorder;
 use crate::link::Alarm;
 use crate::monitor::lock;
-use crate::process::auth::AuthError;
 use crate::process::protocol::Request;
 use crate::process::world::{Failure, Verdict};
 

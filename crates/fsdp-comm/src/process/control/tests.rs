@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use fsdp_core::comm::CommError;
 use fsdp_core::{FailureKind, Rank};
 
+use super::driver::PURPOSE;
 use super::*;
+use crate::auth::{AuthError, Side, Token, authenticate};
 use crate::process::Refusal;
-use crate::process::auth::{AuthError, Side, authenticate};
 use crate::process::frame::{Decoder, Frame};
 use crate::process::message::Message;
+use crate::process::world::Facts;
 
 /// A test that exceeds this hangs, on any machine and under any load.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -90,14 +92,14 @@ fn processes_join_in_any_order_and_exchange_until_leaving() {
         known.lock().unwrap().push(address);
         threads.push(scope.spawn(move || Control::lead(listener, options(0, 4))));
         let mut begun: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
-        begun.sort_by_key(|control| control.process());
+        begun.sort_by_key(|control| control.process);
         begun
     });
     let ranks: Vec<_> = begun.iter().map(|control| control.local()).collect();
     assert_eq!(ranks, [0..1, 1..3, 3..6, 6..10]);
     for control in &begun {
         assert_eq!(control.roster(), begun[0].roster());
-        assert_eq!((control.world(), control.is_leader()), (10, control.process() == 0));
+        assert_eq!((control.world(), control.is_leader()), (10, control.process == 0));
         control.local().for_each(|rank| control.give("save", Rank(rank), vec![rank as u8; rank]).unwrap());
     }
     assert_eq!(begun[0].roster().processes[3].facts, options(3, 4).facts);
@@ -310,7 +312,7 @@ fn join_behind_strangers() -> bool {
     let _closed_or_reset = known.stream.read_to_end(&mut Vec::new());
     let answer = strangers[0].read(&mut [0; 10]);
     assert!(matches!(answer, Ok(0) | Err(_)), "a stranger gets no answer: {answer:?}");
-    took < super::authenticator::PROOF_MAX
+    took < super::driver::PROOF_MAX
 }
 
 #[test]

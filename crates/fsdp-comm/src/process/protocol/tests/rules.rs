@@ -6,8 +6,9 @@ use fsdp_core::{FailureKind, Rank};
 
 use super::super::*;
 use super::sim::{DEAD_AFTER, HEARTBEAT};
-use crate::process::message::{Join, Message};
-use crate::process::world::{Facts, ProcessEntry};
+use crate::process::frame::Frame;
+use crate::process::message::{Join, Message, Refusal};
+use crate::process::world::{Facts, Failure, ProcessEntry, Roster, Verdict};
 
 const GENERATION: u64 = 7;
 const TICK: Duration = Duration::from_millis(500);

@@ -3,13 +3,15 @@
 //! A connection delivers in order; each has its own delays. Everything is a function of the seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use super::super::*;
 use super::check::own_topic;
 use super::faults::{Fault, Random};
-use crate::process::message::{Join, Message};
-use crate::process::world::Facts;
+use crate::process::frame::Frame;
+use crate::process::message::{Join, Message, Refusal};
+use crate::process::world::{Facts, Failure, Roster, Verdict};
 
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 pub(super) const DEAD_AFTER: Duration = Duration::from_secs(15);

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use super::*;
-use crate::process::auth::{Side, Token, authenticate_within};
+use crate::auth::{Side, Token, authenticate_within};
 
 /// Connections of strangers, each opened again as soon as it is closed.
 fn besiege(address: SocketAddr, strangers: usize, is_over: &AtomicBool) {

@@ -114,7 +114,7 @@ impl Gate {
 
 /// Runs an authentication on a thread of its own, so that a slow one delays no other; if none can be started, on this one.
 /// Where the system has no more threads, processes of the same run must still meet.
-pub(crate) fn run_apart(authentication: impl FnOnce() + Send + 'static) {
+fn run_apart(authentication: impl FnOnce() + Send + 'static) {
     let kept = Arc::new(Mutex::new(Some(authentication)));
     let shared = Arc::clone(&kept);
     let run = move || {
