@@ -28,6 +28,9 @@ use abandoned::{Held, NODE_DIGITS, NODE_PREFIX};
 pub use node::NodeFolder;
 use tcp_store::TcpStore;
 
+/// The name of torchrun's store in errors.
+const STORE: &str = "torchrun's store (MASTER_ADDR, MASTER_PORT)";
+
 /// The key of the leader's addresses in torchrun's store.
 const STORE_KEY: &str = "/fsdp/leader";
 
@@ -154,15 +157,11 @@ impl Rendezvous {
             }
             (None, _) => None,
         };
-        let nowhere = || RendezvousError::Nowhere { launched_by: place.launched_by };
-        let folder = shared.map(Path::to_owned);
-        match (method, folder) {
-            (Some(method), folder) => {
-                Ok(Self { method, folder: folder.unwrap_or_default(), is_private: false })
-            }
-            (None, Some(folder)) => Ok(Self { method: Method::File, folder, is_private: false }),
-            (None, None) => Err(nowhere()),
+        if method.is_none() && shared.is_none() {
+            return Err(RendezvousError::Nowhere { launched_by: place.launched_by });
         }
+        let (method, folder) = (method.unwrap_or(Method::File), shared.map(Path::to_owned));
+        Ok(Self { method, folder: folder.unwrap_or_default(), is_private: false })
     }
 
     /// On the leader: creates and locks the private folder among the temporary files, before anything is put into it,
@@ -218,8 +217,7 @@ impl Rendezvous {
             Method::Port { host, port } => (host.clone(), *port),
             Method::Store { .. } | Method::File => (address.to_string(), 0),
         };
-        let failed = |source| RendezvousError::Network { what: "a port for the leader", host, port, source };
-        TcpListener::bind((address, port)).map_err(failed)
+        TcpListener::bind((address, port)).map_err(network_failed("a port for the leader", &host, port))
     }
 
     /// Publishes the leader's addresses. Dropping the result removes the file, if there is one.
@@ -233,7 +231,7 @@ impl Rendezvous {
             Method::Port { .. } => Ok(Published { file: None, is_private: false }),
             Method::Store { host, port } => {
                 let set = |store: &mut TcpStore| store.set(STORE_KEY, text.as_bytes());
-                TcpStore::query((host, *port), set).map_err(store_failed(host, *port))?;
+                TcpStore::query((host, *port), set).map_err(network_failed(STORE, host, *port))?;
                 Ok(Published { file: None, is_private: false })
             }
             Method::File => {
@@ -252,17 +250,13 @@ impl Rendezvous {
     pub fn find(&self) -> Result<Vec<SocketAddr>, RendezvousError> {
         let text = match &self.method {
             Method::Port { host, port } => {
-                let failed = |source| RendezvousError::Network {
-                    what: "the leader",
-                    host: host.clone(),
-                    port: *port,
-                    source,
-                };
-                return Ok((host.as_str(), *port).to_socket_addrs().map_err(failed)?.collect());
+                let found = (host.as_str(), *port).to_socket_addrs();
+                return Ok(found.map_err(network_failed("the leader", host, *port))?.collect());
             }
             Method::Store { host, port } => {
                 let get = |store: &mut TcpStore| store.get(STORE_KEY);
-                let found = TcpStore::query((host, *port), get).map_err(store_failed(host, *port))?;
+                let found =
+                    TcpStore::query((host, *port), get).map_err(network_failed(STORE, host, *port))?;
                 String::from_utf8(found.unwrap_or_default()).unwrap_or_default()
             }
             Method::File => {
@@ -418,14 +412,9 @@ fn io_failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ren
     move |source| RendezvousError::Io { action, path, source }
 }
 
-fn store_failed(host: &str, port: u16) -> impl FnOnce(io::Error) -> RendezvousError {
+fn network_failed(what: &'static str, host: &str, port: u16) -> impl FnOnce(io::Error) -> RendezvousError {
     let host = host.to_owned();
-    move |source| RendezvousError::Network {
-        what: "torchrun's store (MASTER_ADDR, MASTER_PORT)",
-        host,
-        port,
-        source,
-    }
+    move |source| RendezvousError::Network { what, host, port, source }
 }
 
 #[cfg(test)]
