@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use fsdp_comm::Threads;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
@@ -14,6 +13,7 @@ use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
 use fsdp_sim::SeededOrder;
+use fsdp_sim::Threads;
 use fsdp_train::RankTrainer;
 use fsdp_train::verify::{VerifyOptions, verify};
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use fsdp_comm::Threads;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::Threads;
 use fsdp_train::verify::{VerifyOptions, verify};
 
 use crate::runs::train;

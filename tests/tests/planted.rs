@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::memory::{Category, Memory};
 use fsdp_core::{DType, Error};
 use fsdp_nn::backend::Operands;
 use fsdp_nn::model::MlpConfig;
 use fsdp_nn::op::{Head, Linear, Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions, ModelError};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::hooked::Hooked;
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::Resolved;
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{ThreadOptions, Threads};
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::RunOptions;
 use fsdp_train::{InitSource, Job};

@@ -21,12 +21,24 @@ const LAYERS: [(&str, &[&str]); 14] = [
     ("fsdp-nn", &["fsdp-core"]),
     ("fsdp-plan", &["fsdp-core", "fsdp-nn", "fsdp-sim"]),
     ("fsdp-cuda", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
-    ("fsdp-xla", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
+    ("fsdp-xla", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-sim"]),
     ("fsdp-ckpt", &["fsdp-core"]),
     ("fsdp-config", &["fsdp-core", "fsdp-nn", "fsdp-ckpt"]),
     ("fsdp-data", &["fsdp-core", "fsdp-nn", "fsdp-ckpt", "fsdp-config"]),
     ("fsdp-train", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt", "fsdp-config", "fsdp-data"]),
-    ("fsdp", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt", "fsdp-config", "fsdp-data", "fsdp-train"]),
+    (
+        "fsdp",
+        &[
+            "fsdp-core",
+            "fsdp-comm",
+            "fsdp-nn",
+            "fsdp-sim",
+            "fsdp-ckpt",
+            "fsdp-config",
+            "fsdp-data",
+            "fsdp-train",
+        ],
+    ),
     (
         "fsdp-cli",
         &[

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::process::cluster::{Cluster, host};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::RunConfig;
 use fsdp_core::Rank;
 use fsdp_cuda::device::{TooManyRanks, gpu_count, gpu_uuid, gpus_of_process};
@@ -16,6 +15,7 @@ use fsdp_cuda::torch::{
     Kernels, Torch, library_folders, load_cuda, set_deterministic, set_intra_op, start_cuda,
 };
 use fsdp_cuda::{CudaMemory, CudaOptions, DeviceError, load_compiler};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::cluster::decide;
 use crate::device::{Work, has_nccl};

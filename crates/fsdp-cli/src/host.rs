@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::launch::Processes;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::RunConfig;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::verify::{OnHost, Together};
 

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use fsdp_comm::Threads;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::launch::Processes;
 use fsdp_config::{KernelChoice, RunConfig};
 use fsdp_core::{Error, Rank};
 use fsdp_cuda::torch::{Kernels, Torch, set_deterministic, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::Threads;
 
 use crate::error::CliError;
 use crate::host::{self, threads_per_rank, total_threads};

@@ -4,8 +4,7 @@
 //! This crate is a part of [`fsdp`](https://docs.rs/fsdp), without a promise of stability: any version may change it.
 //!
 //! - [`launch`]: the contract between a trainer and its launcher.
-//! - [`threads`]: ranks that are threads, and the communicator between them; [`ranks`]: how launchers run their own
-//!   ranks.
+//! - [`ranks`]: how launchers run the ranks of their process, each on a thread.
 //! - [`rendezvous`]: where the calls of ranks of one process meet, for every communicator between threads.
 //! - [`assembly`]: what ranks communicate besides collectives.
 //! - [`auth`]: the proof at both ends of a connection that the other one belongs to the run.
@@ -24,7 +23,6 @@ pub mod launch;
 pub mod process;
 pub mod ranks;
 pub mod rendezvous;
-pub mod threads;
 
 mod link;
 
@@ -48,4 +46,3 @@ pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, place, scatte
 pub use link_comm::LinkComm;
 pub use near::{MakeLink, local_links};
 pub use tcp::{TcpAcceptor, TcpLinks, TcpWorld};
-pub use threads::{ThreadOptions, Threads};

@@ -11,6 +11,9 @@ use fsdp_core::Rank;
 use crate::launch::{FailureReason, LaunchFailure};
 use crate::rendezvous::Failure;
 
+/// Stack of the thread of a rank that computes on the host, in bytes.
+pub const STACK_BYTES: usize = 2 << 20;
+
 /// Runs `body` for each of the ranks `local` on its own thread with `stack_bytes` of stack; returns the results in rank
 /// order. Panics are caught. As soon as a rank has ended, or could not be started, `on_end` is called with the failure,
 /// if any: it must notify the other ranks.

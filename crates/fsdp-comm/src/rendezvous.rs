@@ -26,7 +26,7 @@ pub use group::Group;
 pub use judge::{Ruling, judge};
 pub use report::Report;
 pub use table::{Seat, Table};
-pub(crate) use waits::{Wait, overdue, stuck};
+pub use waits::{Wait, overdue, stuck};
 
 /// A failure of the world.
 #[derive(Clone, Debug)]

@@ -4,11 +4,30 @@
 //! runs the same code as a real failure.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::sync::Mutex;
 
-use fsdp_comm::threads::{Entry, Intercept};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, ReduceOp};
+
+use crate::lock::lock;
+
+/// How a rank enters a collective.
+#[derive(Debug)]
+pub enum Entry {
+    /// It makes this call instead.
+    Call(Fingerprint),
+    /// Its call fails.
+    Fail(CommError),
+    /// It never enters: it blocks until the world has failed.
+    Stall,
+}
+
+/// Sees every call of every rank before it is made.
+pub trait Intercept: fmt::Debug + Send + Sync {
+    /// Decides what `rank` does instead of `call`.
+    fn entry(&self, rank: Rank, call: Fingerprint) -> Entry;
+}
 
 /// The action of a faulty rank instead of its collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +55,7 @@ pub struct Fault {
     pub action: Action,
 }
 
-/// The faults of one world, for [`ThreadOptions::intercept`](fsdp_comm::ThreadOptions::intercept).
+/// The faults of one world, for [`ThreadOptions::intercept`](crate::ThreadOptions::intercept).
 #[derive(Debug, Default)]
 pub struct Faults {
     rules: Vec<Fault>,
@@ -54,7 +73,7 @@ impl Faults {
 impl Intercept for Faults {
     fn entry(&self, rank: Rank, call: Fingerprint) -> Entry {
         let nth = {
-            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut counts = lock(&self.counts);
             let count = counts.entry(rank).or_default();
             *count += 1;
             *count - 1

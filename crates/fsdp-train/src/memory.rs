@@ -10,7 +10,7 @@
 mod available;
 mod shortage;
 
-use fsdp_comm::ThreadOptions;
+use fsdp_comm::ranks::STACK_BYTES;
 use fsdp_config::{Device, Resolved};
 use fsdp_core::memory::Category;
 use fsdp_core::plan::Plan;
@@ -94,7 +94,7 @@ fn expect(
     events::predicted_memory(&forecast.usage);
     let mut parts = parts((config, plan), ranks, storage, &forecast);
     if available.limit == Limit::AddressSpace {
-        let per_rank_bytes = ThreadOptions::default().stack_bytes as u64;
+        let per_rank_bytes = STACK_BYTES as u64;
         let bytes = per_rank_bytes.saturating_mul(ranks as u64);
         parts.push(Part { name: "stacks of threads", per_rank_bytes, bytes });
     }

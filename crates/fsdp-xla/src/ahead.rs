@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_nn::HostMemory;
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, MemoryNeed, Plugin, Setting, Topology};

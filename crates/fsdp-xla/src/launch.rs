@@ -9,10 +9,10 @@ use std::time::Duration;
 use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::launch::Processes;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::comm::Comm;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::assignment::{Assignment, client};
 use crate::cache::Cache;

@@ -26,8 +26,8 @@ pub mod ranks {
     //!
     //! [`Threads`] starts them. Ranks in several processes, on GPUs and on XLA devices are started by the command.
 
-    pub use fsdp_comm::{ThreadOptions, Threads};
     pub use fsdp_nn::{HostMemory, HostOptions};
+    pub use fsdp_sim::{ThreadOptions, Threads};
 }
 
 pub mod run {

@@ -6,10 +6,10 @@ use std::thread;
 
 use clap::ValueEnum;
 use fsdp_comm::launch::Launcher;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Rank;
 use fsdp_nn::Backend;
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::clock::Clock;
 

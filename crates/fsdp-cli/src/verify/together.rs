@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use fsdp_comm::Threads;
 use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::launch::Processes;
+use fsdp_sim::Threads;
 
 /// Runs a world of one rank, the oracle's, in this process alone, and all other worlds together with the other
 /// processes. (A single rank is never spread over processes.)

@@ -236,7 +236,10 @@ impl<E> Table<E> {
     }
 
     /// The wait of a rank that has waited for `waited` for the end of one of its calls.
-    pub(crate) fn wait(&self, seat: Seat, position: Position, waited: Duration) -> Wait {
+    ///
+    /// # Panics
+    /// Panics if the call is not outstanding.
+    pub fn wait(&self, seat: Seat, position: Position, waited: Duration) -> Wait {
         let Rows { rows, line, .. } = &self.groups[seat.group];
         let mut outstanding = rows[seat.index].outstanding.iter();
         let found = outstanding.find(|outstanding| outstanding.position == position);

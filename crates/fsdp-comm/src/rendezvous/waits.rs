@@ -10,15 +10,15 @@ use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 use super::Failure;
 
 /// A collective that a rank has not finished, and the ranks that it lacks.
-pub(crate) struct Wait {
+pub struct Wait {
     /// The waiting rank.
-    pub(crate) rank: Rank,
+    pub rank: Rank,
     /// The call in which it waits.
-    pub(crate) call: Fingerprint,
+    pub call: Fingerprint,
     /// Ranks that have not entered it.
-    pub(crate) missing: Vec<Rank>,
+    pub missing: Vec<Rank>,
     /// How long it has waited.
-    pub(crate) waited: Duration,
+    pub waited: Duration,
 }
 
 /// The failure to report when a collective cannot end because a rank that it needs has returned.
@@ -36,17 +36,13 @@ pub(super) fn deserted(
 }
 
 /// The failure to report when no rank can make progress; `None` if no rank is missing anywhere.
-pub(crate) fn stuck(waits: &[Wait], status: &dyn Fn() -> Arc<[RankStatus]>) -> Option<Failure> {
+pub fn stuck(waits: &[Wait], status: &dyn Fn() -> Arc<[RankStatus]>) -> Option<Failure> {
     let (wait, missing) = blame(waits)?;
     Some(missing_failure(missing[0], wait.call, missing, status))
 }
 
 /// The failure to report when a rank has waited for a collective for at least `limit`.
-pub(crate) fn overdue(
-    waits: &[Wait],
-    limit: Duration,
-    status: &dyn Fn() -> Arc<[RankStatus]>,
-) -> Option<Failure> {
+pub fn overdue(waits: &[Wait], limit: Duration, status: &dyn Fn() -> Arc<[RankStatus]>) -> Option<Failure> {
     let late = waits.iter().find(|wait| wait.waited >= limit)?;
     let (Wait { rank, call, .. }, missing) = blame(waits).unwrap_or((late, Vec::new()));
     let culprit = *missing.first().unwrap_or(rank);

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Memory;
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_cuda::{CudaMemory, CudaOptions};
 use fsdp_sim::SeededOrder;
+use fsdp_sim::{ThreadOptions, Threads};
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{RankTrainer, TrainError};
 

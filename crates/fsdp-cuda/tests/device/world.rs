@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fsdp_comm::conformance;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_cuda::{CudaMemory, CudaOptions};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::fake_cuda;
 

@@ -5,12 +5,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use fsdp_comm::conformance;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
 use fsdp_core::memory::{Category, Memory};
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl};
 use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda, set_deterministic, start_cuda};
 use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
+use fsdp_sim::{ThreadOptions, Threads};
 
 /// Loads NVRTC and libtorch's CUDA half once, and returns the folders of libraries.
 fn libraries() -> &'static [PathBuf] {

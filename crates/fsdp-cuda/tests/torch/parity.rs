@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::memory::{Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
 use fsdp_cuda::torch::{Kernels, set_intra_op};
@@ -14,6 +13,7 @@ use fsdp_nn::backend::{BatchFacts, Operands, Write};
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
 use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::{Backend, HostBuffer};
+use fsdp_sim::{ThreadOptions, Threads};
 use fsdp_train::Job;
 use fsdp_train::verify::{VerifyOptions, WorldReport, verify};
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::Error;
 use fsdp_cuda::torch::{Kernels, Torch, set_intra_op};
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{ThreadOptions, Threads};
 
 /// The memory of a rank.
 pub(crate) type RankMemory = Torch<HostMemory>;

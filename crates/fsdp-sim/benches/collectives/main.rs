@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use bounds::CopyRate;
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use fsdp_comm::launch::{self, Launcher};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
+use fsdp_sim::{ThreadOptions, Threads};
 
 /// Number of runs in a report, and of collectives in each.
 const RUNS: usize = 3;

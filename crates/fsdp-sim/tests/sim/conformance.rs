@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use fsdp_comm::conformance::{self, PlainMemory};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
 use fsdp_nn::host::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{ThreadOptions, Threads};
 use proptest::prelude::*;
 
 /// Launches worlds on `cores` cores, which share the outputs of all-gathers if `share_unsharded`.

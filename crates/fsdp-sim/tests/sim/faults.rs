@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use fsdp_comm::conformance::PlainMemory;
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_sim::{Action, Fault, Faults};
+use fsdp_sim::{ThreadOptions, Threads};
 
 /// A time limit that is reached only by a broken test.
 const LONG: Duration = Duration::from_secs(600);

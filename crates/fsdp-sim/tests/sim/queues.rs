@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fsdp_comm::conformance;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::DType;
+use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::lagging::{Device, LaggingMemory};
 

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fsdp_comm::conformance::{PlainBuffer, PlainMemory};
 use fsdp_comm::launch::{Launcher, Seat};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
+use fsdp_sim::{ThreadOptions, Threads};
 
 /// Runs a body on every rank of a world with one memory.
 fn run<T: Send>(

@@ -57,8 +57,8 @@ impl Ranks {
     /// A rank without others.
     pub(super) fn alone() -> Self {
         use fsdp_comm::launch::Launcher;
-        use fsdp_comm::{ThreadOptions, Threads};
         use fsdp_nn::HostOptions;
+        use fsdp_sim::{ThreadOptions, Threads};
         let launcher = Threads::new(ThreadOptions::default(), |_, _| {
             Ok(Arc::new(HostMemory::new(HostOptions::default())?))
         });

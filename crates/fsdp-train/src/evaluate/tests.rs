@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::Resolved;
 use fsdp_core::Rank;
 use fsdp_core::memory::Category;
 use fsdp_data::Watch;
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use super::*;
 use crate::InitSource;

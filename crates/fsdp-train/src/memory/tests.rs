@@ -2,12 +2,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::Resolved;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, FailureKind};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use super::*;
 use crate::{InitSource, RankTrainer};

@@ -3,7 +3,6 @@
 use std::sync::Mutex;
 
 use fsdp_comm::launch::{FailureReason, Launcher};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::Resolved;
 use fsdp_core::DType;
 use fsdp_core::engine::{Origin, ProgramOrder};
@@ -11,6 +10,7 @@ use fsdp_core::memory::{Buffer, HostSliceMut, Memory, Slice};
 use fsdp_core::{Axis, FailureKind, Queue};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use super::*;
 use crate::InitSource;

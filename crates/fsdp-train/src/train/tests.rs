@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::Resolved;
 use fsdp_core::Error;
 use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use super::*;
 use crate::InitSource;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_config::Resolved;
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_sim::{ThreadOptions, Threads};
 
 use super::*;
 use crate::InitSource;

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fsdp_comm::ThreadOptions;
 use fsdp_comm::launch::{FailureReason, Launcher};
 use fsdp_core::comm::CommError;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
@@ -18,6 +17,7 @@ use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
 use fsdp_nn::conformance::{Subject, operations};
 use fsdp_nn::op::Op;
 use fsdp_nn::update::Part;
+use fsdp_sim::ThreadOptions;
 
 use crate::buffer::XlaBuffer;
 use crate::memory::{In, Out, TraceEvent, XlaMemory};

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_nn::HostOptions;
+use fsdp_sim::{ThreadOptions, Threads};
 
 use super::*;
 

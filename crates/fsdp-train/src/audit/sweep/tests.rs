@@ -1,11 +1,11 @@
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
-use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::model::ParamSpec;
 use fsdp_nn::HostOptions;
 use fsdp_nn::graph::Chunks;
 use fsdp_nn::hf::HfConfig;
+use fsdp_sim::{ThreadOptions, Threads};
 use proptest::prelude::*;
 
 use super::*;

@@ -5,68 +5,21 @@
 
 mod comm;
 mod exchange;
+mod options;
 mod rank_scheduler;
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
-use fsdp_core::comm::{Comm, CommError, Fingerprint};
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, MakeMemory, Seat};
+use fsdp_comm::ranks::{first_failure, run_ranks};
+use fsdp_comm::rendezvous::Group;
+use fsdp_core::comm::Comm;
 use fsdp_core::{Error, Memory, Rank};
 
-use comm::ThreadComm;
-use comm::World;
+pub use options::ThreadOptions;
 
-use crate::launch::{FailureReason, LaunchFailure, Launcher, MakeMemory, Seat};
-use crate::ranks::{first_failure, run_ranks};
-use crate::rendezvous::Group;
-
-/// Options of ranks that run as threads.
-#[derive(Clone, Debug)]
-pub struct ThreadOptions {
-    /// Maximum number of ranks that run at a time; ranks blocked in a collective do not count. At least 1.
-    pub cores: usize,
-    /// The world fails if ranks wait in a collective and no rank has entered or left one for this long. (It fails at
-    /// once if no rank can make progress.)
-    pub timeout: Duration,
-    /// Whether the outputs of an all-gather share storage, if the memory supports it.
-    pub share_unsharded: bool,
-    /// Stack size of each rank's thread, in bytes.
-    pub stack_bytes: usize,
-    /// Changes the calls of ranks, to test failures; `None` changes nothing.
-    pub intercept: Option<Arc<dyn Intercept>>,
-}
-
-impl Default for ThreadOptions {
-    /// All cores of this machine, a timeout of ten minutes, no sharing, no intercept.
-    fn default() -> Self {
-        Self {
-            cores: thread::available_parallelism().map_or(1, usize::from),
-            timeout: Duration::from_secs(600),
-            share_unsharded: false,
-            stack_bytes: 2 << 20,
-            intercept: None,
-        }
-    }
-}
-
-/// How a rank enters a collective.
-#[derive(Debug)]
-pub enum Entry {
-    /// It makes this call instead.
-    Call(Fingerprint),
-    /// Its call fails.
-    Fail(CommError),
-    /// It never enters: it blocks until the world has failed.
-    Stall,
-}
-
-/// Sees every call of every rank before it is made.
-pub trait Intercept: fmt::Debug + Send + Sync {
-    /// Decides what `rank` does instead of `call`.
-    fn entry(&self, rank: Rank, call: Fingerprint) -> Entry;
-}
+use comm::{ThreadComm, World};
 
 /// Launches every rank as a thread of this process.
 pub struct Threads<M> {

@@ -9,14 +9,14 @@
 //! reduce queue (all others) to the rank that moves the data, and from there to all ranks.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint};
 use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
 use fsdp_core::tree::{Arrival, Arrivals};
 use fsdp_core::{Error, Queue, Rank};
 
-use crate::monitor::lock;
+use crate::lock::lock;
 
 /// What a rank deposits for a collective, and takes back afterwards.
 pub(super) struct Contribution<M: Memory> {
@@ -87,19 +87,19 @@ impl<M: Memory> Exchange<M> {
 
     /// Deposits the buffers of a rank; returns whether it is the last one.
     fn deposit(&self, index: usize, slot: Contribution<M>) -> bool {
-        let mut slots = self.slots();
+        let mut slots = lock(&self.slots);
         assert!(slots[index].replace(slot).is_none(), "a rank enters a collective once");
         self.arrived.fetch_add(1, Ordering::Relaxed) + 1 == slots.len()
     }
 
     /// Takes back a rank's contribution, once the collective is finished.
     pub(super) fn take(&self, index: usize) -> Contribution<M> {
-        self.slots()[index].take().expect("a rank leaves a collective once")
+        lock(&self.slots)[index].take().expect("a rank leaves a collective once")
     }
 
     /// After all ranks have arrived: gives every rank the colors of all.
     fn distribute_colors(&self) {
-        let mut slots = self.slots();
+        let mut slots = lock(&self.slots);
         let colors: Arc<[usize]> =
             slots.iter().flatten().flat_map(|slot| slot.colors.iter().copied()).collect();
         slots.iter_mut().flatten().for_each(|slot| slot.colors = colors.clone());
@@ -162,7 +162,7 @@ impl<M: Memory> Exchange<M> {
     /// sum, which has then been distributed.
     fn reduce(&self, memory: &M, group: GroupCall<'_>, index: usize) -> Result<bool, Error> {
         let (buffers, ready) = {
-            let mut slots = self.slots();
+            let mut slots = lock(&self.slots);
             let slot = slots[index].as_mut().expect("the rank deposited its buffers before");
             (std::mem::take(group.summed(slot)), slot.ready.clone())
         };
@@ -239,7 +239,7 @@ impl<M: Memory> Exchange<M> {
     }
 
     fn give_back(&self, group: GroupCall<'_>, partial: Partial<M>) {
-        let mut slots = self.slots();
+        let mut slots = lock(&self.slots);
         let slot = slots[partial.owner].as_mut().expect("slots are filled until the end");
         *group.summed(slot) = partial.buffers;
     }
@@ -252,18 +252,14 @@ impl<M: Memory> Exchange<M> {
         work: impl FnOnce(&mut [Contribution<M>]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut slots: Vec<Contribution<M>> =
-            self.slots().iter_mut().map(|slot| slot.take().expect("all ranks have arrived")).collect();
+            lock(&self.slots).iter_mut().map(|slot| slot.take().expect("all ranks have arrived")).collect();
         slots.iter().for_each(|slot| memory.wait(queue, &slot.ready));
         let result = work(&mut slots);
         let done = memory.record(queue);
-        for (target, slot) in self.slots().iter_mut().zip(slots) {
+        for (target, slot) in lock(&self.slots).iter_mut().zip(slots) {
             *target = Some(Contribution { ready: done.clone(), ..slot });
         }
         result
-    }
-
-    fn slots(&self) -> MutexGuard<'_, Vec<Option<Contribution<M>>>> {
-        lock(&self.slots)
     }
 }
 

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fsdp_comm::rendezvous::{Failure, Group, Position, Rendezvous, Seat, Wait, overdue, stuck};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 
-use crate::monitor::lock;
-use crate::rendezvous::{Failure, Group, Position, Rendezvous, Seat, Wait, overdue, stuck};
+use crate::lock::lock;
 
 /// The state of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,12 +94,12 @@ impl RankScheduler {
 
     /// The seat of `rank` in a group.
     pub(super) fn seat(&self, group: &Group, rank: Rank) -> Seat {
-        self.lock().rendezvous.seat(group, rank, None)
+        lock(&self.state).rendezvous.seat(group, rank, None)
     }
 
     /// Blocks until `rank` may run.
     pub(super) fn start(&self, rank: Rank) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.assign_cores(&mut state);
         while state.ranks[rank.0] == Phase::Ready && state.rendezvous.failure().is_none() {
             state = self.wake[rank.0].wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +108,7 @@ impl RankScheduler {
 
     /// Records that `rank` has ended, and its failure, if any.
     pub(super) fn end(&self, rank: Rank, failure: Option<&dyn Display>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.note_progress();
         // Only the first reason counts, and formatting those of thousands of ranks may take long.
         if let Some(reason) = failure.filter(|_| state.rendezvous.failure().is_none()) {
@@ -119,7 +119,7 @@ impl RankScheduler {
 
     /// Enters a rank into its next collective.
     pub(super) fn enter(&self, seat: Seat, call: Fingerprint) -> Result<Position, CommError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.note_progress();
         state.rendezvous.enter(seat, call).map_err(|failure| {
             let error = failure.error.clone();
@@ -130,7 +130,7 @@ impl RankScheduler {
 
     /// Marks a collective as done and wakes the ranks that wait for it.
     pub(super) fn complete(&self, Seat { group, .. }: Seat, position: Position, is_done: &AtomicBool) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.note_progress();
         is_done.store(true, Ordering::Release);
         let waits = |phase: &&mut Phase| matches!(phase, Phase::Waiting(seat, at) if (seat.group, *at) == (group, position));
@@ -140,7 +140,7 @@ impl RankScheduler {
 
     /// Waits for a collective, without holding a core, and ends the call.
     pub(super) fn wait(&self, seat: Seat, position: Position, is_done: &AtomicBool) -> Result<(), CommError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.rendezvous.failure().is_none() && !is_done.load(Ordering::Acquire) {
             let rank = state.rendezvous.table.rank(seat);
             self.block(&mut state, rank, Phase::Waiting(seat, position));
@@ -153,7 +153,7 @@ impl RankScheduler {
 
     /// Keeps `rank` from `call` until the world has failed; returns the failure.
     pub(super) fn stall(&self, rank: Rank, call: Fingerprint) -> CommError {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         self.block(&mut state, rank, Phase::Stalled(call));
         let state = self.sleep(state, rank);
         state.rendezvous.check().expect_err("only a failure wakes this rank")
@@ -161,16 +161,12 @@ impl RankScheduler {
 
     /// Makes every pending and future collective fail, unless the world has failed already.
     pub(super) fn fail(&self, failure: Failure) {
-        self.fail_locked(&mut self.lock(), failure);
+        self.fail_locked(&mut lock(&self.state), failure);
     }
 
     /// The first failure; `None` if there is none.
     pub(super) fn failure(&self) -> Option<Failure> {
-        self.lock().rendezvous.failure().cloned()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        lock(&self.state).rendezvous.failure().cloned()
     }
 
     /// Gives up the core of `rank` and fails the world if no rank can make progress.

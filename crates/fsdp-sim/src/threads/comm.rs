@@ -8,14 +8,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use fsdp_comm::rendezvous::{Failure, Group, Position, Seat};
 use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
 use fsdp_core::{Error, FailureKind, Memory, Queue, Rank};
 
 use super::exchange::{self, Contribution, Exchange};
+use super::options::ThreadOptions;
 use super::rank_scheduler::RankScheduler;
-use super::{Entry, Intercept, ThreadOptions};
-use crate::monitor::lock;
-use crate::rendezvous::{Failure, Group, Position, Seat};
+use crate::fault::{Entry, Intercept};
+use crate::lock::lock;
 
 /// Identifies a collective: the number of its group, and its position there.
 type CollectiveKey = (usize, Position);

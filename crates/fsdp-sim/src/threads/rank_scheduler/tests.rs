@@ -34,13 +34,13 @@ fn waiting_rank_releases_lock_to_rank_moving_data() {
         move || cores.wait(seat, 0, &is_done)
     });
     // A spinning rank would never give up the lock to either of these.
-    while cores.lock().ranks[0] != Phase::Waiting(seats[0], 0) {
+    while lock(&cores.state).ranks[0] != Phase::Waiting(seats[0], 0) {
         thread::yield_now();
     }
     cores.complete(seats[0], 0, &is_done);
     cores.wait(seats[1], 0, &is_done).unwrap();
     waits.join().unwrap().unwrap();
-    assert!(cores.lock().rendezvous.table.is_idle(), "a collective that all have left is forgotten");
+    assert!(lock(&cores.state).rendezvous.table.is_idle(), "a collective that all have left is forgotten");
 }
 
 #[test]
