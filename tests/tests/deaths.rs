@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_train::Job;
-use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::train;
+use fsdp_train::train::{Resume, train};
 use serde_json::Value;
 use tempfile::TempDir;
 

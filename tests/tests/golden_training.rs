@@ -14,8 +14,7 @@ use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_config::Resolved;
 use fsdp_nn::hf::HfConfig;
-use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::train;
+use fsdp_train::train::{Resume, train};
 use fsdp_train::{InitSource, Job};
 use serde_json::Value;
 

@@ -22,9 +22,9 @@ use fsdp_core::engine::Observer;
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_train::checkpoint::{Resume, Saved};
+use fsdp_train::checkpoint::Saved;
 use fsdp_train::metrics::StepMetrics;
-use fsdp_train::train::{Reporter, RunOptions, Summary, train};
+use fsdp_train::train::{Reporter, Resume, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainError};
 
 use crate::support::run_options;

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_nn::hf::HfModel;
-use fsdp_train::checkpoint::{Resume, Resumed, Saved};
+use fsdp_train::checkpoint::Saved;
 use fsdp_train::metrics::StepMetrics;
-use fsdp_train::train::{Reporter, RunOptions, Summary, train};
+use fsdp_train::train::{Reporter, Resume, Resumed, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainError};
 use proptest::prelude::*;
 use proptest::sample::select;

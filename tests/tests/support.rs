@@ -11,8 +11,7 @@ use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_sim::{ThreadOptions, Threads};
-use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::RunOptions;
+use fsdp_train::train::{Resume, RunOptions};
 use fsdp_train::{InitSource, Job};
 
 /// A tiny Llama: grouped queries, untied head, odd widths.

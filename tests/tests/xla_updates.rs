@@ -6,8 +6,7 @@ use std::path::Path;
 use fsdp_ckpt::native::RunDir;
 use fsdp_config::XlaReduction;
 use fsdp_core::DType;
-use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::train;
+use fsdp_train::train::{Resume, train};
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_xla::{Devices, ProgramForm, ProgramOptions};
 

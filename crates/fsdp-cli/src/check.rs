@@ -13,8 +13,9 @@ use fsdp_core::plan::Plan;
 use fsdp_cuda::device::gpu_memory;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture as _;
-use fsdp_train::checkpoint::{DiskNeed, is_filled};
+use fsdp_train::checkpoint::DiskNeed;
 use fsdp_train::memory::expect_room_for;
+use fsdp_train::train::is_filled;
 use fsdp_train::{TrainError, expect_positions, expect_settings, plan};
 use serde_json::json;
 

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_train::Evaluation;
-use fsdp_train::checkpoint::{Change, ImportSummary, Resumed, RunWarning, Saved};
+use fsdp_train::checkpoint::{Change, ImportSummary, Saved};
 use fsdp_train::metrics::{Scaling, StepMetrics};
-use fsdp_train::train::Reporter;
+use fsdp_train::train::{Reporter, Resumed, RunWarning};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::units::{self, clock, perplexity, rate};

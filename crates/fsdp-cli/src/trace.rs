@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fsdp_config::Resolved;
 use fsdp_core::Queue;
 use fsdp_data::is_data;
-use fsdp_train::checkpoint::is_output;
+use fsdp_train::train::is_output;
 
 pub(crate) use layer::TraceLayer;
 pub(crate) use observer::SpanObserver;

@@ -17,9 +17,8 @@ use fsdp_core::engine::Observer;
 use fsdp_data::Watch;
 use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture as _;
-use fsdp_train::checkpoint::{Resume, base_of, is_filled};
-use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
-use fsdp_train::{Job, OutDirError, TrainError};
+use fsdp_train::train::{Resume, RunOptions, Summary, base_of, is_filled, not_empty, train};
+use fsdp_train::{Ending, Job, Kept, TrainError};
 
 use crate::args::TrainArgs;
 use crate::cluster::Team;
@@ -161,7 +160,7 @@ fn expect_free_out_dir(args: &TrainArgs, config: &Resolved) -> Result<(), TrainE
     // Other problems of the folder are reported when the run takes it over.
     let is_filled = matches!(is_filled(out_dir, &config.data), Ok(true));
     if resume(args) == Resume::Fresh && !args.overwrite && is_filled {
-        return Err(OutDirError::NotEmpty { path: out_dir.into() }.into());
+        return Err(not_empty(out_dir));
     }
     Ok(())
 }

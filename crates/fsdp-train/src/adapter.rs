@@ -2,11 +2,9 @@
 //!
 //! [`adapt`] adds them to the linear maps that the run file names. From then on they are ordinary parameters, and
 //! frozen parameters need neither gradients nor optimizer state. A run exports the adapters in PEFT's format ([`peft`])
-//! and, on request, the merged model ([`merge`](mod@merge)). Checkpoints hold the adapters, their optimizer state and a
+//! and, on request, the merged model. Checkpoints hold the adapters, their optimizer state and a
 //! digest of the base; a resumed run reads the base from its original files.
 
-mod init;
-pub mod merge;
 pub mod peft;
 
 use std::collections::BTreeSet;
@@ -17,9 +15,6 @@ use fsdp_nn::layer::{Description, Linear, Lora};
 use fsdp_nn::model::{Adapted, Architecture};
 
 use crate::error::TrainError;
-
-pub use init::AdaptedInit;
-pub(crate) use init::TakenBase;
 
 const TARGET_MODULES: &str = "adapter.target_modules";
 const MODULES_TO_SAVE: &str = "adapter.modules_to_save";

@@ -10,7 +10,6 @@
 mod batch;
 mod counts;
 mod division;
-mod error;
 mod fit;
 mod follows;
 mod gradient;
@@ -41,6 +40,7 @@ use std::thread;
 use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_config::OptimizerConfig;
 use fsdp_core::FailureKind;
 use fsdp_core::model::ParamId;
 use fsdp_nn::HostMemory;
@@ -50,11 +50,9 @@ use fsdp_nn::update::GroupSettings;
 pub use batch::{MicroBatch, read_batches};
 pub use counts::steps_done;
 pub use division::by_step;
-pub use error::AuditError;
 pub use plan::AuditMemory;
-pub use report::{Cause, Finding, GradientRow, Report, UpdateRow};
+pub use report::{Cause, Finding, GradientRow, Report, UpdateRow, number};
 pub use saved::{SavedOptimizer, expect_whole_moments};
-pub use scale::number;
 pub use variant::{Between, Setting, Variant};
 
 use crate::checkpoint::Foreign;
@@ -125,8 +123,8 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     /// Judges the step with the ranks of a world. Each rank of this process comes to the same verdict.
     ///
     /// # Errors
-    /// [`AuditError`]; errors of checkpoints that cannot be read or do not fit the model; [`TrainError::Stopped`]; the first
-    /// failure of any rank.
+    /// [`TrainError::Input`] for a step that cannot be judged; errors of checkpoints that cannot be read or do not fit the model;
+    /// [`TrainError::Stopped`]; the first failure of any rank.
     pub fn judge<L: Launcher<Memory = HostMemory>>(
         &self,
         launcher: &L,
@@ -135,7 +133,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let (job, spec) = (self.job, &self.job.plan.spec);
         let optimizer = &job.config.train.optimizer;
         self.memory(world)?.expect(launcher.ranks_on_machine(world), Available::now())?;
-        let moments = Moments::of(optimizer, 0).ok_or(AuditError::NoMoment)?;
+        let moments = moments_of(optimizer, 0)?;
         for path in [self.before, self.after] {
             expect_whole_moments(path)?;
             if moments.first.is_none() {
@@ -147,7 +145,9 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let steps = Counts::of(job, states, self.at_step, self.steps.len(), self.stop)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
         if terms.router_loss != 0.0 && self.steps.iter().flatten().any(|batch| batch.runs_on) {
-            return Err(AuditError::LeftPadding.into());
+            let message = "attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be \
+                           computed for such rows; pad after the text for the audited step";
+            return Err(TrainError::Input(message.to_owned()));
         }
         let groups = rule::settings(optimizer, spec)?;
         let trained = (0..spec.params.len()).map(ParamId).filter(|id| spec.param(*id).trainable);
@@ -185,7 +185,11 @@ impl<A: Architecture + Clone> Audit<'_, A> {
             Moments::of(&train.optimizer, passed.steps.before).is_some_and(|moments| moments.first.is_none());
         let mut still = passed.settings.iter().filter(|(_, settings)| lr * settings.lr_scale == 0.0);
         match still.next().filter(|_| is_derived && self.steps.len() == 1) {
-            Some((id, _)) => Err(AuditError::NoRate { name: spec.param(*id).fqn.clone() }.into()),
+            Some((id, _)) => Err(TrainError::Input(format!(
+                "the learning rate of {} is 0 in this step, and sgd without momentum shows its gradient only by what it \
+                 changes: audit a step with a learning rate",
+                spec.param(*id).fqn
+            ))),
             None => Ok(()),
         }
     }
@@ -214,7 +218,7 @@ impl<A: Architecture + Clone> Audit<'_, A> {
     ) -> Result<Around<'s>, TrainError> {
         let (train, spec) = (&self.job.config.train, &self.job.plan.spec);
         let step = passed.steps.before;
-        let moments = Moments::of(&train.optimizer, step).ok_or(AuditError::NoMoment)?;
+        let moments = moments_of(&train.optimizer, step)?;
         let groups = rule::settings(&train.optimizer, spec)?;
         let of_all = |value: &dyn Fn(GroupSettings) -> f64| -> Vec<f64> {
             (0..spec.params.len()).map(|index| value(groups.of(ParamId(index)))).collect()
@@ -285,8 +289,13 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         }
         routing::expect_decided(&findings, spec, job.config.fsdp.param_dtype)?;
         let report = Report { updates, ..Report::of((step, 1), report::joined(findings), judged.rows) };
-        let shows_nothing = is_derived && report.is_sound() && report.bound >= 1.0;
-        if shows_nothing { Err(AuditError::Still.into()) } else { Ok(report) }
+        if is_derived && report.is_sound() && report.bound >= 1.0 {
+            let message = "weights move by less than their rounding in this step, and sgd without momentum shows its gradient \
+                           only by what it changes: audit a step with momentum, with weights in float32, or with a larger \
+                           learning rate";
+            return Err(TrainError::Input(message.to_owned()));
+        }
+        Ok(report)
     }
 
     /// Judges the whole update of several steps.
@@ -307,6 +316,15 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let findings = judged.findings.into_iter().chain(around.trained_although_frozen()?).collect();
         Ok(Report::of((step, self.steps.len()), findings, judged.rows))
     }
+}
+
+/// The moments of an optimizer after `step` steps, which contain its gradient.
+fn moments_of(optimizer: &OptimizerConfig, step: u64) -> Result<Moments, TrainError> {
+    Moments::of(optimizer, step).ok_or_else(|| {
+        let message = "train.optimizer keeps no first moment in full precision, so its state does not contain the gradient that \
+                       it used; adamw, lion and sgd can be judged";
+        TrainError::Input(message.to_owned())
+    })
 }
 
 /// Says what weights alone do not tell: a gradient of all parameters that is scaled, or another learning rate.

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::FailureKind;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::memory::Usage;
 use fsdp_nn::Backend;
@@ -14,7 +15,8 @@ use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
 use crate::memory::expect_room_to_train;
-use crate::rank::{Evaluation, RankTrainer};
+use crate::metrics::Evaluation;
+use crate::rank::RankTrainer;
 
 /// The result of an evaluation.
 #[derive(Clone, Debug)]
@@ -59,7 +61,13 @@ fn rank<M: Backend, A: Architecture + Clone>(
     let mut trainer = RankTrainer::to_evaluate(job, seat, saved)?;
     let evaluated = trainer.evaluate(0, &AtomicBool::new(false), &mut ProgramOrder, &mut ());
     let evaluations = evaluated.map_err(|error| match error {
-        TrainError::EvaluationNotFinite { set, loss, .. } => TrainError::ModelNotFinite { set, loss },
+        TrainError::EvaluationNotFinite { set, loss, .. } => {
+            let message = format!(
+                "the loss on \"{set}\" is {loss}: the weights contain values that are not finite, or activations overflow in \
+                 fsdp.param_dtype; check them with `fsdp ckpt inspect`, or evaluate in f32"
+            );
+            TrainError::Failed { kind: FailureKind::Permanent, message }
+        }
         other => other,
     })?;
     Ok((evaluations.expect("nobody asks to stop"), trainer.usage()))

@@ -9,10 +9,10 @@ use std::path::Path;
 use fsdp_core::memory::{Bytes, Category, Usage};
 use tracing::{debug, info, warn};
 
-use crate::checkpoint::{Outcome, Resumed, Saved};
+use crate::checkpoint::{Outcome, Saved};
+use crate::error::TrainError;
 use crate::job::Job;
-use crate::metrics::{Scaling, StepMetrics, Waiting};
-use crate::rank::Evaluation;
+use crate::metrics::{Evaluation, Scaling, StepMetrics, Waiting};
 
 /// The fraction of a step that other ranks must wait for a rank before it counts as slow.
 const SLOW_FRACTION: f64 = 0.1;
@@ -50,9 +50,8 @@ pub(crate) fn start<A>(job: &Job<A>, done: u64) {
 }
 
 /// The run resumes from a checkpoint.
-pub(crate) fn resumed(resumed: &Resumed) {
-    let Resumed { step, path, changes, .. } = resumed;
-    info!(step, path = %path.display(), changes = changes.len(), "resuming");
+pub(crate) fn resumed(step: u64, path: &Path, changes: usize) {
+    info!(step, path = %path.display(), changes, "resuming");
 }
 
 /// The predicted peak memory of a rank, by category, from the ledger.
@@ -101,7 +100,10 @@ pub(crate) fn checkpoint(outcome: &Outcome) {
             let seconds = elapsed.as_secs_f64();
             info!(step, path = %path.display(), bytes, seconds, "checkpoint committed");
         }
-        Err(failure) => warn!(step = failure.step, error = %failure, "checkpoint failed"),
+        Err(error) => {
+            let step = if let TrainError::NotSaved { step, .. } = error { Some(*step) } else { None };
+            warn!(step, %error, "checkpoint failed");
+        }
     }
 }
 

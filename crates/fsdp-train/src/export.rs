@@ -2,6 +2,7 @@
 //! no rank holds more than one piece in memory.
 
 mod companions;
+mod merge;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,12 +24,12 @@ use fsdp_nn::model::Architecture;
 use fsdp_nn::update::Ema;
 
 use crate::adapter::exported_names;
-use crate::adapter::merge::Merge;
 use crate::checkpoint::RunState;
 use crate::error::TrainError;
 use crate::job::Job;
 
 pub(crate) use companions::Companions;
+use merge::Merge;
 
 /// Metadata of exported files: the version of `fsdp` and the digest of the run.
 fn origin<A>(job: &Job<A>, config_json: Option<&str>) -> BTreeMap<String, String> {

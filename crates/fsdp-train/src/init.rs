@@ -1,7 +1,9 @@
 //! Initial parameters: drawn from a seed, or read from a checkpoint. Either way a rank asks only for its own rows;
 //! files are read by the first replica and broadcast to the others.
 
-use std::path::PathBuf;
+mod adapted;
+
+use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_ckpt::safetensors::TensorType;
@@ -11,26 +13,12 @@ use fsdp_core::model::{ModelSpec, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::{Init, hf};
 
-use crate::adapter::{AdaptedInit, TakenBase};
+use adapted::{AdaptedInit, TakenBase};
+
 use crate::error::TrainError;
 
 /// Elements of two tensors to compare at a time.
 const COMPARED_ELEMS: usize = 1 << 16;
-
-/// Files of a model without its output head, which the model does not share with the embedding.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{}: has no output head (`{head}`), so it would be random: a class without a head, such as LlamaModel, wrote these \
-     files; save the model with its head (AutoModelForCausalLM), or set `tie_word_embeddings` in config.json to true if \
-     the embedding is the head",
-    path.display()
-)]
-pub struct NoHead {
-    /// The files.
-    pub path: PathBuf,
-    /// The tensor that is missing.
-    pub head: String,
-}
 
 /// The source of initial parameters.
 #[derive(Clone, Debug)]
@@ -99,8 +87,7 @@ impl InitSource {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], with a list of everything that is missing, extra, of another shape or of another
-    /// type;
-    /// [`NoHead`] if only the head is missing; [`TrainError::TiedDiffer`].
+    /// type; [`TrainError::Input`] if only the head is missing, or copies differ.
     pub fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let reader = match self {
             InitSource::Random { .. } => return Ok(()),
@@ -130,7 +117,7 @@ pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> R
     if let [head] = missing[..]
         && hf::base_name(&head.fqn).is_none()
     {
-        return Err(NoHead { path: reader.path().to_owned(), head: head.fqn.clone() }.into());
+        return Err(no_head(reader.path(), &head.fqn));
     }
     let copies = |param| {
         let first = stored_name(reader, param);
@@ -162,11 +149,29 @@ fn check_equal(reader: &ModelWeights, param: &ParamSpec, names: [&str; 2]) -> Re
         }
         let [left, right] = values.map(|values| values.into_iter().map(f64::to_bits));
         if !left.eq(right) {
-            let [first, second] = names.map(str::to_owned);
-            return Err(TrainError::TiedDiffer { path: reader.path().to_owned(), first, second });
+            return Err(tied_differ(reader.path(), names));
         }
     }
     Ok(())
+}
+
+/// The error for files of a model without its output head, which the model does not share with the embedding.
+fn no_head(path: &Path, head: &str) -> TrainError {
+    TrainError::Input(format!(
+        "{}: has no output head (`{head}`), so it would be random: a class without a head, such as LlamaModel, wrote these \
+         files; save the model with its head (AutoModelForCausalLM), or set `tie_word_embeddings` in config.json to true if \
+         the embedding is the head",
+        path.display()
+    ))
+}
+
+/// The error for two different tensors of a parameter that the model ties, of which the first would be used.
+pub(crate) fn tied_differ(path: &Path, [first, second]: [&str; 2]) -> TrainError {
+    TrainError::Input(format!(
+        "{}: `{first}` and `{second}` differ, but the model ties them (tie_word_embeddings in config.json); remove \
+         one of the two, or set tie_word_embeddings to false",
+        path.display()
+    ))
 }
 
 /// The name under which a checkpoint holds a parameter: its own or an alias.

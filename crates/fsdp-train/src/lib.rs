@@ -8,7 +8,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`adapter`] | LoRA: choosing the linear maps to adapt, PEFT's format, merging adapters into their base |
+//! | [`adapter`] | LoRA: choosing the linear maps to adapt, PEFT's format |
 //! | [`audit`](mod@audit) | judges one step of another program, from its states before and after it
 //! | [`memory`] | whether a job fits into the memory of this machine |
 //! | [`train`](mod@train) | a whole run: output folder, steps, evaluation, metrics, export |
@@ -19,40 +19,50 @@
 //!
 //! The guarantees about bitwise equality are in docs/numerics.md of the repository.
 
-pub mod adapter;
-mod ahead;
-mod atomic_file;
+// Each module imports only from those after it.
+
 pub mod audit;
-pub mod checkpoint;
-mod error;
 pub mod evaluate;
-mod events;
-mod export;
-mod fit;
-pub mod generate;
-mod init;
-mod job;
-mod loss_scale;
-pub mod lr;
-pub mod memory;
-pub mod metrics;
-mod not_finite;
-mod oracle;
-mod rank;
-mod rule;
-mod shard_runs;
 pub mod train;
 pub mod verify;
+
+pub mod memory;
+mod rank;
+
+mod events;
+mod export;
+mod not_finite;
+
+mod ahead;
+pub mod checkpoint;
+mod oracle;
+
+pub mod generate;
+mod job;
 mod waiting;
+
+mod fit;
+mod init;
+pub mod metrics;
+
+pub mod adapter;
+mod atomic_file;
+mod rule;
 mod wire_result;
 
+mod error;
+mod loss_scale;
+pub mod lr;
+mod shard_runs;
+
 pub use ahead::trace_step;
-pub use error::{OptimizerStateError, OutDirError, TrainError};
+pub use error::{Ending, Kept, TrainError};
 pub use fit::{expect_positions, expect_settings};
-pub use init::{InitSource, NoHead};
+pub use init::InitSource;
 pub use job::{Job, draft, listed, plan, predict, rank_tables};
+pub use metrics::Evaluation;
 pub use oracle::Oracle;
-pub use rank::{Evaluation, RankTrainer};
+pub use rank::RankTrainer;
 pub use rule::{LateParams, ParamGroup, param_groups};
 
 /// The version of `fsdp`, shared by all its packages.

@@ -17,8 +17,8 @@ use fsdp_core::plan::Plan;
 use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
-pub use available::{Available, Limit};
-pub use shortage::{Part, Shortage};
+pub(crate) use available::{Available, Limit};
+use shortage::{Part, shortage};
 
 use crate::error::TrainError;
 use crate::events;
@@ -40,7 +40,7 @@ enum Storage {
 /// Checks that the ranks of a training run on this machine fit into the memory that the machine and its limits leave.
 ///
 /// # Errors
-/// [`TrainError::NotEnoughMemory`]; those of the model, for operations that do not fit together.
+/// [`TrainError::Input`] if they do not; those of the model, for operations that do not fit together.
 pub fn expect_room_to_train<M: Backend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks_on_machine: usize,
@@ -102,7 +102,7 @@ fn expect(
     if needed_bytes <= available.bytes {
         return Ok(());
     }
-    Err(TrainError::NotEnoughMemory(Box::new(Shortage { parts, ranks, needed_bytes, available })))
+    Err(TrainError::Input(shortage(&parts, ranks, needed_bytes, &available)))
 }
 
 /// The memory of `ranks` ranks, by purpose.

@@ -18,6 +18,7 @@ use crate::checkpoint::{Foreign, RunState, SavedModel, restore};
 use crate::error::TrainError;
 use crate::job::{Job, chunks};
 use crate::loss_scale::{LossScale, LossScaler};
+use crate::metrics::Evaluation;
 use crate::not_finite::first_not_finite;
 use crate::rule::{self, LateParams};
 
@@ -29,24 +30,6 @@ pub struct RankTrainer<'a, M: Backend, A: Architecture + Clone> {
     unread: VecDeque<u64>,
     /// `None` if the run has no loss scale.
     scaler: Option<LossScaler>,
-}
-
-/// The result of an evaluation on one set.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Evaluation {
-    /// The name of the set.
-    pub set: String,
-    /// Mean loss over the counted targets of all batches.
-    pub loss: f64,
-    /// Number of counted targets.
-    pub targets: u64,
-}
-
-impl Evaluation {
-    /// e to the mean loss per target; infinity if that exceeds the range of `f64`.
-    pub fn perplexity(&self) -> f64 {
-        self.loss.exp()
-    }
 }
 
 impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {

@@ -1,15 +1,17 @@
 //! A whole training run: the output folder, the steps of every rank, metrics, export.
 
 mod divergence;
-mod ending;
+mod folder;
 mod losses;
+mod options;
 mod rank_run;
 mod run;
+mod start;
 mod step_clock;
+mod warning;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use fsdp_ckpt::export::Export;
@@ -19,72 +21,33 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_config::WatchedLoss;
 use fsdp_core::FailureKind;
 use fsdp_core::comm::Traffic;
-use fsdp_core::engine::Observer;
 use fsdp_core::memory::Usage;
 use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use crate::adapter::merges;
 use crate::adapter::peft::ADAPTER_FILE;
-use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, assembly_error};
-use crate::error::TrainError;
+use crate::checkpoint::{SaveOptions, StateTable};
+use crate::error::{Ending, Kept, TrainError};
 use crate::events;
 use crate::export::{Companions, plan_export};
 use crate::job::Job;
 use crate::memory::expect_room_to_train;
-use crate::metrics::{FlopModel, ProcessTable, StepMetrics};
-use crate::rank::Evaluation;
+use crate::metrics::Evaluation;
+use crate::rule;
 use crate::wire_result;
 
-use crate::rule;
-use divergence::Began;
-pub(crate) use divergence::{ATTEMPTS_FILE, Attempts};
 pub use divergence::{Divergence, Exploded, SetAside, Unfit};
-pub use ending::{Ending, Kept};
+pub use folder::{is_filled, is_output, not_empty};
+pub use options::{Reporter, Resume, Resumed, RunOptions};
+pub use start::base_of;
+pub use warning::RunWarning;
+
+use divergence::Began;
+use folder::{ADAPTER, MODEL, MODEL_FILE};
+use rank_run::run_rank;
 use run::{Log, RankResult, Run};
-
-/// Receives the progress of a run. Called only on the first rank of the world.
-pub trait Reporter: Sync {
-    /// A step is done.
-    fn step(&self, _metrics: &StepMetrics) {}
-
-    /// An evaluation after `step` steps is done, on one set.
-    fn evaluation(&self, _step: u64, _evaluation: &Evaluation) {}
-
-    /// The run resumes from a checkpoint, or, with `None`, found none and starts from the beginning.
-    fn resumed(&self, _resumed: Option<&Resumed>) {}
-
-    /// The output folder now belongs to this run: files of an earlier run that it replaces are gone.
-    fn taken_over(&self) {}
-
-    /// A condition that the user should know, and despite which the run continues.
-    fn warn(&self, _warning: &RunWarning) {}
-
-    /// A checkpoint is complete.
-    fn saved(&self, _saved: &Saved) {}
-}
-
-impl Reporter for () {}
-
-/// Options of a run that are not part of its configuration.
-pub struct RunOptions<'a> {
-    /// Receives progress.
-    pub reporter: &'a dyn Reporter,
-    /// Raised to stop after the current step. All ranks stop after the same step.
-    pub stop: &'a AtomicBool,
-    /// Whether the run resumes from a checkpoint.
-    pub resume: Resume,
-    /// Whether to replace the content of a non-empty output folder.
-    pub overwrite: bool,
-    /// Creates the observer of each rank's operations.
-    pub observer: &'a (dyn Fn(fsdp_core::Rank) -> Box<dyn Observer> + Sync),
-    /// The text of `config.json` to write beside the exported weights; `None` if the model has none.
-    pub config_json: Option<String>,
-    /// The quantities that determine the FLOPs of a token; `None` if utilization is not requested.
-    pub flops: Option<FlopModel>,
-    /// The participants of the run; `None` if this process is the only one.
-    pub process_table: Option<ProcessTable>,
-}
+use start::Start;
 
 /// The result of a run.
 #[derive(Clone, Debug)]
@@ -121,15 +84,6 @@ pub struct Summary {
 
 /// Topic on which the first process announces how the run ended.
 const OUTCOME: &str = "outcome";
-
-/// Folder of the exported model, inside the output folder.
-pub(crate) const MODEL: &str = "model";
-
-/// File with the exported weights.
-pub(crate) const MODEL_FILE: &str = "model.safetensors";
-
-/// Folder of the exported adapters, inside the output folder.
-pub(crate) const ADAPTER: &str = "adapter";
 
 /// Trains a job and writes its output folder.
 ///
@@ -171,7 +125,7 @@ where
     let run = Run::new(job, options, &start, &saves, &*assembly, (plan, export, companions));
     events::start(job, start.step);
     let begin = Instant::now();
-    let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run.rank(seat));
+    let launched = launcher.launch(world, &|seat: Seat<L::Memory>| run_rank(&run, seat));
     let cleared = run.clear(launched.is_ok());
     let began = || {
         let (step, lr) = (start.step, job.config.train.optimizer.lr());
@@ -194,12 +148,12 @@ where
             ended.and_then(|()| Ok(start.lock().map_or(Ok(()), |lock| lock.remove_other_attempts())?));
         let announced = assembly.announce(OUTCOME, wire_result::encode(ended.as_ref()));
         ended?;
-        announced.map_err(fsdp_core::Error::from)?;
+        announced?;
         let exploded = began().and_then(|began| Divergence::at_end(done, &began, &run.log().losses));
         exploded.into_iter().for_each(|exploded| options.reporter.warn(&RunWarning::Exploded(exploded)));
     } else {
         let limit = Duration::from_secs_f64(job.config.run.timeout_s);
-        wire_result::decode::<()>(&assembly.hear(OUTCOME, limit).map_err(assembly_error)?)?;
+        wire_result::decode::<()>(&assembly.hear(OUTCOME, limit)?)?;
     }
     let model = if merges(&job.config) { out_dir.join(MODEL) } else { export_dir.clone() };
     Ok(summary(job, &start, run.into_log(), ranks, begin.elapsed(), model))
@@ -215,7 +169,7 @@ fn conclude<A: Architecture + Clone>(
 ) -> Result<(), TrainError> {
     run.log().publish_metrics();
     if let Some(source) = run.collect_trouble() {
-        let ending = Ending::of(&run.log(), Path::new(&run.job.config.run.out_dir), done);
+        let ending = ending(&run.log(), Path::new(&run.job.config.run.out_dir), done);
         return Err(TrainError::Ended { source: Box::new(source), ending });
     }
     cleared?;
@@ -225,6 +179,17 @@ fn conclude<A: Architecture + Clone>(
         saves.prune(log.prove(done.saturating_sub(1)), best)?;
     }
     Ok(())
+}
+
+/// What became of the state of a run that writes to `out_dir` and was stopped after `done` steps.
+fn ending(log: &Log, out_dir: &Path, done: u64) -> Ending {
+    let checkpoints = out_dir.join(RunDir::CHECKPOINTS);
+    let kept = |path: &PathBuf| match path.parent() == Some(&checkpoints) {
+        true => Kept::InOutDir(path.clone()),
+        false => Kept::Elsewhere(path.clone()),
+    };
+    let saved = log.saved.as_ref().filter(|saved| saved.step == done);
+    Ending { done, state: saved.map(|saved| kept(&saved.path)).ok_or_else(|| log.not_saved.clone()) }
 }
 
 fn summary<A>(

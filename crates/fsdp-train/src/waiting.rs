@@ -11,9 +11,9 @@
 use std::time::{Duration, Instant};
 
 use fsdp_comm::assembly::Assembly;
+use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
 use fsdp_core::schedule::{OpId, OpKind};
-use fsdp_core::{Error, Rank};
 
 use crate::error::TrainError;
 use crate::metrics::Waiting;
@@ -89,8 +89,7 @@ pub(crate) fn report(
     waited: Duration,
 ) -> Result<(), TrainError> {
     let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
-    let sent = assembly.give(&topic(step), rank, nanos.to_le_bytes().to_vec());
-    Ok(sent.map_err(Error::from)?)
+    Ok(assembly.give(&topic(step), rank, nanos.to_le_bytes().to_vec())?)
 }
 
 /// The waiting times that the first rank has received.

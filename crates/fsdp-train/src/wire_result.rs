@@ -37,7 +37,9 @@ mod tests {
     #[test]
     fn error_message_and_kind_round_trip() {
         let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
-        for error in [TrainError::SaveAbandoned, TrainError::Stopped, TrainError::io("write", "a")(io)] {
+        for error in
+            [TrainError::SaveUnfinished("late".into()), TrainError::Stopped, TrainError::io("write", "a")(io)]
+        {
             let decoded = decode::<()>(&encode::<()>(Err(&error))).unwrap_err();
             assert_eq!(decoded.to_string(), error.to_string());
             assert_eq!(decoded.kind(), error.kind());

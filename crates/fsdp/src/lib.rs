@@ -38,9 +38,8 @@ pub mod run {
 
     pub use fsdp_config::{ConfigError, Loaded, Resolved};
     pub use fsdp_data::contain_chat_templates;
-    pub use fsdp_train::checkpoint::Resume;
     pub use fsdp_train::evaluate::{Evaluated, evaluate};
-    pub use fsdp_train::train::{Reporter, RunOptions, Summary, train};
+    pub use fsdp_train::train::{Reporter, Resume, RunOptions, Summary, train};
     pub use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
     pub use fsdp_train::{InitSource, Job, TrainError};
 }

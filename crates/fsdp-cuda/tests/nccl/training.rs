@@ -12,8 +12,7 @@ use std::sync::atomic::AtomicBool;
 use fsdp_core::Rank;
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Peers};
 use fsdp_cuda::{CudaMemory, CudaOptions};
-use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::{RunOptions, train};
+use fsdp_train::train::{Resume, RunOptions, train};
 
 use crate::cuda::synchronize;
 use crate::fake::Fake;

@@ -67,7 +67,7 @@ impl PeftConfig {
     /// Reads the settings in the directory of an adapter.
     ///
     /// # Errors
-    /// [`TrainError::Config`] if the file cannot be read, [`TrainError::Adapter`] for anything but the plain LoRA that
+    /// [`TrainError::Config`] if the file cannot be read, [`TrainError::Input`] for anything but the plain LoRA that
     /// is supported here.
     pub fn read(dir: &Path) -> Result<Self, TrainError> {
         let path = dir.join(CONFIG_FILE);
@@ -86,7 +86,7 @@ impl PeftConfig {
     /// Checks that the run file agrees with the adapter from which training starts.
     ///
     /// # Errors
-    /// [`TrainError::Adapter`].
+    /// [`TrainError::Input`] if it differs.
     pub(crate) fn expect(&self, adapter: &AdapterConfig) -> Result<(), TrainError> {
         let pairs = [
             ("rank", "r", self.rank.to_string(), adapter.rank.to_string()),
@@ -106,7 +106,7 @@ impl PeftConfig {
 }
 
 fn failed(path: &Path, what: String) -> TrainError {
-    TrainError::Adapter { path: path.to_owned(), what }
+    TrainError::Input(format!("{}: {what}", path.display()))
 }
 
 /// Checks that the fields describe a plain LoRA: any other setting would change the computation.

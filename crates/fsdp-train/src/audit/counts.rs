@@ -6,9 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use fsdp_core::model::ParamId;
 
-use super::AuditError;
 use crate::checkpoint::{Foreign, ImportSummary, StateTable};
-use crate::error::{OptimizerStateError, TrainError};
+use crate::error::TrainError;
 use crate::job::Job;
 use crate::rule;
 
@@ -29,7 +28,7 @@ pub(super) struct Counts {
 /// The steps done in the first of two states that have to be so many steps apart, if `at_step` does not contradict them.
 ///
 /// # Errors
-/// [`AuditError::Steps`]; errors of checkpoints that cannot be read or do not fit the model.
+/// [`TrainError::Input`] if they are not; errors of checkpoints that cannot be read or do not fit the model.
 pub fn steps_done<A>(
     job: &Job<A>,
     paths: [&Path; 2],
@@ -47,20 +46,29 @@ pub fn steps_done<A>(
 pub(super) fn open<A>(job: &Job<A>, [before, after]: [&Path; 2]) -> Result<[Foreign; 2], TrainError> {
     let rule = rule::rule(&job.config.train, &job.plan.spec)?;
     let table = StateTable::new(&job.plan, &rule);
-    let open = |path| {
-        Foreign::open(job, &table, path).map_err(|error| match error {
-            TrainError::OptimizerState(OptimizerStateError::Missing { path }) => {
-                AuditError::NoState { path }.into()
-            }
-            error => error,
-        })
-    };
-    Ok([open(before)?, open(after)?])
+    Ok([open_one(job, &table, before)?, open_one(job, &table, after)?])
+}
+
+/// Opens a state.
+///
+/// # Errors
+/// [`TrainError::Input`] if it is not that of an optimizer; errors of checkpoints that cannot be read or do not fit the model.
+pub(super) fn open_one<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Foreign, TrainError> {
+    let foreign = Foreign::open(job, table, path)?;
+    if foreign.lacks_state() {
+        return Err(TrainError::Input(format!(
+            "{} has no state of an optimizer, and only its moments contain the gradient that was used: save the optimizer \
+             together with the model, before the step and after it",
+            path.display()
+        )));
+    }
+    Ok(foreign)
 }
 
 impl Counts {
     /// # Errors
-    /// [`AuditError::Steps`], [`AuditError::TooManySteps`]; errors of counts that cannot be read or contradict `at_step`.
+    /// [`TrainError::Input`] for states that are not `steps` apart, or too far from the start; errors of counts that cannot
+    /// be read or contradict `at_step`.
     pub(super) fn of<A>(
         job: &Job<A>,
         [before, after]: [&Foreign; 2],
@@ -70,7 +78,10 @@ impl Counts {
     ) -> Result<Self, TrainError> {
         let possible = |steps: u64| match steps {
             0..=STEPS_MAX => Ok(steps),
-            _ => Err(TrainError::from(AuditError::TooManySteps { steps })),
+            _ => Err(TrainError::Input(format!(
+                "{steps} steps are more than any run does ({STEPS_MAX} at most): check --at-step, --steps and the step counts \
+                 of the states"
+            ))),
         };
         let between = possible(steps as u64)?;
         let at_step = at_step.map(possible).transpose()?;
@@ -79,8 +90,13 @@ impl Counts {
         let end = possible(before_steps)? + between;
         let (after_steps, late) = after.steps(job, at_step.map(|step| step + between), stop, &mut summary)?;
         if end != after_steps {
-            let [before, after] = [before, after].map(|state| state.path().to_owned());
-            return Err(AuditError::Steps { before, before_steps, after, after_steps, steps }.into());
+            return Err(TrainError::Input(format!(
+                "{} has done {before_steps} steps and {} has done {after_steps}, expected {steps} more: an audit needs two \
+                 states one step apart, saved by one run (save after every step, for two steps); of states further apart, \
+                 --steps N judges the whole update, given the micro-batches of all N steps",
+                before.path().display(),
+                after.path().display()
+            )));
         }
         let own = |steps: u64, late: &BTreeMap<String, u64>| {
             let params = job.plan.spec.params.iter().enumerate().filter(|(_, param)| param.trainable);

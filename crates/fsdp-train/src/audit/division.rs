@@ -4,15 +4,15 @@ use std::path::Path;
 
 use fsdp_ckpt::safetensors::SafetensorsReader;
 
-use super::{AuditError, MicroBatch};
+use super::MicroBatch;
 use crate::error::TrainError;
 
 /// Divides the micro-batches of a file among steps. Those of each rank are together, as the metadata `ranks` says, and in the
 /// order of the steps.
 ///
 /// # Errors
-/// [`AuditError::Ranks`] if `ranks` is not a number; [`AuditError::MicroBatches`] if they cannot be divided;
-/// [`TrainError::Checkpoint`] for a file that cannot be read.
+/// [`TrainError::Input`] if `ranks` is not a number, or they cannot be divided; [`TrainError::Checkpoint`] for a file that
+/// cannot be read.
 pub fn by_step(
     path: &Path,
     batches: Vec<MicroBatch>,
@@ -22,7 +22,10 @@ pub fn by_step(
     let said = reader.header().metadata().and_then(|metadata| metadata.get("ranks"));
     let number = |text: &String| match text.parse::<usize>() {
         Ok(ranks) if ranks > 0 => Ok(ranks),
-        _ => Err(AuditError::Ranks { path: path.to_owned(), text: text.clone() }),
+        _ => Err(TrainError::Input(format!(
+            "{}: its metadata has ranks = {text:?}, expected their number, such as \"2\"",
+            path.display()
+        ))),
     };
     let (count, ranks) = (batches.len(), said.map_or(Ok(1), number)?);
     if steps == 1 {
@@ -30,7 +33,11 @@ pub fn by_step(
     }
     let parts = ranks.checked_mul(steps);
     if count == 0 || !parts.is_some_and(|parts| count.is_multiple_of(parts)) {
-        return Err(AuditError::MicroBatches { path: path.to_owned(), count, ranks, steps }.into());
+        return Err(TrainError::Input(format!(
+            "{}: {count} micro-batches of {ranks} rank(s) are not those of {steps} steps: each rank has to have the same number \
+             in each step, and its steps follow each other",
+            path.display()
+        )));
     }
     Ok(divided(batches, steps, ranks))
 }

@@ -5,7 +5,6 @@ use std::path::Path;
 use fsdp_config::OptimizerConfig;
 use fsdp_core::model::ParamId;
 
-use super::AuditError;
 use super::state::blocks;
 use super::sums::Around;
 use super::update::SECOND;
@@ -21,7 +20,7 @@ const LESS_MAX: f64 = 0.01;
 /// that of the step.
 ///
 /// # Errors
-/// [`AuditError::NotFollowing`]; errors of reading.
+/// [`TrainError::Input`] for such a state; errors of reading.
 pub(super) fn expect(
     around: &mut Around<'_>,
     optimizer: &OptimizerConfig,
@@ -44,8 +43,13 @@ pub(super) fn expect(
     if share <= LESS_MAX {
         return Ok(());
     }
-    let [before, after] = [before, after].map(Path::to_owned);
-    Err(AuditError::NotFollowing { before, after, share: 100.0 * share }.into())
+    Err(TrainError::Input(format!(
+        "{} does not follow {}: {:.0} % of the second moments are much smaller than before, and one step of Adam does not make \
+         them so; give two states of one run, between which its optimizer was not created anew",
+        after.display(),
+        before.display(),
+        100.0 * share
+    )))
 }
 
 /// The number of second moments that were not zero, and of those that are smaller now than one step makes them.

@@ -17,18 +17,15 @@ use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
 
+use super::batch::MicroBatch;
 use super::measure::{Measured, Split};
 use super::report::{Finding, GradientRow, kind_of};
 use super::scale::Compared;
-use super::sums::{Around, Sums, clip, total};
+use super::sums::{Around, Sums, clip, not_finite, total};
 use super::sweep::Sweep;
 use super::trial::Trial;
 use super::variant::Setting;
-use super::{AuditError, MicroBatch};
 use crate::error::TrainError;
-
-/// A fault has to explain so much of the difference to be named.
-pub(super) const EXPLAINED_MIN: f64 = 0.95;
 
 /// Factor between the rounding errors of our kernels and those of another program: they round in other places.
 pub(super) const OTHER_KERNELS: f64 = 16.0;
@@ -83,8 +80,7 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         drop(own);
         let sums = exact.sums.clone();
         if let Some(index) = sums.iter().position(|sums| !(sums.uu + sums.pp + sums.ee).is_finite()) {
-            let name = self.spec.params[index].fqn.clone();
-            return Err(AuditError::NotFinite { name }.into());
+            return Err(not_finite(&self.spec.params[index].fqn));
         }
         let bounds = self.bounds(&sums, &noise, own_norm);
         let compared = self.compared(&sums, &bounds);

@@ -2,6 +2,7 @@
 
 use fsdp_core::DType;
 use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_core::out_of_memory::Size;
 use fsdp_core::program::{Pass, calls};
 use fsdp_core::schedule::Checkpointing;
 use fsdp_nn::backend::HeadChunks;
@@ -10,7 +11,6 @@ use fsdp_nn::graph::Chunks;
 use fsdp_nn::model::Architecture;
 use fsdp_nn::op::LossTerms;
 
-use super::AuditError;
 use super::batch::MicroBatch;
 use super::ranks::dealt;
 use super::sample::{Sample, WHOLE_SAMPLES};
@@ -44,19 +44,19 @@ impl AuditMemory {
     /// Refuses a step that the memory cannot hold which is left.
     ///
     /// # Errors
-    /// [`AuditError::Memory`].
-    pub(super) fn expect(self, ranks: usize, available: Option<Available>) -> Result<(), AuditError> {
-        match available {
-            Some(available) if self.certain().saturating_mul(ranks as u64) > available.bytes => {
-                Err(AuditError::Memory { need: self, ranks, available })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// What is allocated for sure.
-    pub(super) fn certain(&self) -> u64 {
-        self.layer + self.activations + self.states
+    /// [`TrainError::Input`] if it cannot.
+    pub(super) fn expect(self, ranks: usize, available: Option<Available>) -> Result<(), TrainError> {
+        let needed = (self.layer + self.activations + self.states).saturating_mul(ranks as u64);
+        let Some(available) = available.filter(|available| needed > available.bytes) else { return Ok(()) };
+        let [needed, layer, activations, states] =
+            [needed, self.layer, self.activations, self.states].map(|bytes| Size(bytes as usize));
+        Err(TrainError::Input(format!(
+            "{ranks} rank(s) need {needed} of memory at once, but {available}: each {layer} for the largest layer and its \
+             gradient, {activations} for activations and {states} for the states of several steps. Fewer or shorter \
+             micro-batches need less for activations; fewer ranks on this machine need less in all, and so do more ranks on \
+             other machines (`fsdp launch`, srun or torchrun), to which the micro-batches are dealt; a layer has to fit each \
+             rank"
+        )))
     }
 
     /// That of the rank of a world which needs most.

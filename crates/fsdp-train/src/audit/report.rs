@@ -2,6 +2,9 @@
 
 use serde::Serialize;
 
+/// A fault has to explain so much of the difference to be named.
+pub(super) const EXPLAINED_MIN: f64 = 0.95;
+
 /// What is wrong with a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -134,6 +137,25 @@ impl Report {
     /// Whether nothing was found.
     pub fn is_sound(&self) -> bool {
         self.findings.is_empty()
+    }
+}
+
+/// A number with four significant digits.
+pub fn number(value: f64) -> String {
+    let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
+    if (1e-3..1e6).contains(&rounded.abs()) || rounded == 0.0 {
+        format!("{rounded}")
+    } else {
+        format!("{rounded:e}")
+    }
+}
+
+/// Up to three names, and how many there are.
+pub(super) fn shown(names: &[String]) -> String {
+    let first = names.iter().take(3).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(3) {
+        0 => first,
+        others => format!("{first} and {others} more"),
     }
 }
 

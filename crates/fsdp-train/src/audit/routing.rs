@@ -3,20 +3,24 @@
 use fsdp_core::DType;
 use fsdp_core::model::ModelSpec;
 
-use super::AuditError;
 use super::measure::has_experts;
 use super::report::{Cause, Finding};
+use crate::error::TrainError;
 
 /// Refuses an unexplained gradient of a mixture that computes in 16 bits. Where two experts are nearly as good for a token,
 /// kernels that round otherwise choose another one, and the gradients of both are others by more than rounding.
 ///
 /// # Errors
-/// [`AuditError::Routing`].
-pub(super) fn expect_decided(findings: &[Finding], spec: &ModelSpec, dtype: DType) -> Result<(), AuditError> {
+/// [`TrainError::Input`] for such a gradient.
+pub(super) fn expect_decided(findings: &[Finding], spec: &ModelSpec, dtype: DType) -> Result<(), TrainError> {
     let is_coarse = matches!(dtype, DType::Bf16 | DType::F16);
     let open = findings.iter().find(|finding| finding.cause == Cause::Unexplained);
     match open.filter(|_| is_coarse && has_experts(spec)) {
-        Some(finding) => Err(AuditError::Routing { what: finding.text.clone(), dtype }),
+        Some(finding) => Err(TrainError::Input(format!(
+            "{}; but where two experts are nearly as good for a token, kernels that round otherwise in {dtype} choose another \
+             one, so this says nothing about the program: let it make the two steps in float32",
+            finding.text
+        ))),
         None => Ok(()),
     }
 }

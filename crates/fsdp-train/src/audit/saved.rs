@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use fsdp_ckpt::checkpoint::{Checkpoint, Key, Role, Value};
 use fsdp_ckpt::formats;
 
-use super::AuditError;
-use crate::checkpoint::{Foreign, ImportSummary, StateTable};
+use super::counts::open_one;
+use crate::checkpoint::{ImportSummary, StateTable};
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::rule;
@@ -30,7 +30,7 @@ impl SavedOptimizer {
     /// Errors of checkpoints that cannot be read or do not fit the model.
     pub fn read<A>(job: &Job<A>, path: &Path) -> Result<Self, TrainError> {
         let rule = rule::rule(&job.config.train, &job.plan.spec)?;
-        let foreign = Foreign::open(job, &StateTable::new(&job.plan, &rule), path)?;
+        let foreign = open_one(job, &StateTable::new(&job.plan, &rule), path)?;
         let steps = foreign.steps(job, None, &AtomicBool::new(false), &mut ImportSummary::default());
         Ok(Self { steps: steps.ok().map(|(steps, _)| steps), settings: foreign.settings().to_vec() })
     }
@@ -39,10 +39,14 @@ impl SavedOptimizer {
 /// Refuses a state whose moments have too few bits to contain the gradient.
 ///
 /// # Errors
-/// [`AuditError::RoundedMoments`]; errors of checkpoints that cannot be read.
+/// [`TrainError::Input`] for such a state; errors of checkpoints that cannot be read.
 pub fn expect_whole_moments(path: &Path) -> Result<(), TrainError> {
     match rounded_by(&formats::open(path)?) {
-        Some((by, example)) => Err(AuditError::RoundedMoments { path: path.to_owned(), by, example }.into()),
+        Some((by, example)) => Err(TrainError::Input(format!(
+            "{} has the moments of {by} in 8 bits or fewer ({example}), so they do not contain the gradient that was used; let \
+             the program make the two steps with an optimizer that keeps its moments in 16 or 32 bits",
+            path.display()
+        ))),
         None => Ok(()),
     }
 }
@@ -50,16 +54,18 @@ pub fn expect_whole_moments(path: &Path) -> Result<(), TrainError> {
 /// Refuses a state with moments, for a rule that keeps none.
 ///
 /// # Errors
-/// [`AuditError::OtherOptimizer`]; errors of checkpoints that cannot be read.
+/// [`TrainError::Input`] for such a state; errors of checkpoints that cannot be read.
 pub(super) fn expect_no_moments(path: &Path) -> Result<(), TrainError> {
     const MOMENTS: [&str; 3] = ["exp_avg", "exp_avg_sq", "momentum_buffer"];
     let checkpoint = formats::open(path)?;
     let is_moment = |path: &[Key]| matches!(path.last(), Some(Key::Name(name)) if MOMENTS.contains(&&**name));
     let mut tensors = checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
     match tensors.find(|(_, tensor)| is_moment(&tensor.path)) {
-        Some((example, _)) => {
-            Err(AuditError::OtherOptimizer { path: path.to_owned(), example: example.clone() }.into())
-        }
+        Some((example, _)) => Err(TrainError::Input(format!(
+            "{} has moments ({example}), and train.optimizer is sgd without momentum, which keeps none: name the optimizer \
+             that the program used",
+            path.display()
+        ))),
         None => Ok(()),
     }
 }

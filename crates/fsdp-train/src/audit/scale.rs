@@ -9,10 +9,8 @@ use std::collections::BTreeSet;
 use fsdp_core::model::ModelSpec;
 
 use self::number::near;
-pub use self::number::number;
-use super::gradient::EXPLAINED_MIN;
 use super::measure::stacked;
-use super::report::{Cause, Finding};
+use super::report::{Cause, EXPLAINED_MIN, Finding, number, shown};
 use super::sums::{Sums, clip, total};
 
 /// Parameters with the same factor.
@@ -225,15 +223,6 @@ impl Compared<'_> {
         let mut params = params.to_vec();
         params.sort_unstable();
         params.iter().map(|&index| self.spec.params[index].fqn.clone()).collect()
-    }
-}
-
-/// Up to three names, and how many there are.
-pub(super) fn shown(names: &[String]) -> String {
-    let first = names.iter().take(3).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(3) {
-        0 => first,
-        others => format!("{first} and {others} more"),
     }
 }
 

@@ -9,7 +9,6 @@ use fsdp_ckpt::training::StateRows;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::Piece;
 
-use super::AuditError;
 use crate::checkpoint::Foreign;
 use crate::error::TrainError;
 use crate::init::InitSource;
@@ -140,10 +139,14 @@ impl<'a> State<'a> {
     }
 }
 
-fn expect_finite(foreign: &Foreign, name: &str, values: &[f64]) -> Result<(), AuditError> {
+fn expect_finite(foreign: &Foreign, name: &str, values: &[f64]) -> Result<(), TrainError> {
     match values.iter().all(|value| value.is_finite()) {
         true => Ok(()),
-        false => Err(AuditError::StateNotFinite { path: foreign.path().to_owned(), name: name.to_owned() }),
+        false => Err(TrainError::Input(format!(
+            "{}: {name} has values that are not finite (NaN or infinite), so the step cannot be judged; look at them with \
+             `fsdp ckpt inspect`",
+            foreign.path().display()
+        ))),
     }
 }
 

@@ -10,8 +10,7 @@ use fsdp_core::model::{ModelSpec, ParamId};
 
 use super::moments::Moments;
 use super::ranks::Ranks;
-use super::report::{Cause, Finding};
-use super::scale::shown;
+use super::report::{Cause, Finding, shown};
 use super::state::{State, blocks};
 use crate::error::TrainError;
 
@@ -284,4 +283,12 @@ impl<'a> Around<'a> {
             None => state.param_rounding(id),
         })
     }
+}
+
+/// The error for a gradient of a step that is not finite here.
+pub(super) fn not_finite(name: &str) -> TrainError {
+    TrainError::Input(format!(
+        "the gradient of {name} that the model computes from the state before and the batch is not finite, so there is nothing \
+         to compare the used one with"
+    ))
 }

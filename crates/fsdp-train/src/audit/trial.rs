@@ -4,8 +4,7 @@ use fsdp_core::DType;
 use fsdp_nn::op::LossTerms;
 
 use super::batch::{Documents, Labels, MicroBatch};
-use super::report::Cause;
-use super::scale::number;
+use super::report::{Cause, number};
 use super::sweep::{Computation, TiedShare};
 use super::variant::{Between, Setting};
 

@@ -4,18 +4,17 @@
 //! The update of AdamW, Lion and SGD is -lr * (direction + decay * parameter). The direction follows from the state after the
 //! step, so learning rate and decay are the solution of two linear equations for each group of parameters.
 
+mod expected;
 mod explain;
 mod fitted;
 mod rule;
 mod second;
 mod sums;
 
-use std::collections::BTreeMap;
-
 use fsdp_config::OptimizerConfig;
-use fsdp_core::model::{ModelSpec, ParamId};
-use fsdp_nn::update::GroupSettings;
+use fsdp_core::model::ModelSpec;
 
+use self::expected::{Group, LARGEST};
 use self::explain::{
     Explained, Judged, explain, merged, other_decay, other_rule, other_rule_and_rates, rate_of,
 };
@@ -28,33 +27,9 @@ use super::state::Undo;
 use super::sums::Around;
 use crate::error::TrainError;
 
+pub(super) use self::expected::{Expected, SECOND};
 pub(super) use self::rule::{Direction, Element, direction};
 pub(super) use self::sums::ROUNDINGS;
-
-/// Name of the second moment.
-pub(super) const SECOND: &str = "exp_avg_sq";
-
-/// Name of the largest second moment, which AMSGrad keeps.
-const LARGEST: &str = "max_exp_avg_sq";
-
-/// Parameters with the same settings.
-struct Group {
-    params: Vec<ParamId>,
-    settings: GroupSettings,
-}
-
-/// What the step should have done.
-pub(super) struct Expected<'a> {
-    pub(super) optimizer: &'a OptimizerConfig,
-    /// Learning rate of the step, before factors of groups.
-    pub(super) lr: f64,
-    /// Settings of each trained parameter.
-    pub(super) settings: BTreeMap<ParamId, GroupSettings>,
-    /// Number of the step among the steps of each parameter, from 1.
-    pub(super) own_steps: BTreeMap<ParamId, u64>,
-    /// What the judgement of the gradient has found.
-    pub(super) found: &'a [Finding],
-}
 
 /// Judges the update of each group.
 ///

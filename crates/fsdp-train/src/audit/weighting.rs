@@ -8,8 +8,7 @@ mod suspects;
 
 pub(super) use self::products::Products;
 use self::suspects::suspects;
-use super::report::Cause;
-use super::scale::number;
+use super::report::{Cause, number};
 use super::sums::clip;
 
 /// A gradient in which micro-batches count otherwise.

@@ -14,14 +14,12 @@ use fsdp_core::model::ParamId;
 use fsdp_nn::model::Architecture;
 use fsdp_nn::update::GroupSettings;
 
-use super::AuditError;
 use super::batch::MicroBatch;
 use super::gradient::{OTHER_KERNELS, rows};
 use super::moments::Moments;
-use super::report::{Cause, Finding, GradientRow, kind_of};
-use super::scale::{number, shown};
+use super::report::{Cause, Finding, GradientRow, kind_of, number, shown};
 use super::state::{Held, State, WEIGHT, blocks, rounding};
-use super::sums::{Around, Sums};
+use super::sums::{Around, Sums, not_finite};
 use super::update::{ROUNDINGS, SECOND};
 use crate::error::TrainError;
 use crate::job::Job;
@@ -110,8 +108,7 @@ impl<A: Architecture + Clone> Whole<'_, A> {
         }
         let finite = |change: &&Change| !(change.sums.uu + change.sums.ee).is_finite();
         if let Some(change) = changes.iter().find(finite) {
-            let name = self.job.plan.spec.param(change.param).fqn.clone();
-            return Err(AuditError::NotFinite { name }.into());
+            return Err(not_finite(&self.job.plan.spec.param(change.param).fqn));
         }
         Ok(changes)
     }

@@ -24,7 +24,7 @@ impl Cleanup {
     /// `best` are kept. Space is reserved only if `reserves`: not during a save, which may need the remaining space.
     ///
     /// # Errors
-    /// [`TrainError::Thread`].
+    /// If no thread can be started.
     pub(crate) fn begin(
         options: &Arc<SaveOptions>,
         proven: u64,
@@ -37,9 +37,8 @@ impl Cleanup {
             reserved: if reserves { options.reserve() } else { Ok(()) },
         };
         let thread = std::thread::Builder::new().name("tidy checkpoints".to_owned());
-        let thread = thread
-            .spawn(tidy)
-            .map_err(|source| TrainError::Thread { task: "deletes old checkpoints", source })?;
+        let thread =
+            thread.spawn(tidy).map_err(|source| TrainError::no_thread("deletes old checkpoints", &source))?;
         Ok(Self { thread: Some(thread) })
     }
 

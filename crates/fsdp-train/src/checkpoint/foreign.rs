@@ -21,11 +21,11 @@ use fsdp_core::model::ParamId;
 use fsdp_core::program::Program;
 use fsdp_core::update::StateTensor;
 
-use super::run_state::Change;
+use super::run_state::{Change, other_run};
 use super::settings;
 use super::table::{STEPS, StateTable, rows_of, state_rows};
 use crate::adapter::peft::{self, PeftConfig};
-use crate::error::{OptimizerStateError, TrainError};
+use crate::error::TrainError;
 use crate::init::{self, InitSource};
 use crate::job::Job;
 use crate::rule::{self, LateParams};
@@ -73,8 +73,7 @@ impl Foreign {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`]: not a checkpoint, damaged, or with tensors that do not match the model;
-    /// [`TrainError::OptimizerState`]; [`TrainError::Adapter`], [`TrainError::Misfit`]: adapters with other settings, or
-    /// without a base.
+    /// [`TrainError::Input`], [`TrainError::Misfit`]: adapters with other settings, or without a base.
     pub(crate) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         let wanted = wanted(job, table)?;
         let settings = adapter_settings(job, path)?;
@@ -87,13 +86,14 @@ impl Foreign {
             );
             return Err(TrainError::Misfit { key: "model.init", reason });
         }
-        let needs_state = wanted.iter().any(|param| !param.states.is_empty());
-        if needs_state && found.states.is_none() {
-            return Err(OptimizerStateError::Missing { path: path.to_owned() }.into());
-        }
         let names = |wanted: Wanted| wanted.states.into_iter().map(|(name, _)| name).collect();
         let states = wanted.into_iter().map(names).collect();
         Ok(Self { path: path.to_owned(), found, states, settings })
+    }
+
+    /// Whether the checkpoint has no state of an optimizer, although the rule of the run has one.
+    pub(crate) fn lacks_state(&self) -> bool {
+        self.found.states.is_none() && self.states.iter().any(|states| !states.is_empty())
     }
 
     /// The path passed to [`Foreign::open`].
@@ -105,7 +105,7 @@ impl Foreign {
     /// the optimizer, else the user's (`at_step`), else the trainer's.
     ///
     /// # Errors
-    /// [`TrainError::OptimizerState`], [`TrainError::TiedDiffer`];
+    /// [`TrainError::Input`] for counts that are missing or contradict each other, and tied parameters that differ;
     /// [`TrainError::Checkpoint`] for counts that cannot be read.
     pub(crate) fn steps<A>(
         &self,
@@ -116,7 +116,7 @@ impl Foreign {
     ) -> Result<(u64, LateParams), TrainError> {
         let options = Options::new(&NoProgress, stop);
         if let Some([first, second]) = self.found.tied_difference(&options)? {
-            return Err(TrainError::TiedDiffer { path: self.path.clone(), first, second });
+            return Err(init::tied_differ(&self.path, [&first, &second]));
         }
         let mut rows = StateRows::new(&self.found, options)?;
         let mut read = |count: &Option<Count>| count.as_ref().map(|one| one.read(&mut rows)).transpose();
@@ -128,7 +128,10 @@ impl Foreign {
         let overwrites_state =
             matches!(job.config.train.optimizer, OptimizerConfig::Sgd(_) | OptimizerConfig::ScheduleFree(_));
         if step == 0 && overwrites_state && (0..self.states.len()).any(|index| self.is_held(index)) {
-            return Err(OptimizerStateError::Momenta { path: self.path.clone() }.into());
+            return Err(TrainError::Input(format!(
+                "{}: 0 steps, but its optimizer has momenta; pass --at-step N with the number of steps done",
+                self.path.display()
+            )));
         }
         let late = |(index, states): (usize, &Vec<String>)| {
             let counted = match self.is_fresh(index) {
@@ -155,8 +158,7 @@ impl Foreign {
         let highest = counted.reduce(|highest, other| if other.0 > highest.0 { other } else { highest });
         let (step, from) = match (highest, at_step, &trainer) {
             (Some((counted, tensor)), Some(given), _) if counted != given => {
-                let path = self.path.clone();
-                return Err(OptimizerStateError::AtStep { path, counted, given, tensor }.into());
+                return Err(other_count(&self.path, given, (&tensor, counted)));
             }
             (Some((counted, tensor)), ..) => (counted, tensor),
             (None, Some(given), _) => {
@@ -165,7 +167,9 @@ impl Foreign {
             }
             (None, None, Some((step, count))) => (*step, count.name.clone()),
             (None, None, None) => {
-                return Err(OptimizerStateError::NoStep { path: self.path.clone() }.into());
+                let path = self.path.display();
+                let message = format!("{path} does not record how many steps were done; pass --at-step N");
+                return Err(TrainError::Input(message));
             }
         };
         if let Some((other, count)) = trainer.filter(|(other, _)| *other != step) {
@@ -176,7 +180,7 @@ impl Foreign {
     }
 
     /// The parameters that this run trains, and of which the optimizer has no state.
-    pub(super) fn fresh<'a, A>(&self, job: &'a Job<A>) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn fresh<'a, A>(&self, job: &'a Job<A>) -> impl Iterator<Item = &'a str> {
         let params = job.plan.spec.params.iter().enumerate();
         params.filter(|(index, _)| self.is_fresh(*index)).map(|(_, param)| &*param.fqn)
     }
@@ -193,7 +197,7 @@ impl Foreign {
     }
 
     /// Describes the checkpoint, except for its step.
-    pub(super) fn summary<A>(&self, job: &Job<A>) -> ImportSummary {
+    pub(crate) fn summary<A>(&self, job: &Job<A>) -> ImportSummary {
         let mut summary =
             ImportSummary { format: self.found.checkpoint.format.clone(), ..ImportSummary::default() };
         let taken = self.found.weights.iter().flatten().count();
@@ -235,11 +239,11 @@ impl Foreign {
     /// Compares the run file with the settings saved by the optimizer.
     ///
     /// # Errors
-    /// [`TrainError::OtherRun`] for settings that amount to another update rule.
-    pub(super) fn changes<A>(&self, job: &Job<A>, step: u64) -> Result<Vec<Change>, TrainError> {
+    /// [`TrainError::Input`] for settings that amount to another update rule.
+    pub(crate) fn changes<A>(&self, job: &Job<A>, step: u64) -> Result<Vec<Change>, TrainError> {
         let groups = rule::settings(&job.config.train.optimizer, &job.plan.spec)?;
         let compared = settings::compare(job, &groups, &self.found.settings, step);
-        compared.map_err(|differences| TrainError::OtherRun { path: self.path.clone(), differences })
+        compared.map_err(|differences| other_run(&self.path, &differences))
     }
 
     /// Fills an engine with parameters and optimizer state, and verifies the checksums of what it read. The base of
@@ -321,6 +325,15 @@ impl Foreign {
         let tensors = self.found.states.as_ref().expect("state is read where there is some");
         &tensors[param][index.expect("every state of the rule was looked for")]
     }
+}
+
+/// The error for steps given with `--at-step` that differ from a count in a checkpoint.
+pub(crate) fn other_count(path: &Path, given: u64, (tensor, counted): (&str, u64)) -> TrainError {
+    TrainError::Input(format!(
+        "{}: --at-step {given}, but {tensor} counts {counted} steps, which the optimizer uses to correct its moments; omit \
+         --at-step",
+        path.display()
+    ))
 }
 
 /// The names, shape and states to look for, for each parameter.

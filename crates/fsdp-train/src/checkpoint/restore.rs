@@ -16,7 +16,7 @@ use crate::init::InitSource;
 /// no checkpoint holds, is read from its original source. Ranks of later replicas receive what the first replica reads.
 ///
 /// # Errors
-/// [`TrainError::Checkpoint`]: a file that is missing or damaged. [`TrainError::OtherStep`].
+/// [`TrainError::Checkpoint`]: a file that is missing or damaged. [`TrainError::Input`]: states of several steps.
 pub(crate) fn restore<M: Memory, P: Program<M>>(
     engine: &mut Engine<M, P>,
     reader: &NativeReader,
@@ -50,8 +50,12 @@ fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> 
         rows.read(&name, 0..1, DType::F32, &mut step)?;
         let done = run.updates().saturating_sub(run.late.get(&param.fqn).copied().unwrap_or(0));
         if step[0] != f64::from(done as f32) {
-            let path = rows.reader.dir().to_owned();
-            return Err(TrainError::OtherStep { path, tensor: name, expected: done, got: step[0] });
+            return Err(TrainError::Input(format!(
+                "{}: tensor {name} counts {} steps, the rest of the checkpoint {done}; it was not written by a single run, \
+                 resume from another checkpoint",
+                rows.reader.dir().display(),
+                step[0]
+            )));
         }
     }
     Ok(())

@@ -8,7 +8,7 @@
 //! a list of everything that differs.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fsdp_ckpt::digest::DigestKind;
 use fsdp_ckpt::native::NativeReader;
@@ -137,13 +137,13 @@ pub struct Change {
 
 /// A difference between a checkpoint and the run that is to resume from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub(crate) struct Difference {
     /// The key, or a description of what differs.
-    pub what: String,
+    pub(super) what: String,
     /// The value in the checkpoint.
-    pub saved: String,
+    pub(super) saved: String,
     /// The value in the run.
-    pub given: String,
+    pub(super) given: String,
 }
 
 impl RunState {
@@ -193,12 +193,15 @@ impl RunState {
     /// Reads the state of the run that wrote a checkpoint.
     ///
     /// # Errors
-    /// [`TrainError::NoRunState`].
+    /// [`TrainError::Input`] if it has none.
     pub(crate) fn read(reader: &NativeReader) -> Result<Self, TrainError> {
         let value = serde_json::Value::Object(reader.manifest().run_state.clone());
-        serde_json::from_value(value).map_err(|error| TrainError::NoRunState {
-            path: reader.dir().to_owned(),
-            detail: error.to_string(),
+        serde_json::from_value(value).map_err(|error| {
+            TrainError::Input(format!(
+                "{} has no run state ({error}); its tensors can be converted with `fsdp ckpt convert`, and then trained on with \
+                 model.init = \"pretrained\"",
+                reader.dir().display()
+            ))
         })
     }
 
@@ -212,7 +215,7 @@ impl RunState {
 
     /// Returns the changes with which a run in state `now` can resume from this one, or every difference that forbids
     /// it.
-    pub(super) fn changes_to(&self, now: &RunState) -> Result<Vec<Change>, Vec<Difference>> {
+    pub(crate) fn changes_to(&self, now: &RunState) -> Result<Vec<Change>, Vec<Difference>> {
         let mut refused = Vec::new();
         let mut changes = Vec::new();
         for Difference { what, saved, given } in
@@ -250,6 +253,20 @@ impl RunState {
             given: text(&now.data),
         })
     }
+}
+
+/// The error for a checkpoint that belongs to another run.
+pub(crate) fn other_run(path: &Path, differences: &[Difference]) -> TrainError {
+    let or_nothing = |text: &str| if text.is_empty() { "nothing".to_owned() } else { text.to_owned() };
+    let line = |Difference { what, saved, given }: &Difference| {
+        format!("{what} was {}, now {}", or_nothing(saved), or_nothing(given))
+    };
+    TrainError::Input(format!(
+        "the run cannot resume from {}: {}. Undo these changes, or start a new run (model.init = \"pretrained\" starts from \
+         exported weights)",
+        path.display(),
+        differences.iter().map(line).collect::<Vec<_>>().join("; ")
+    ))
 }
 
 /// Adds the defaults of keys that did not exist when the configuration was saved.

@@ -10,25 +10,8 @@ use fsdp_ckpt::native::RankReport;
 use fsdp_comm::assembly::{Assembly, AssemblyError};
 use fsdp_core::Rank;
 
-use super::Saved;
 use crate::error::TrainError;
 use crate::wire_result;
-
-/// Maximum number of late ranks that a message names.
-const NAMED_MAX: usize = 8;
-
-/// The result of a save.
-pub(crate) type Outcome = Result<Saved, Arc<SaveFailure>>;
-
-/// The reason why a checkpoint was not saved.
-#[derive(Debug, thiserror::Error)]
-#[error("the checkpoint after step {step} could not be saved: {error}")]
-pub struct SaveFailure {
-    /// Steps done by the state to be saved.
-    pub step: u64,
-    /// The failure, with the rank on which it occurred.
-    pub error: TrainError,
-}
 
 /// One save, from the view of one rank. Ranks are identified by their shard index.
 #[derive(Clone)]
@@ -54,7 +37,7 @@ impl SaveCoordination {
         shards: usize,
     ) -> Result<Self, TrainError> {
         let (begun, ended) = (format!("save {number} begun"), format!("save {number} ended"));
-        assembly.give(&begun, Rank(shard), Vec::new()).map_err(fsdp_core::Error::from)?;
+        assembly.give(&begun, Rank(shard), Vec::new())?;
         Ok(Self { assembly: Arc::clone(assembly), begun, ended, shard, shards })
     }
 
@@ -67,10 +50,10 @@ impl SaveCoordination {
     /// Waits, on the first rank, until every rank has ended its part.
     ///
     /// # Errors
-    /// The failure of the lowest failed rank; [`TrainError::SaveLate`] after `limit`; [`TrainError::SaveAbandoned`];
+    /// The failure of the lowest failed rank; [`TrainError::SaveUnfinished`] after `limit`, or if the save is given up;
     /// [`TrainError::Core`] if a rank is lost before it has ended its part.
     pub(super) fn reports(&self, limit: Duration) -> Result<Vec<RankReport>, TrainError> {
-        let reports = self.assembly.collect(&self.ended, self.shards, limit).map_err(assembly_error)?;
+        let reports = self.assembly.collect(&self.ended, self.shards, limit)?;
         // Every rank that has ended has also begun; these values are only discarded.
         let _ = self.assembly.collect(&self.begun, self.shards, Duration::ZERO);
         let of_rank = |(rank, report): (usize, Vec<u8>)| {
@@ -93,20 +76,8 @@ impl Drop for SaveCoordination {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Keeps the first rank from waiting for this one.
-            self.report(Err(TrainError::SaveAbandoned));
+            self.report(Err(AssemblyError::GivenUp.into()));
         }
-    }
-}
-
-/// Converts the reason why other ranks were not heard.
-pub(crate) fn assembly_error(error: AssemblyError) -> TrainError {
-    match error {
-        AssemblyError::Late { mut ranks, limit } => {
-            ranks.truncate(NAMED_MAX);
-            TrainError::SaveLate { ranks, limit }
-        }
-        AssemblyError::GivenUp => TrainError::SaveAbandoned,
-        AssemblyError::Failed(error) => fsdp_core::Error::from(error).into(),
     }
 }
 

@@ -12,7 +12,7 @@ use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory};
 
 use super::restore::Rows;
-use super::run_state::RunState;
+use super::run_state::{RunState, other_run};
 use super::source::has_manifest;
 use super::table::rows_of;
 use crate::error::TrainError;
@@ -29,7 +29,7 @@ impl SavedModel {
     /// Opens the checkpoint in a directory; `None` if the directory holds none.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`] for a damaged one; [`TrainError::NoRunState`].
+    /// [`TrainError::Checkpoint`] for a damaged one; [`TrainError::Input`] for one without the state of a run.
     pub fn open(dir: &Path) -> Result<Option<Self>, TrainError> {
         if !has_manifest(dir)? {
             return Ok(None);
@@ -63,7 +63,7 @@ impl SavedModel {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], with a list of all tensors that are missing, unexpected or of another shape;
-    /// [`TrainError::OtherRun`] for another base.
+    /// [`TrainError::Input`] for another base.
     pub(crate) fn check(&self, spec: &ModelSpec, init: &InitSource) -> Result<(), TrainError> {
         let saved = &self.reader.manifest().tensors;
         let has_base = matches!(init, InitSource::Adapted(_));
@@ -77,10 +77,7 @@ impl SavedModel {
         let expected: Vec<TensorSpec> = params.chain(others).collect();
         self.reader.check_tensors(&expected)?;
         let difference = self.state.base_difference(init.base_digest()).filter(|_| has_base);
-        difference.map_or(Ok(()), |difference| {
-            let path = self.reader.dir().to_owned();
-            Err(TrainError::OtherRun { path, differences: vec![difference] })
-        })
+        difference.map_or(Ok(()), |difference| Err(other_run(self.reader.dir(), &[difference])))
     }
 
     /// Fills an engine with the described parameters; values of a base come from the job's `init`.

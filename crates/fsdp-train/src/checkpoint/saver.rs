@@ -21,11 +21,10 @@ use fsdp_core::{Axis, Memory, Mesh, Rank};
 use tempfile::TempDir;
 
 use super::run_state::RunState;
-use super::save_coordination::{Outcome, SaveCoordination, SaveFailure, assembly_error};
+use super::save_coordination::SaveCoordination;
 use super::snapshot::Snapshot;
 use super::table::StateTable;
 use crate::error::TrainError;
-use crate::events;
 use crate::job::Job;
 use crate::wire_result;
 
@@ -181,7 +180,7 @@ impl SaveOptions {
             let lock = self.lock_of(place)?;
             return Ok((lock.run().clone(), lock.attempt()));
         }
-        let announced = self.assembly.hear(ELSEWHERE, self.limit).map_err(assembly_error)?;
+        let announced = self.assembly.hear(ELSEWHERE, self.limit)?;
         let (path, attempt): (Vec<u8>, Attempt) = wire_result::decode(&announced)?;
         Ok((RunDir::new(PathBuf::from(OsString::from_vec(path))), attempt))
     }
@@ -213,7 +212,7 @@ impl SaveOptions {
         let lock = self.lock_of(place)?;
         let reports = coordination.reports(self.limit);
         // In these cases some rank may still be writing.
-        let is_late = matches!(reports, Err(TrainError::SaveLate { .. } | TrainError::SaveAbandoned));
+        let is_late = matches!(reports, Err(TrainError::SaveUnfinished(_)));
         let committed = reports.and_then(|all| Ok(lock.commit(&self.plan, run.step, run.to_json(), all)?));
         if committed.is_ok()
             && let (Destination::Elsewhere, Some((dir, _))) = (place, &mut *locked(&self.elsewhere))
@@ -247,6 +246,9 @@ pub struct Saved {
     /// Time from the copy to the commit.
     pub elapsed: Duration,
 }
+
+/// The result of a save; its error is [`TrainError::NotSaved`].
+pub(crate) type Outcome = Result<Saved, TrainError>;
 
 /// The saves of one rank.
 pub(crate) struct Saver {
@@ -311,7 +313,7 @@ impl Save {
             let committed = self.options.commit(&self.coordination, &self.run, self.place);
             let (bytes, elapsed) = (self.options.len_bytes(), self.begin.elapsed());
             let saved = committed.map(|path| Saved { step, path, bytes, elapsed });
-            saved.map_err(|error| Arc::new(SaveFailure { step, error }))
+            saved.map_err(|error| TrainError::NotSaved { step, source: Box::new(error) })
         };
         (self.shard == 0).then(complete)
     }
@@ -358,9 +360,6 @@ impl Saver {
         assert!(self.writing.is_none(), "a rank has one save at a time");
         let begin = Instant::now();
         let (options, shard) = (Arc::clone(&self.options), self.shard);
-        if shard == 0 {
-            events::checkpoint_begins(run.step);
-        }
         self.snapshot.take(engine, &options.table.held[shard], run.updates(), &run.late)?;
         let snapshot = std::mem::take(&mut self.snapshot);
         let shards = options.plan.world_size();
@@ -378,13 +377,13 @@ impl Saver {
             save.write(&snapshot);
             (snapshot, save.complete())
         });
-        let no_thread = |source| TrainError::Thread { task: "writes a checkpoint", source };
         let failed = |source| {
+            let error = TrainError::no_thread("writes a checkpoint", &source);
             if shard > 0 {
-                coordination.report(Err(no_thread(source)));
+                coordination.report(Err(error));
                 return None;
             }
-            Some(Err(Arc::new(SaveFailure { step, error: no_thread(source) })))
+            Some(Err(TrainError::NotSaved { step, source: Box::new(error) }))
         };
         let part = thread.map_or_else(|source| Part::Failed(failed(source)), Part::Thread);
         self.writing = Some(Writing { coordination, part });

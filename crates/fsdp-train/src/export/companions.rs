@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use fsdp_ckpt::{is_url, objects};
+use fsdp_core::FailureKind;
 
 use crate::atomic_file::write_small;
 use crate::error::TrainError;
@@ -39,7 +40,7 @@ impl Companions {
     /// Reads the files that exist in the directory of a model.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`], [`TrainError::Base`].
+    /// [`TrainError::Checkpoint`], or [`TrainError::Failed`], for a file that cannot be read.
     pub(crate) fn read(base: &Path) -> Result<Self, TrainError> {
         let mut files = Vec::new();
         for name in NAMES {
@@ -49,7 +50,13 @@ impl Companions {
                 false => match fs::read(&path) {
                     Ok(content) => Some(content),
                     Err(error) if is_absent(&error) => None,
-                    Err(source) => return Err(TrainError::Base { path, source }),
+                    Err(source) => {
+                        let message = format!(
+                            "cannot read {} (model.path), which is copied next to the exported model: {source}",
+                            path.display()
+                        );
+                        return Err(TrainError::Failed { kind: FailureKind::of_io(&source), message });
+                    }
                 },
             };
             files.extend(content.map(|content| (name, content)));

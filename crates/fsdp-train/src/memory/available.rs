@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 /// The memory that is left.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Available {
+pub(crate) struct Available {
     /// Number of bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// The source of this limit.
-    pub limit: Limit,
+    pub(crate) limit: Limit,
 }
 
 /// A source of a memory limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Limit {
+pub(crate) enum Limit {
     /// The memory of the machine.
     #[error("this machine")]
     Machine,
@@ -33,7 +33,7 @@ pub enum Limit {
 
 impl Available {
     /// Determines what is left now; `None` if no limit can be read.
-    pub fn now() -> Option<Self> {
+    pub(crate) fn now() -> Option<Self> {
         Self::under(Path::new("/"))
     }
 

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::recorder::{Figure, Sink};
+use super::sink::{Figure, Sink};
 use crate::atomic_file;
 
 /// Name of the table of steps, in the output folder.
@@ -126,7 +126,7 @@ fn open(path: &Path, columns: &[&str], step: u64) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::recorder::figures;
+    use crate::metrics::sink::figures;
     use crate::metrics::tests::{full, metrics};
 
     #[test]

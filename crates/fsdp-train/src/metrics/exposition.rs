@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::recorder::Figure;
+use super::sink::Figure;
 
 /// Time limit for a request and its response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{EvalMetrics, ProcessTable, StepMetrics};
+use super::line::{EvalMetrics, ProcessTable, StepLoss, StepMetrics};
 use crate::atomic_file;
 use crate::error::TrainError;
 
@@ -33,14 +33,6 @@ pub(crate) struct MetricsFile {
     /// The losses of the steps that were kept from earlier starts.
     losses: Vec<StepLoss>,
     copy: Option<LocalCopy>,
-}
-
-/// The loss and gradient norm of a step, counted from 1, both of the weights before its update: NaN if not finite.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct StepLoss {
-    pub(crate) step: u64,
-    pub(crate) loss: f64,
-    pub(crate) grad_norm: f64,
 }
 
 /// The last step in the file.

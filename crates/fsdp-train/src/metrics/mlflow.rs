@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::recorder::{Figure, Sink};
+use super::sink::{Figure, Sink};
 use crate::atomic_file;
 
 /// Name of the folder, in the output folder; `mlflow ui --backend-store-uri` takes its path.
@@ -181,7 +181,7 @@ fn cut_folder(folder: &Path, step: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::recorder::figures;
+    use crate::metrics::sink::figures;
     use crate::metrics::tests::{full, metrics};
 
     fn parameters() -> Vec<(String, String)> {

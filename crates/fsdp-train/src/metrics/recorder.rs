@@ -5,31 +5,13 @@ use std::path::{Path, PathBuf};
 
 use fsdp_config::{MetricsSink, Resolved};
 use serde::Serialize;
-use serde_json::Value;
 
 use super::exposition::MetricsServer;
-use super::{
-    EvalMetrics, METRICS, MetricsFile, ProcessTable, StepLoss, StepMetrics, csv, mlflow, tensorboard,
-};
+use super::file::{METRICS, MetricsFile};
+use super::line::{EvalMetrics, ProcessTable, StepLoss, StepMetrics};
+use super::sink::{Figure, Sink, figures};
+use super::{csv, mlflow, tensorboard};
 use crate::error::TrainError;
-
-/// A number of a step or an evaluation, with its name in `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Figure {
-    pub(super) name: String,
-    /// The value; NaN if it was not finite.
-    pub(super) value: f64,
-}
-
-/// Returns all numbers of a line of `metrics.jsonl` except its step, in order.
-pub(super) fn figures(line: &impl Serialize) -> Vec<Figure> {
-    let Ok(Value::Object(line)) = serde_json::to_value(line) else { unreachable!("lines are objects") };
-    let figure = |(name, value): (String, Value)| {
-        let value = if value.is_null() { Some(f64::NAN) } else { value.as_f64() };
-        value.filter(|_| name != "step").map(|value| Figure { name, value })
-    };
-    line.into_iter().filter_map(figure).collect()
-}
 
 /// Returns the settings of a run file, by dotted key.
 fn parameters(config: &Resolved) -> Vec<(String, String)> {
@@ -49,24 +31,6 @@ fn parameters(config: &Resolved) -> Vec<(String, String)> {
     let table: toml::Table = config.to_toml().parse().expect("a configuration is written as TOML");
     add(String::new(), &toml::Value::Table(table), &mut pairs);
     pairs
-}
-
-/// An output besides `metrics.jsonl` with the same figures in another format.
-pub(super) trait Sink: Send {
-    /// The path to name in errors.
-    fn path(&self) -> &Path;
-
-    /// Writes the figures of a step.
-    ///
-    /// # Errors
-    /// If they cannot be written.
-    fn step(&mut self, step: u64, figures: &[Figure]) -> io::Result<()>;
-
-    /// Writes the figures of an evaluation of a set after `step` steps.
-    ///
-    /// # Errors
-    /// If they cannot be written.
-    fn evaluation(&mut self, step: u64, set: &str, figures: &[Figure]) -> io::Result<()>;
 }
 
 /// All outputs to which the first rank of a run writes its metrics.

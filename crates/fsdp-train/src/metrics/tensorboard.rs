@@ -19,7 +19,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crc_fast::CrcAlgorithm;
 
-use super::recorder::{Figure, Sink};
+use super::sink::{Figure, Sink};
 use crate::atomic_file;
 
 /// Name of the folder with the files, in the output folder.

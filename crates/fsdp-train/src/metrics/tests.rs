@@ -1,6 +1,8 @@
+use std::time::Duration;
+
 use serde_json::json;
 
-use super::file::lines;
+use super::file::{MetricsFile, lines};
 use super::*;
 
 /// Returns the text that is written to an empty file.

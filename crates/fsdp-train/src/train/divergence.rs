@@ -17,7 +17,7 @@ use fsdp_ckpt::native::RunLock;
 use super::losses::{Losses, Spoiled};
 use crate::error::TrainError;
 
-pub(crate) use attempts::{ATTEMPTS_FILE, Attempts};
+pub(super) use attempts::Attempts;
 
 /// Where a run can resume after a divergence, and what became of the states that it cannot resume from.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,8 +102,8 @@ impl Divergence {
             TrainError::StateNotFinite { step, .. } => step,
             _ => return error,
         };
-        let divergence = Self::at(diverged_step, &began, losses);
-        TrainError::Diverged { source: Box::new(error), divergence }
+        let advice = Self::at(diverged_step, &began, losses).to_string();
+        TrainError::Diverged { source: Box::new(error), advice }
     }
 
     fn at(diverged_step: u64, began: &Began<'_>, losses: &Losses) -> Self {

@@ -2,9 +2,11 @@
 //! saved and then the model exported.
 
 use std::panic::resume_unwind;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fsdp_ckpt::is_url;
+use fsdp_comm::launch::Seat;
 use fsdp_config::{Device, WatchedLoss};
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_nn::Backend;
@@ -12,16 +14,18 @@ use fsdp_nn::model::Architecture;
 
 use super::run::{RankResult, Run};
 use super::step_clock::StepClock;
+use super::warning::RunWarning;
 use crate::adapter::merges;
-use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, RunWarning, Saver, Writer};
+use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, Saver, Source, Writer};
 use crate::error::TrainError;
 use crate::events;
 use crate::export::export_model;
-use crate::rank::{Evaluation, RankTrainer};
+use crate::metrics::Evaluation;
+use crate::rank::RankTrainer;
 use crate::waiting::{self, WaitReports, WaitTimer};
 
 /// The run of one rank.
-pub(super) struct RankRun<'a, 'r, M: Backend, A: Architecture + Clone> {
+struct RankRun<'a, 'r, M: Backend, A: Architecture + Clone> {
     run: &'r Run<'a, A>,
     trainer: RankTrainer<'a, M, A>,
     saver: Option<Saver>,
@@ -37,21 +41,46 @@ pub(super) struct RankRun<'a, 'r, M: Backend, A: Architecture + Clone> {
     clock: StepClock,
 }
 
+/// Runs one rank. A failure is announced to all ranks.
+pub(super) fn run_rank<M: Backend, A: Architecture + Clone>(
+    run: &Run<'_, A>,
+    seat: Seat<M>,
+) -> Result<RankResult, TrainError> {
+    let rank = seat.rank;
+    let ended = RankRun::begin(run, seat).and_then(RankRun::run);
+    ended.inspect_err(|error| run.assembly.fail(rank, error.kind(), error.to_string()))
+}
+
 impl<'a, 'r, M: Backend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
-    /// Creates a rank that is ready for its first step.
-    pub(super) fn new(
-        run: &'r Run<'a, A>,
-        trainer: RankTrainer<'a, M, A>,
-        saver: Option<Saver>,
-        observer: Box<dyn Observer>,
-    ) -> Self {
+    /// Makes a rank ready for its first step, and takes over the output folder.
+    fn begin(run: &'r Run<'a, A>, seat: Seat<M>) -> Result<Self, TrainError> {
+        let observer = (run.options.observer)(seat.rank);
+        let mut trainer = match &run.start.source {
+            Some(Source::Native(checkpoint)) => RankTrainer::resume(run.job, seat, checkpoint)?,
+            Some(Source::Foreign(checkpoint)) => {
+                let checkpoint = (&**checkpoint, &run.start.late);
+                RankTrainer::resume_foreign(run.job, seat, checkpoint, run.options.stop)?
+            }
+            None => RankTrainer::new(run.job, seat)?,
+        };
+        let mut saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
+        if let (Some(saver), true) = (&mut saver, run.job.config.checkpoint.every > 0) {
+            saver.claim(trainer.engine())?;
+        }
+        // When all ranks have answered, all inputs are known to be valid; only then is an earlier run replaced.
+        if trainer.any(run.options.stop.load(Ordering::Relaxed))? {
+            return Err(TrainError::Stopped);
+        }
+        if trainer.rank().0 == 0 {
+            run.take_over()?;
+        }
         let (reports, clock) = (WaitReports::new(run.start.step), StepClock::default());
         let watched = run.start.watched.clone();
-        Self { run, trainer, saver, cleanup: None, unproven: None, watched, observer, reports, clock }
+        Ok(Self { run, trainer, saver, cleanup: None, unproven: None, watched, observer, reports, clock })
     }
 
     /// Runs all steps, then saves and exports.
-    pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
+    fn run(mut self) -> Result<RankResult, TrainError> {
         let done = self.steps()?;
         self.end_save()?;
         self.finish_cleanup();
@@ -159,6 +188,9 @@ impl<'a, 'r, M: Backend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     }
 
     fn begin_save(&mut self, step: u64, place: Destination, writer: Writer) -> Result<(), TrainError> {
+        if self.is_first() {
+            events::checkpoint_begins(step);
+        }
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let model = self.run.options.config_json.as_deref();
         let mut state = RunState::of(self.run.job, step, model, (&self.run.start.changes, &self.watched));

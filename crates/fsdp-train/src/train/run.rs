@@ -9,32 +9,29 @@ use std::time::Duration;
 
 use fsdp_ckpt::export::{Export, ExportPlan, Receipt};
 use fsdp_comm::assembly::Assembly;
-use fsdp_comm::launch::Seat;
 use fsdp_config::WatchedLoss;
 use fsdp_core::Rank;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::StepReport;
 use fsdp_core::memory::Usage;
-use fsdp_nn::Backend;
 use fsdp_nn::model::{Architecture, Counted};
 
+use super::folder::{ADAPTER, MODEL, MODEL_FILE};
 use super::losses::Losses;
-use super::rank_run::RankRun;
-use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
+use super::options::RunOptions;
+use super::start::Start;
+use super::warning::RunWarning;
 use crate::adapter::{merges, peft};
 use crate::atomic_file::write_small;
-use crate::checkpoint::{
-    Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Saver, Source, Start, assembly_error,
-};
+use crate::checkpoint::{Outcome, SaveOptions, Saved, Source};
 use crate::error::TrainError;
 use crate::events::{self, SlowRank};
 use crate::export::{Companions, export_checkpoint, export_merged};
 use crate::job::Job;
 use crate::loss_scale::LossScale;
 use crate::metrics::{
-    self, EvalMetrics, MetricsServer, ProcessTable, Recorder, Scaling, StepMetrics, Waiting,
+    self, EvalMetrics, Evaluation, MetricsServer, ProcessTable, Recorder, Scaling, StepMetrics, Waiting,
 };
-use crate::rank::{Evaluation, RankTrainer};
 use crate::wire_result;
 
 /// Topic on which ranks give the receipts of their exports.
@@ -76,8 +73,8 @@ pub(super) struct Log {
     proven: u64,
     /// The newest checkpoint saved by this run.
     pub(super) saved: Option<Saved>,
-    /// The last failed save.
-    pub(super) not_saved: Option<Arc<SaveFailure>>,
+    /// The error of the last failed save.
+    pub(super) not_saved: Option<String>,
     /// The first failure outside the computation. All ranks stop after the current step, save their state and export.
     pub(super) trouble: Option<TrainError>,
     /// The files that receive the exported model, in the process of the first rank.
@@ -112,36 +109,6 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Self { job, options, start, saves, assembly, plan, companions, log }
     }
 
-    /// Runs one rank. A failure is announced to all ranks.
-    pub(super) fn rank<M: Backend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
-        let rank = seat.rank;
-        self.run_rank(seat).inspect_err(|error| self.assembly.fail(rank, error.kind(), error.to_string()))
-    }
-
-    fn run_rank<M: Backend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
-        let observer = (self.options.observer)(seat.rank);
-        let mut trainer = match &self.start.source {
-            Some(Source::Native(checkpoint)) => RankTrainer::resume(self.job, seat, checkpoint)?,
-            Some(Source::Foreign(checkpoint)) => {
-                let checkpoint = (&**checkpoint, &self.start.late);
-                RankTrainer::resume_foreign(self.job, seat, checkpoint, self.options.stop)?
-            }
-            None => RankTrainer::new(self.job, seat)?,
-        };
-        let mut saver = Saver::of_rank(self.saves, self.job.plan.mesh, trainer.rank());
-        if let (Some(saver), true) = (&mut saver, self.job.config.checkpoint.every > 0) {
-            saver.claim(trainer.engine())?;
-        }
-        // When all ranks have answered, all inputs are known to be valid; only then is an earlier run replaced.
-        if trainer.any(self.options.stop.load(Ordering::Relaxed))? {
-            return Err(TrainError::Stopped);
-        }
-        if trainer.rank().0 == 0 {
-            self.take_over()?;
-        }
-        RankRun::new(self, trainer, saver, observer).run()
-    }
-
     /// The records so far.
     pub(super) fn log(&self) -> MutexGuard<'_, Log> {
         // A panic cannot leave data under the lock half-changed.
@@ -159,7 +126,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     }
 
     /// Takes over the output folder, and reserves disk space for the first save.
-    fn take_over(&self) -> Result<(), TrainError> {
+    pub(super) fn take_over(&self) -> Result<(), TrainError> {
         // A run without steps saves nothing.
         let reserve =
             || if self.start.step < self.job.config.train.steps { self.saves.reserve() } else { Ok(()) };
@@ -287,19 +254,17 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
                 log.saved = Some(saved);
                 log.publish_metrics();
             }
-            Err(failure) => {
-                log.not_saved = Some(Arc::clone(&failure));
-                log.note_trouble(TrainError::NotSaved(failure));
+            Err(error) => {
+                log.not_saved = Some(error.to_string());
+                log.note_trouble(error);
             }
         }
     }
 
     /// Gives the receipt of a rank's export to the first rank; returns false if that or the export failed.
     pub(super) fn note_export(&self, rank: Rank, exported: Result<Option<Receipt>, TrainError>) -> bool {
-        let sent = exported.and_then(|receipt| {
-            let sent = self.assembly.give(RECEIPTS, rank, wire_result::encode(Ok(&receipt)));
-            sent.map_err(|error| fsdp_core::Error::from(error).into())
-        });
+        let sent = exported
+            .and_then(|receipt| Ok(self.assembly.give(RECEIPTS, rank, wire_result::encode(Ok(&receipt)))?));
         self.log().note_exported(sent)
     }
 
@@ -307,17 +272,14 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     pub(super) fn commit_export(&self) -> bool {
         let export = self.log().export.take().expect("an export is committed once");
         let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
-        let receipts =
-            self.assembly.collect(RECEIPTS, self.job.plan.mesh.world(), limit).map_err(assembly_error);
-        let receipts = receipts.and_then(|receipts| {
-            receipts
-                .iter()
-                .map(|receipt| wire_result::decode::<Option<Receipt>>(receipt))
-                .collect::<Result<Vec<_>, _>>()
-        });
-        let committed = receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
-        let complete = committed.and_then(|()| self.complete_export());
-        self.log().note_exported(complete)
+        let commit = || -> Result<(), TrainError> {
+            let receipts = self.assembly.collect(RECEIPTS, self.job.plan.mesh.world(), limit)?;
+            let receipts = receipts.iter().map(|receipt| wire_result::decode::<Option<Receipt>>(receipt));
+            export.commit(receipts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten())?;
+            self.complete_export()
+        };
+        let committed = commit();
+        self.log().note_exported(committed)
     }
 
     /// The checkpoint of the state after `done` steps, if the process of the first rank knows one.
@@ -368,17 +330,17 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     /// Announces to the other ranks whether the model is exported, and returns it.
     pub(super) fn announce_exported(&self, is_exported: bool) -> Result<bool, TrainError> {
         let announced = self.assembly.announce(EXPORTED, wire_result::encode(Ok(&is_exported)));
-        announced.map(|()| is_exported).map_err(|error| fsdp_core::Error::from(error).into())
+        Ok(announced.map(|()| is_exported)?)
     }
 
     /// Waits for [`Run::announce_exported`].
     pub(super) fn hear_exported(&self) -> Result<bool, TrainError> {
-        wire_result::decode(&self.assembly.hear(EXPORTED, EXPORT_TIMEOUT).map_err(assembly_error)?)
+        wire_result::decode(&self.assembly.hear(EXPORTED, EXPORT_TIMEOUT)?)
     }
 
     /// Records that there is no thread to export the model; returns false, since that failed.
     pub(super) fn note_no_thread(&self, source: io::Error) -> bool {
-        self.log().note_exported(Err(TrainError::Thread { task: "exports it", source }))
+        self.log().note_exported(Err(TrainError::no_thread("exports it", &source)))
     }
 
     /// Reports that a rank has ended, with any failure outside the computation in its process.
@@ -386,7 +348,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let log = self.log();
         let trouble = log.trouble.as_ref().filter(|_| rank.0 == self.assembly.local().start);
         let ended = wire_result::encode(trouble.map_or(Ok(&()), Err));
-        Ok(self.assembly.give(ENDS, rank, ended).map_err(fsdp_core::Error::from)?)
+        Ok(self.assembly.give(ENDS, rank, ended)?)
     }
 
     /// Waits for all ranks to end and returns a failure outside the computation, if there is one in any process. In the
@@ -398,7 +360,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
         let ends = match self.assembly.collect(ENDS, self.job.plan.mesh.world(), limit) {
             Ok(ends) => ends,
-            Err(error) => return Some(assembly_error(error)),
+            Err(error) => return Some(error.into()),
         };
         let failed = |(rank, end): (usize, &Vec<u8>)| {
             let source = Box::new(wire_result::decode::<()>(end).err()?);

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_config::Resolved;
 use fsdp_core::Error;
+use fsdp_core::engine::Observer;
 use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::{OpId, OpKind};
 use fsdp_nn::model::{Mlp, MlpConfig};
@@ -20,8 +21,8 @@ use fsdp_sim::{ThreadOptions, Threads};
 
 use super::*;
 use crate::InitSource;
-use crate::error::OutDirError;
-use crate::metrics::METRICS;
+use crate::checkpoint::Saved;
+use crate::metrics::{METRICS, StepMetrics};
 
 fn job(dir: &Path, settings: &str) -> Job<Mlp> {
     let data = dir.join("tokens.bin");
@@ -140,13 +141,10 @@ fn run_can_be_retried_after_failed_rank_setup() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &steps(1));
     let error = run(&job, &(), Resume::Fresh, &going_on(), Setup::Fails).unwrap_err();
-    assert!(matches!(error, TrainError::Setup { .. }), "{error}");
+    assert!(error.to_string().contains(" could not be set up: "), "{error}");
     train_on(&job, &()).unwrap_or_else(|error| panic!("{error}"));
     let error = train_on(&job, &()).unwrap_err();
-    assert!(
-        matches!(error, TrainError::OutDir(OutDirError::NotEmpty { .. })),
-        "what a run has made is not replaced: {error}"
-    );
+    assert!(error.to_string().contains("out is not empty"), "what a run has made is not replaced: {error}");
 }
 
 #[test]

@@ -34,7 +34,6 @@ use fsdp_core::{FailureKind, Rank};
 use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
-use crate::checkpoint::assembly_error;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::memory::expect_room_to_verify;
@@ -132,7 +131,7 @@ where
 /// in the process of the first rank only.
 ///
 /// # Errors
-/// Errors of [`verify`]; [`TrainError::TooMuchToCompare`].
+/// Errors of [`verify`]; [`TrainError::Input`] if there is more to compare than processes can exchange.
 pub fn verify_together<L, A>(
     job: &Job<A>,
     launcher: &L,
@@ -166,12 +165,12 @@ where
             (options.progress)(None);
             let oracle = |seat: Seat<L::Memory>| oracle(job, seat, options.steps);
             let reference = launcher.launch(1, &oracle)?.pop().expect("one rank ran");
-            assembly.announce(ORACLE, Vec::new()).map_err(fsdp_core::Error::from)?;
+            assembly.announce(ORACLE, Vec::new())?;
             Some(reference)
         }
         // Without this, they would wait for the first rank in a collective, which has a time limit.
         false => {
-            assembly.hear(ORACLE, EXCHANGE_TIMEOUT).map_err(assembly_error)?;
+            assembly.hear(ORACLE, EXCHANGE_TIMEOUT)?;
             None
         }
     };
@@ -199,14 +198,18 @@ fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<Ra
     for (rank, run) in assembly.local().map(Rank).zip(ranks) {
         let bytes = wire::encode(&run);
         if bytes.len() > VALUE_MAX {
-            return Err(TrainError::TooMuchToCompare { rank, bytes: bytes.len(), bytes_max: VALUE_MAX });
+            return Err(TrainError::Input(format!(
+                "{rank} has {} bytes to compare, but processes can exchange at most {VALUE_MAX}: verify with --shrink, with \
+                 more ranks, or in one process",
+                bytes.len()
+            )));
         }
-        assembly.give(FOUND, rank, bytes).map_err(fsdp_core::Error::from)?;
+        assembly.give(FOUND, rank, bytes)?;
     }
     if !assembly.is_leader() {
         return Ok(None);
     }
-    let found = assembly.collect(FOUND, assembly.world(), EXCHANGE_TIMEOUT).map_err(assembly_error)?;
+    let found = assembly.collect(FOUND, assembly.world(), EXCHANGE_TIMEOUT)?;
     Ok(Some(found.iter().map(|bytes| wire::decode(bytes)).collect()))
 }
 
@@ -214,10 +217,10 @@ fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<Ra
 fn conclude(assembly: &dyn Assembly, report: VerifyReport) -> Result<Verified, TrainError> {
     if assembly.is_leader() {
         let holds = report.holds();
-        assembly.announce(HOLDS, wire_result::encode(Ok(&holds))).map_err(fsdp_core::Error::from)?;
+        assembly.announce(HOLDS, wire_result::encode(Ok(&holds)))?;
         return Ok(Verified { holds, report: Some(report) });
     }
-    let holds = wire_result::decode(&assembly.hear(HOLDS, EXCHANGE_TIMEOUT).map_err(assembly_error)?)?;
+    let holds = wire_result::decode(&assembly.hear(HOLDS, EXCHANGE_TIMEOUT)?)?;
     Ok(Verified { holds, report: None })
 }
 

@@ -7,7 +7,6 @@ use fsdp_ckpt::safetensors::{SafetensorsReader, TensorType};
 
 use super::MicroBatch;
 use super::shift::{self, Labelled};
-use crate::audit::AuditError;
 use crate::error::TrainError;
 
 /// The label of positions that do not count, in PyTorch.
@@ -22,7 +21,7 @@ const TOKENS_MAX: usize = 1 << 28;
 /// vocabulary, and the most positions that it has, if it has a table of them.
 ///
 /// # Errors
-/// [`AuditError::Batch`], naming the tensor; [`TrainError::Checkpoint`] for a file that cannot be read.
+/// [`TrainError::Input`], naming the tensor; [`TrainError::Checkpoint`] for a file that cannot be read.
 pub fn read_batches(
     path: &Path,
     shifted: bool,
@@ -61,8 +60,7 @@ struct File<'a> {
 
 impl File<'_> {
     fn fault(&self, tensor: &str, what: &str) -> TrainError {
-        AuditError::Batch { path: self.path.to_owned(), tensor: tensor.to_owned(), what: what.to_owned() }
-            .into()
+        TrainError::Input(format!("{}: tensor {tensor}: {what}", self.path.display()))
     }
 
     /// Refuses tensors that belong to none of the first `count` micro-batches.

@@ -3,11 +3,11 @@
 use fsdp_core::model::ParamId;
 use fsdp_nn::model::Architecture;
 
+use super::Judge;
 use super::trials::{Tried, Wrong};
-use super::{EXPLAINED_MIN, Judge};
 use crate::audit::measure::Measured;
-use crate::audit::report::{Cause, Finding};
-use crate::audit::scale::{Compared, number, shown};
+use crate::audit::report::{Cause, EXPLAINED_MIN, Finding, number, shown};
+use crate::audit::scale::Compared;
 use crate::audit::sums::{Sums, total};
 use crate::error::TrainError;
 

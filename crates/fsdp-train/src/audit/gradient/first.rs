@@ -5,8 +5,8 @@ use fsdp_core::DType;
 use super::Judge;
 use crate::audit::fit::Fit;
 use crate::audit::moments::{Moments, written};
-use crate::audit::report::{Cause, Finding};
-use crate::audit::scale::{Compared, number, shown};
+use crate::audit::report::{Cause, Finding, number, shown};
+use crate::audit::scale::Compared;
 use crate::audit::sums::{Sums, total};
 
 /// Relative changes below this are none.

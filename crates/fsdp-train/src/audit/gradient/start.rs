@@ -2,9 +2,8 @@
 
 use fsdp_nn::model::Architecture;
 
-use super::{EXPLAINED_MIN, Judge, wider};
-use crate::audit::report::{Cause, Finding};
-use crate::audit::scale::shown;
+use super::{Judge, wider};
+use crate::audit::report::{Cause, EXPLAINED_MIN, Finding, shown};
 use crate::audit::state::blocks;
 use crate::audit::trial::Trial;
 use crate::audit::update::{self, Expected};

@@ -4,8 +4,7 @@ use fsdp_core::DType;
 use fsdp_nn::model::Architecture;
 
 use super::{Judge, search};
-use crate::audit::report::{Cause, Finding};
-use crate::audit::scale::number;
+use crate::audit::report::{Cause, Finding, number};
 use crate::audit::sums::total;
 use crate::audit::sweep::tied;
 use crate::audit::trial::{self, Family, Trial};

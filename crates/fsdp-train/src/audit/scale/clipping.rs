@@ -1,8 +1,8 @@
 //! Clipping: by another norm, to another one, apart, or not at all.
 
-use super::number::{DIGITS_ERROR, is_round, is_whole, near, number};
-use super::{Cluster, Compared, shown};
-use crate::audit::report::{Cause, Finding};
+use super::number::{DIGITS_ERROR, is_round, is_whole, near};
+use super::{Cluster, Compared};
+use crate::audit::report::{Cause, Finding, number, shown};
 use crate::audit::sums::{clip, total};
 
 impl Compared<'_> {

@@ -18,16 +18,6 @@ const USUAL_NORMS: [f64; 7] = [0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0];
 /// The largest relative error up to which a number counts as a usual norm.
 const USUAL_ERROR_MAX: f64 = 1e-2;
 
-/// A number with four significant digits.
-pub fn number(value: f64) -> String {
-    let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
-    if (1e-3..1e6).contains(&rounded.abs()) || rounded == 0.0 {
-        format!("{rounded}")
-    } else {
-        format!("{rounded:e}")
-    }
-}
-
 /// Whether a factor is the expected one.
 pub(super) fn near(value: f64, expected: f64, error: f64) -> bool {
     (value - expected).abs() <= (FACTOR_ERROR * expected.abs()).max(error)

@@ -1,10 +1,9 @@
 //! Faults of the rows that a rank of FSDP holds.
 
 use super::Compared;
-use super::number::{FACTOR_ERROR, near, number};
-use crate::audit::gradient::EXPLAINED_MIN;
+use super::number::{FACTOR_ERROR, near};
 use crate::audit::measure::Split;
-use crate::audit::report::{Cause, Finding};
+use crate::audit::report::{Cause, EXPLAINED_MIN, Finding, number};
 use crate::audit::sums::{Sums, clip};
 
 impl Compared<'_> {

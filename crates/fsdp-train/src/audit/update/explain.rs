@@ -2,8 +2,7 @@
 
 use super::rule::Rule;
 use super::sums::{Rates, Sums};
-use crate::audit::report::{Cause, Finding, UpdateRow};
-use crate::audit::scale::{number, shown};
+use crate::audit::report::{Cause, Finding, UpdateRow, number, shown};
 
 /// Smaller factors are those of something that did not happen.
 const FACTOR_MIN: f64 = 1e-6;

@@ -2,10 +2,10 @@
 
 use fsdp_config::AdamwConfig;
 
+use super::expected::{Expected, Group, SECOND};
 use super::explain::Judged;
 use super::rule::{Rule, correction};
 use super::sums::Rates;
-use super::{Expected, Group, SECOND};
 use crate::audit::fit::Fit;
 use crate::audit::state::blocks;
 use crate::audit::sums::Around;

@@ -2,12 +2,11 @@
 
 use fsdp_config::AdamwConfig;
 
+use super::expected::{Expected, SECOND};
 use super::sums::ROUNDINGS;
-use super::{Expected, SECOND};
 use crate::audit::fit::Fit;
 use crate::audit::moments::written;
-use crate::audit::report::{Cause, Finding};
-use crate::audit::scale::number;
+use crate::audit::report::{Cause, Finding, number};
 use crate::audit::state::blocks;
 use crate::audit::sums::Around;
 use crate::error::TrainError;

@@ -1,7 +1,7 @@
 //! Updates of a group of parameters, as sums of products over elements.
 
+use super::expected::{Expected, Group, LARGEST, SECOND};
 use super::rule::{Element, Rule};
-use super::{Expected, Group, LARGEST, SECOND};
 use crate::audit::fit::Fit;
 use crate::audit::state::blocks;
 use crate::audit::sums::Around;

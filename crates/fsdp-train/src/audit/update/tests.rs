@@ -1,7 +1,8 @@
 //! Updates of a slow, obvious AdamW, element by element in `f32` as PyTorch does it, with a number changed or not.
 
 use fsdp_config::AdamwConfig;
-use fsdp_core::model::ModelSpec;
+use fsdp_core::model::{ModelSpec, ParamId};
+use fsdp_nn::update::GroupSettings;
 use proptest::prelude::*;
 
 use super::*;

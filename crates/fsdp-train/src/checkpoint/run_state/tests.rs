@@ -1,5 +1,3 @@
-use crate::error::TrainError;
-
 use super::*;
 
 const CONFIG: &str = r#"
@@ -97,7 +95,7 @@ fn rejected_resume_error_shows_both_values_and_remedy() {
     let mut other = state(CONFIG);
     other.model = Some(r#"{"hidden_size": 16}"#.into());
     let differences = state(CONFIG).changes_to(&other).unwrap_err();
-    let error = TrainError::OtherRun { path: "runs/step-00000005".into(), differences };
+    let error = other_run(Path::new("runs/step-00000005"), &differences);
     assert_eq!(
         error.to_string(),
         "the run cannot resume from runs/step-00000005: config.json hidden_size was 8, now 16; config.json \

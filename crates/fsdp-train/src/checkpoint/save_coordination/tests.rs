@@ -10,10 +10,7 @@ use super::*;
 const LONG: Duration = Duration::from_secs(600);
 
 fn failure(rank: usize) -> TrainError {
-    TrainError::Thread {
-        task: "x",
-        source: std::io::Error::other(format!("the disk of rank {rank} is full")),
-    }
+    TrainError::no_thread("x", &std::io::Error::other(format!("the disk of rank {rank} is full")))
 }
 
 fn world(ranks: usize) -> Arc<dyn Assembly> {
@@ -61,8 +58,7 @@ fn late_ranks_are_named() {
     let assembly = world(12);
     begin(&assembly, 1).report(Err(failure(1)));
     let error = begin(&assembly, 0).reports(Duration::ZERO).unwrap_err();
-    let named = [0, 2, 3, 4, 5, 6, 7, 8].map(Rank);
-    assert!(matches!(&error, TrainError::SaveLate { ranks, .. } if ranks == &named), "{error}");
+    assert!(error.to_string().starts_with("ranks 0, 2, 3, 4, 5, 6, 7, 8 did not write"), "{error}");
 }
 
 #[test]
@@ -82,7 +78,7 @@ fn save_is_abandoned_unless_all_ranks_have_begun() {
             }
             match waiting.join().unwrap() {
                 Ok(reports) => assert!(all && reports.len() == 2),
-                Err(error) => assert!(!all && matches!(error, TrainError::SaveAbandoned), "{error}"),
+                Err(error) => assert!(!all && matches!(error, TrainError::SaveUnfinished(_)), "{error}"),
             }
         });
     }

@@ -2,9 +2,8 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
+use fsdp_comm::launch::{FailureReason, LaunchFailure};
 use fsdp_config::ConfigError;
 use fsdp_core::comm::CommError;
 use fsdp_core::memory::Category;
@@ -12,10 +11,7 @@ use fsdp_core::{MemoryKind, OutOfMemory, Rank};
 use fsdp_data::DataError;
 
 use super::*;
-use crate::checkpoint::SaveFailure;
-use crate::error::{OptimizerStateError, OutDirError};
-use crate::init::NoHead;
-use crate::train::{Divergence, Ending};
+use crate::error::Ending;
 
 const EIO: i32 = 5;
 const EACCES: i32 = 13;
@@ -36,6 +32,14 @@ fn of_rank(source: impl Into<TrainError>) -> TrainError {
     TrainError::RankFailed { rank: Rank(1), source: Box::new(source.into()) }
 }
 
+fn launch(reason: FailureReason<TrainError>) -> TrainError {
+    LaunchFailure { rank: Rank(0), reason }.into()
+}
+
+fn set_up(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> TrainError {
+    launch(FailureReason::Setup(error.into()))
+}
+
 /// A failure outside the computation has the same kind whether the state could be saved or not.
 fn ended(source: TrainError) -> TrainError {
     TrainError::Ended { source: Box::new(source), ending: Ending { done: 1, state: Err(None) } }
@@ -51,20 +55,8 @@ fn wrong_input() -> Vec<TrainError> {
         fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
         fsdp_core::Mesh::of_world(3, 2, 1).unwrap_err().into(),
         TrainError::Misfit { key: "fsdp.frozen", reason: text() },
-        TrainError::TiedDiffer { path: path(), first: text(), second: text() },
-        NoHead { path: path(), head: text() }.into(),
-        TrainError::TooMuchToCompare { rank: Rank(1), bytes: 2, bytes_max: 1 },
-        OutDirError::NotEmpty { path: path() }.into(),
-        TrainError::NothingLeft { path: path(), done: 2, steps: 1 },
-        TrainError::NoCheckpoint { path: path(), detail: text() },
-        TrainError::OtherStep { path: path(), tensor: text(), expected: 1, got: 2.0 },
-        TrainError::NoRunState { path: path(), detail: text() },
-        OptimizerStateError::Missing { path: path() }.into(),
-        TrainError::Base { path: path(), source: os(EACCES) },
+        TrainError::Input(text()),
         TrainError::Io { action: "write", path: path(), source: os(EACCES) },
-        TrainError::OtherRun { path: path(), differences: Vec::new() },
-        TrainError::Renamed { path: path(), named: 1, step: 2 },
-        TrainError::NoSoundCheckpoint { dir: path(), count: 1 },
         ended(TrainError::Io { action: "write", path: path(), source: os(EACCES) }),
         of_rank(DataError::NoSamples { set: text(), seq_len: 1 }),
     ]
@@ -76,16 +68,16 @@ fn what_repeats() -> Vec<TrainError> {
     vec![
         full().into(),
         of_rank(full()),
-        TrainError::Setup { rank: Rank(0), source: Box::new(full()) },
+        set_up(full()),
         TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 },
         TrainError::LossScale { step: 1, loss: f64::NAN, grad_norm: 1.0, skipped: 17 },
         of_rank(TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 }),
         TrainError::EvaluationNotFinite { set: text(), step: 1, loss: f64::NAN },
         TrainError::Diverged {
             source: Box::new(TrainError::EvaluationNotFinite { set: text(), step: 1, loss: f64::NAN }),
-            divergence: Divergence::default(),
+            advice: text(),
         },
-        TrainError::RankPanicked { rank: Rank(0), message: text() },
+        launch(FailureReason::Panic(text())),
         of_rank(fsdp_core::Error::from(CommError::Differs { ranks: vec![Rank(1)], reference: Rank(0) })),
     ]
 }
@@ -101,16 +93,15 @@ fn what_can_pass() -> Vec<TrainError> {
         of_rank(late),
         of_rank(device()),
         of_rank(fsdp_core::Error::from(CommError::Transport { rank: Rank(1), reason: text() })),
-        TrainError::Thread { task: "x", source: os(EIO) },
-        TrainError::SaveLate { ranks: vec![Rank(1)], limit: Duration::from_secs(1) },
-        TrainError::SaveAbandoned,
+        TrainError::no_thread("x", &os(EIO)),
+        TrainError::SaveUnfinished(text()),
         TrainError::Stopped,
-        TrainError::NotSaved(Arc::new(SaveFailure { step: 1, error: TrainError::SaveAbandoned })),
+        TrainError::NotSaved { step: 1, source: Box::new(TrainError::SaveUnfinished(text())) },
         ended(TrainError::Io { action: "write", path: path(), source: io::ErrorKind::StorageFull.into() }),
-        ended(TrainError::NotExported { source: Box::new(TrainError::SaveAbandoned) }),
-        TrainError::Spawn { rank: Rank(0), source: os(EIO) },
-        TrainError::Setup { rank: Rank(0), source: Box::new(device()) },
-        TrainError::Setup { rank: Rank(0), source: "NCCL could not connect".into() },
+        ended(TrainError::NotExported { source: Box::new(TrainError::SaveUnfinished(text())) }),
+        launch(FailureReason::Spawn(os(EIO))),
+        set_up(device()),
+        set_up("NCCL could not connect"),
     ]
 }
 

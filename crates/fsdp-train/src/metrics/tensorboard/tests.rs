@@ -1,5 +1,5 @@
 use super::*;
-use crate::metrics::recorder::figures;
+use crate::metrics::sink::figures;
 use crate::metrics::tests::metrics;
 
 /// Returns all files of a folder, in the order in which they are read.

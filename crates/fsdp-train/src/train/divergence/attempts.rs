@@ -9,11 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Unfit;
 use crate::atomic_file::write_small;
-use crate::checkpoint::RESOLVED;
 use crate::error::TrainError;
-
-/// The file in the output folder that keeps the attempts.
-pub(crate) const ATTEMPTS_FILE: &str = "divergences.json";
+use crate::train::folder::{ATTEMPTS_FILE, RESOLVED};
 
 /// A state is given up once the run diverged from there with a learning rate and with this share of it: the error
 /// advises a tenth each time, so that is after the advice was followed three times.

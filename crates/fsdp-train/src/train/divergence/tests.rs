@@ -6,8 +6,8 @@ use fsdp_ckpt::native::RunDir;
 use fsdp_config::Resolved;
 
 use super::*;
-use crate::checkpoint::RESOLVED;
 use crate::metrics::StepLoss;
+use crate::train::folder::{ATTEMPTS_FILE, RESOLVED};
 
 /// The loss of steps whose gradient is zero.
 const DEAD: f64 = 5.545;

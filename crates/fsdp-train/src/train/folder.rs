@@ -1,4 +1,4 @@
-//! Inspects an output folder before a run begins.
+//! The output folder of a run: what is in it, and what was in it before the run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,23 @@ use fsdp_data::resolve_links;
 use toml::Table;
 
 use crate::adapter::peft::ADAPTER_FILE;
-use crate::error::{OutDirError, TrainError};
+use crate::error::TrainError;
 use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, STEPS, TENSORBOARD, last_step, last_step_in};
-use crate::train::{ADAPTER, ATTEMPTS_FILE, MODEL, MODEL_FILE};
+
+/// Folder of the exported model, inside the output folder.
+pub(super) const MODEL: &str = "model";
+
+/// File with the exported weights.
+pub(super) const MODEL_FILE: &str = "model.safetensors";
+
+/// Folder of the exported adapters, inside the output folder.
+pub(super) const ADAPTER: &str = "adapter";
+
+/// File in the output folder with the divergences of a run.
+pub(super) const ATTEMPTS_FILE: &str = "divergences.json";
 
 /// File in the output folder that holds the run file with every default written out.
-pub(crate) const RESOLVED: &str = "resolved.toml";
+pub(super) const RESOLVED: &str = "resolved.toml";
 
 /// Whether the output folder contains anything besides its lock, the files with which processes find each other, flight
 /// records of failed processes, cached tokens, and the empty folders left by a run that failed before its first step.
@@ -33,7 +44,10 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
         Ok(entries) => entries,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         Err(source) if source.kind() == std::io::ErrorKind::NotADirectory => {
-            return Err(OutDirError::IsFile { path: out_dir.into() }.into());
+            return Err(TrainError::Input(format!(
+                "run.out_dir {} is a file; remove it, or choose another run.out_dir",
+                out_dir.display()
+            )));
         }
         Err(source) => return Err(TrainError::io("open", out_dir)(source)),
     };
@@ -52,6 +66,14 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
         }
     }
     Ok(false)
+}
+
+/// The error of a new run for an output folder that [`is_filled`].
+pub fn not_empty(out_dir: &Path) -> TrainError {
+    TrainError::Input(format!(
+        "run.out_dir {} is not empty; pass --resume to continue, --overwrite to replace it, or choose another run.out_dir",
+        out_dir.display()
+    ))
 }
 
 /// Returns the exported model in the folder, unless it is older than an unfinished run there: with `overwrite`, the

@@ -7,9 +7,9 @@ use fsdp_ckpt::native::RunDir;
 use fsdp_ckpt::transfer::{NoProgress, Options};
 use fsdp_ckpt::{Error, formats, verify};
 
-use super::warning::RunWarning;
 use crate::error::TrainError;
-use crate::train::RunOptions;
+use crate::train::options::RunOptions;
+use crate::train::warning::RunWarning;
 
 /// The device cannot read what it has stored.
 const EIO: i32 = 5;
@@ -43,7 +43,7 @@ pub(super) fn is_damage(error: &Error) -> bool {
 /// `None` if there are no checkpoints.
 ///
 /// # Errors
-/// [`TrainError::NoSoundCheckpoint`], [`TrainError::Checkpoint`], [`TrainError::Stopped`].
+/// [`TrainError::Input`] if none can; [`TrainError::Checkpoint`], [`TrainError::Stopped`].
 pub(super) fn newest_sound(
     run: &RunDir,
     options: &RunOptions<'_>,
@@ -63,28 +63,37 @@ pub(super) fn newest_sound(
     if unsound.is_empty() {
         return Ok(None);
     }
-    Err(TrainError::NoSoundCheckpoint { dir: run.checkpoints().to_owned(), count: unsound.len() })
+    Err(TrainError::Input(format!(
+        "none of the {} checkpoints in {} can be read completely; restore one from a copy, or pass --overwrite to start over",
+        unsound.len(),
+        run.checkpoints().display()
+    )))
 }
 
 /// The error for a damaged checkpoint of a run; it names the newest older one that can be read completely.
-pub(super) fn damaged(run: &RunDir, step: u64, fault: Error, stop: &AtomicBool) -> TrainError {
+pub(super) fn damaged(run: &RunDir, step: u64, fault: &Error, stop: &AtomicBool) -> TrainError {
     let path = run.checkpoint(step);
     let older = match run.steps() {
         Ok(steps) => steps.into_iter().rev().filter(|&older| older < step).map(|older| run.checkpoint(older)),
         Err(error) => return error.into(),
     };
-    let mut sound = None;
+    let mut advice =
+        "No older one is sound: restore one from a copy, or pass --overwrite to start over".to_owned();
     for older in older {
         match read_all(&older, stop) {
             Ok(()) => {
-                sound = Some(older);
+                let sound = older.display();
+                advice = format!(
+                    "The newest sound one is {sound}: resume from it with --resume --skip-unsound (damaged ones are kept, \
+                     under names that end in .unsound), or with --resume-from {sound} --overwrite (later ones are removed)"
+                );
                 break;
             }
             Err(error @ Error::Canceled) => return stopped_if_canceled(error),
             Err(_) => {}
         }
     }
-    TrainError::Damaged { path, fault: Box::new(fault), sound }
+    TrainError::Input(format!("{} is damaged: {fault}. {advice}", path.display()))
 }
 
 fn stopped_if_canceled(error: Error) -> TrainError {

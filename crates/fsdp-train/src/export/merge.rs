@@ -14,7 +14,7 @@ use fsdp_nn::layer::{Adapter, Description};
 use fsdp_nn::op::Orientation;
 use rayon::prelude::*;
 
-use super::peft;
+use crate::adapter::peft;
 use crate::error::TrainError;
 use crate::init::stored_name;
 
@@ -23,15 +23,15 @@ const PART_ELEMS: usize = 1 << 22;
 
 /// The inputs of a merge.
 #[derive(Clone, Copy, Debug)]
-pub struct Merge<'a> {
+pub(super) struct Merge<'a> {
     /// The adapted model.
-    pub description: &'a Description,
+    pub(super) description: &'a Description,
     /// The files of the base.
-    pub base: &'a ModelWeights,
+    pub(super) base: &'a ModelWeights,
     /// The files with the adapters and the modules that were trained whole.
-    pub adapter: &'a ModelReader,
+    pub(super) adapter: &'a ModelReader,
     /// The dtype of the merged model.
-    pub dtype: TensorType,
+    pub(super) dtype: TensorType,
 }
 
 impl Merge<'_> {
@@ -39,7 +39,7 @@ impl Merge<'_> {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`]. After an error there is no file at `path`.
-    pub fn write(&self, path: &Path) -> Result<(), TrainError> {
+    pub(super) fn write(&self, path: &Path) -> Result<(), TrainError> {
         let spec = &self.description.spec;
         let tensor = |(_, param): (ParamId, &ParamSpec)| TensorSpec {
             name: param.fqn.clone(),

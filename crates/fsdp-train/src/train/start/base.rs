@@ -4,16 +4,15 @@ use std::path::{Path, PathBuf};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
 
-use super::run_state::RunState;
-use super::source::{has_manifest, resolve_path};
-use super::start::Resume;
+use crate::checkpoint::{RunState, has_manifest, resolve_path};
 use crate::error::TrainError;
+use crate::train::options::Resume;
 
 /// The checkpoint of another trainer that may hold the base of the adapters of a run: the one from which it resumes, or
 /// from which an earlier run began. `None` if there is no such checkpoint.
 ///
 /// # Errors
-/// [`TrainError::NoCheckpoint`] if nothing exists at the path to resume from; [`TrainError::Checkpoint`] for one that
+/// [`TrainError::Input`] if nothing exists at the path to resume from; [`TrainError::Checkpoint`] for one that
 /// cannot be read.
 pub fn base_of(resume: &Resume, out_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     match resume {

@@ -4,8 +4,12 @@
 //! belongs to this run, every rank has read its part, and no stop was requested. Exported weights are never removed
 //! here; the export replaces them.
 
+mod base;
+mod choice;
+mod soundness;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,68 +20,36 @@ use fsdp_comm::assembly::Assembly;
 use fsdp_config::{Resolved, WatchedLoss};
 use serde::{Deserialize, Serialize};
 
-use super::folder::{RESOLVED, finished_model, is_filled};
-use super::foreign::ImportSummary;
-use super::run_state::Change;
-use super::save_coordination::assembly_error;
-use super::soundness::{damaged, is_damage, newest_sound};
-use super::source::{Chosen, Source, choose, resolve_path};
-use super::table::StateTable;
+use super::divergence::Attempts;
+use super::folder::{RESOLVED, finished_model, is_filled, not_empty};
+use super::options::{Resume, RunOptions};
 use super::warning::RunWarning;
 use crate::atomic_file::write_small;
-use crate::error::{OutDirError, TrainError};
+use crate::checkpoint::{Change, Source, StateTable, resolve_path};
+use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
 use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, Recorder, STEPS, TENSORBOARD};
 use crate::rule::LateParams;
-use crate::train::{Attempts, RunOptions};
 use crate::wire_result;
-
-/// Whether a run resumes from a checkpoint, and from which.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resume {
-    /// Starts from the beginning.
-    Fresh,
-    /// Resumes from the newest complete checkpoint of the output folder, or starts from the beginning if there is none.
-    Newest,
-    /// Like [`Resume::Newest`], but skips checkpoints that cannot be read completely, and sets them aside.
-    NewestSound,
-    /// Resumes from this checkpoint: its own, another run's or another trainer's.
-    From {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Steps done, if the checkpoint of another trainer does not record them.
-        at_step: Option<u64>,
-    },
-}
-
-/// A checkpoint that a run resumed from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resumed {
-    /// Steps done.
-    pub step: u64,
-    /// Its path.
-    pub path: PathBuf,
-    /// Configuration changes that take effect from here on.
-    pub changes: Vec<Change>,
-    /// Taken parts of another trainer's checkpoint; `None` for one of `fsdp`.
-    pub taken: Option<ImportSummary>,
-}
+pub use base::base_of;
+use choice::{Chosen, choose};
+use soundness::{damaged, is_damage, newest_sound};
 
 /// The state in which a run begins.
-pub(crate) struct Start {
+pub(super) struct Start {
     /// Steps done.
-    pub(crate) step: u64,
+    pub(super) step: u64,
     /// The checkpoint; `None` if the run starts from the beginning.
-    pub(crate) source: Option<Source>,
+    pub(super) source: Option<Source>,
     /// Configuration changes during the run so far.
-    pub(crate) changes: Vec<Change>,
+    pub(super) changes: Vec<Change>,
     /// The watched losses so far.
-    pub(crate) watched: Vec<WatchedLoss>,
+    pub(super) watched: Vec<WatchedLoss>,
     /// The parameters that began later than the run.
-    pub(crate) late: LateParams,
+    pub(super) late: LateParams,
     /// Identifies this start of the run, in the names of incomplete files.
-    pub(crate) attempt: Attempt,
+    pub(super) attempt: Attempt,
     /// The output folder; `Some` only in the process of the first rank.
     folder: Option<Folder>,
 }
@@ -130,7 +102,7 @@ impl Start {
     /// # Errors
     /// Errors of [`Start::prepare`], which other processes receive as [`TrainError::Remote`]; there, also
     /// [`TrainError::Core`] if the first process is lost.
-    pub(crate) fn agree<A>(
+    pub(super) fn agree<A>(
         job: &Job<A>,
         table: &StateTable,
         options: &RunOptions<'_>,
@@ -138,7 +110,7 @@ impl Start {
     ) -> Result<Self, TrainError> {
         const TOPIC: &str = "start";
         if !assembly.is_leader() {
-            let announced = assembly.hear(TOPIC, START_TIMEOUT).map_err(assembly_error)?;
+            let announced = assembly.hear(TOPIC, START_TIMEOUT)?;
             return Self::from_announcement(job, table, options, wire_result::decode(&announced)?);
         }
         let start = Self::prepare(job, table, options);
@@ -146,7 +118,7 @@ impl Start {
         let announced =
             assembly.announce(TOPIC, wire_result::encode(announcement.as_ref().map_err(|error| *error)));
         let start = start?;
-        announced.map_err(fsdp_core::Error::from)?;
+        announced?;
         Ok(start)
     }
 
@@ -184,10 +156,8 @@ impl Start {
     /// Determines whether and where a run can begin. Files of an earlier run are kept until [`Start::settle`].
     ///
     /// # Errors
-    /// [`TrainError::OutDir`], [`TrainError::NoCheckpoint`],
-    /// [`TrainError::OtherRun`], [`TrainError::NothingLeft`], [`TrainError::Renamed`], [`TrainError::Damaged`],
-    /// [`TrainError::NoSoundCheckpoint`], [`TrainError::Stopped`],
-    /// [`TrainError::Checkpoint`] (a damaged checkpoint, a folder in use), [`TrainError::Io`].
+    /// [`TrainError::Input`] for a folder or a checkpoint with which the run cannot begin, [`TrainError::Checkpoint`] for one
+    /// in use or damaged; [`TrainError::Stopped`], [`TrainError::Io`].
     fn prepare<A>(job: &Job<A>, table: &StateTable, options: &RunOptions<'_>) -> Result<Self, TrainError> {
         let out_dir = Path::new(&job.config.run.out_dir);
         let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir, &job.config.data)?);
@@ -202,7 +172,7 @@ impl Start {
         });
         let resumes_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
         if in_out_dir.is_none() && !resumes_newest && !options.overwrite && is_filled {
-            return Err(OutDirError::NotEmpty { path: out_dir.into() }.into());
+            return Err(not_empty(out_dir));
         }
         // Done before the folder is created, so that a run that cannot begin leaves none.
         let external = external.as_deref().map(choose).transpose()?;
@@ -234,7 +204,9 @@ impl Start {
         earlier: Earlier,
         options: &RunOptions<'_>,
     ) -> Self {
-        chosen.iter().for_each(|chosen| events::resumed(&chosen.resumed));
+        chosen.iter().for_each(|chosen| {
+            events::resumed(chosen.resumed.step, &chosen.resumed.path, chosen.resumed.changes.len())
+        });
         if let Some(warning) = chosen.as_ref().and_then(Chosen::warning) {
             options.reporter.warn(&warning);
         }
@@ -254,7 +226,7 @@ impl Start {
     }
 
     /// The lock of the output folder; `Some` only in the process of the first rank.
-    pub(crate) fn lock(&self) -> Option<&Arc<RunLock>> {
+    pub(super) fn lock(&self) -> Option<&Arc<RunLock>> {
         self.folder.as_ref().map(|folder| &folder.lock)
     }
 
@@ -266,7 +238,7 @@ impl Start {
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Io`].
-    pub(crate) fn settle(&self, config: &Resolved) -> Result<Recorder, TrainError> {
+    pub(super) fn settle(&self, config: &Resolved) -> Result<Recorder, TrainError> {
         let Folder { lock, earlier, is_settled } = self.folder.as_ref().expect("the first rank has the lock");
         is_settled.store(true, Ordering::Relaxed);
         let out_dir = Path::new(&config.run.out_dir);
@@ -298,7 +270,7 @@ impl Start {
 
     /// Removes what [`Start::settle`] has written, unless the run continues or replaces an earlier one: for a run that
     /// has failed before its first step was done.
-    pub(crate) fn unsettle(&self, out_dir: &Path) {
+    pub(super) fn unsettle(&self, out_dir: &Path) {
         let settled = self.folder.as_ref().filter(|folder| folder.is_settled.load(Ordering::Relaxed));
         let is_new = |folder: &Folder| matches!(folder.earlier, Earlier::Replaced { has_checkpoints: false });
         if is_url(out_dir) || !settled.is_some_and(is_new) {
@@ -315,7 +287,7 @@ impl Start {
 
     /// Adds details to the error of a failed run: if a rank could not read the newest checkpoint, names the newest
     /// older one that is sound.
-    pub(crate) fn explain(&self, error: TrainError, options: &RunOptions<'_>) -> TrainError {
+    pub(super) fn explain(&self, error: TrainError, options: &RunOptions<'_>) -> TrainError {
         let TrainError::RankFailed { rank, source } = error else { return error };
         let is_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
         let reads = self.folder.as_ref().filter(|folder| {
@@ -324,7 +296,7 @@ impl Start {
         match (*source, reads) {
             (TrainError::Stopped, _) => TrainError::Stopped,
             (TrainError::Checkpoint(fault), Some(folder)) if is_damage(&fault) => {
-                damaged(folder.lock.run(), self.step, fault, options.stop)
+                damaged(folder.lock.run(), self.step, &fault, options.stop)
             }
             (other, _) => TrainError::RankFailed { rank, source: Box::new(other) },
         }
@@ -359,7 +331,7 @@ fn newest(
     let Some((step, path)) = run.newest()? else { return Ok((None, Vec::new())) };
     match choose(&path) {
         Err(TrainError::Checkpoint(fault)) if is_damage(&fault) => {
-            Err(damaged(run, step, fault, options.stop))
+            Err(damaged(run, step, &fault, options.stop))
         }
         chosen => Ok((Some(chosen?), Vec::new())),
     }
@@ -374,19 +346,26 @@ fn refuse_newer(
 ) -> Result<(), TrainError> {
     let newest = run.steps()?.into_iter().rev().find(|later| !unsound.contains(later));
     match newest {
-        Some(newest) if newest > step && !options.overwrite => {
-            Err(OutDirError::NewerCheckpoints { dir: run.checkpoints().to_owned(), step, newest }.into())
-        }
+        Some(newest) if newest > step && !options.overwrite => Err(TrainError::Input(format!(
+            "{} holds checkpoints after step {step}, up to step {newest}; pass --overwrite to remove them, --resume to \
+                 continue from the newest, or choose another run.out_dir",
+            run.checkpoints().display()
+        ))),
         _ => Ok(()),
     }
 }
 
 /// Fails if the folder holds only a finished model: without a checkpoint the run would start over and replace it.
 fn refuse_only_model(out_dir: &Path) -> Result<(), TrainError> {
-    match finished_model(out_dir)? {
-        Some(model) => Err(OutDirError::OnlyModel { out_dir: out_dir.to_owned(), model }.into()),
-        None => Ok(()),
-    }
+    let Some(model) = finished_model(out_dir)? else { return Ok(()) };
+    Err(TrainError::Input(format!(
+        "run.out_dir {} holds {} but no checkpoint: its run has ended and cannot be resumed. Pass --overwrite to train from \
+         the start; to continue from these weights, --set model.init=pretrained --set model.path={}, with --overwrite or \
+         another run.out_dir",
+        out_dir.display(),
+        model.display(),
+        model.parent().unwrap_or(out_dir).display()
+    )))
 }
 
 /// Whether two paths denote the same directory.

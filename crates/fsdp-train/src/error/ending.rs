@@ -1,21 +1,15 @@
 //! What happened to the state of a run that did not complete, as part of its error.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-use fsdp_ckpt::native::RunDir;
-
-use super::run::Log;
-use crate::checkpoint::SaveFailure;
+use std::path::PathBuf;
 
 /// The state of a run that was ended by a failure outside the computation.
 #[derive(Debug)]
 pub struct Ending {
     /// Steps done.
     pub done: u64,
-    /// Where the state was saved, or why it could not be saved; `None` if no failed save was recorded.
-    pub state: Result<Kept, Option<Arc<SaveFailure>>>,
+    /// Where the state was saved, or the error of saving it; `None` if no failed save was recorded.
+    pub state: Result<Kept, Option<String>>,
 }
 
 /// The location of a saved state.
@@ -25,19 +19,6 @@ pub enum Kept {
     InOutDir(PathBuf),
     /// This checkpoint in a separate directory, because the output folder cannot be written.
     Elsewhere(PathBuf),
-}
-
-impl Ending {
-    /// Describes a run that writes to `out_dir` and was stopped after `done` steps.
-    pub(super) fn of(log: &Log, out_dir: &Path, done: u64) -> Self {
-        let checkpoints = out_dir.join(RunDir::CHECKPOINTS);
-        let kept = |path: &PathBuf| match path.parent() == Some(&checkpoints) {
-            true => Kept::InOutDir(path.clone()),
-            false => Kept::Elsewhere(path.clone()),
-        };
-        let saved = log.saved.as_ref().filter(|saved| saved.step == done);
-        Self { done, state: saved.map(|saved| kept(&saved.path)).ok_or_else(|| log.not_saved.clone()) }
-    }
 }
 
 impl fmt::Display for Ending {

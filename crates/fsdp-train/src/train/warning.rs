@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use fsdp_data::DataWarning;
 
+use super::divergence::Exploded;
 use crate::rule::LateParams;
-use crate::train::Exploded;
 
 /// A condition that the user should know, and despite which the run continues.
 #[derive(Clone, Debug, PartialEq)]

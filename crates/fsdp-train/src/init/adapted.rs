@@ -17,10 +17,10 @@ use fsdp_nn::Init;
 use fsdp_nn::layer::Description;
 use rayon::prelude::*;
 
-use super::merges;
-use super::peft::{self, ADAPTER_FILE, PeftConfig};
+use super::{InitSource, check_pretrained, names, stored_name};
+use crate::adapter::merges;
+use crate::adapter::peft::{self, ADAPTER_FILE, PeftConfig};
 use crate::error::TrainError;
-use crate::init::{InitSource, check_pretrained, names, stored_name};
 
 /// Elements of a parameter that the digest of a base reads at a time (at least one row).
 const SAMPLE_ELEMS: usize = 1 << 12;
@@ -55,12 +55,12 @@ pub(crate) struct TakenBase {
 }
 
 impl AdaptedInit {
-    /// Opens the source of a model to which [`adapt`](super::adapt) added the run file's adapter, on top of the source
+    /// Opens the source of a model to which [`adapt`](crate::adapter::adapt) added the run file's adapter, on top of the source
     /// of its base. If `taken` is the checkpoint of another trainer and holds a base, this is the base, unless both are
     /// the same.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`], [`TrainError::Adapter`]: a base or an adapter that cannot be read, or an adapter
+    /// [`TrainError::Checkpoint`], [`TrainError::Input`]: a base or an adapter that cannot be read, or an adapter
     /// that differs from the run file; [`TrainError::Misfit`]: a checkpoint of the base that is gone, or a merge with a base
     /// that is in no file.
     pub fn open(
@@ -100,23 +100,23 @@ impl AdaptedInit {
         Ok(Self { base, base_digest, taken_base, adapter, seed, init, first_added })
     }
 
-    pub(crate) fn base(&self) -> &InitSource {
+    pub(super) fn base(&self) -> &InitSource {
         &self.base
     }
 
-    pub(crate) fn origin(&self) -> Origin {
+    pub(super) fn origin(&self) -> Origin {
         if self.adapter.is_some() { Origin::Read } else { self.base.origin() }
     }
 
-    pub(crate) fn base_digest(&self) -> Option<&str> {
+    pub(super) fn base_digest(&self) -> Option<&str> {
         self.base_digest.as_deref()
     }
 
-    pub(crate) fn taken_base(&self) -> Option<&TakenBase> {
+    pub(super) fn taken_base(&self) -> Option<&TakenBase> {
         self.taken_base.as_ref()
     }
 
-    pub(crate) fn fill(&self, spec: &ModelSpec, piece: &Piece, values: &mut [f64]) -> Result<(), TrainError> {
+    pub(super) fn fill(&self, spec: &ModelSpec, piece: &Piece, values: &mut [f64]) -> Result<(), TrainError> {
         let (id, param) = (piece.param.0, spec.param(piece.param));
         match &self.adapter {
             Some(reader) if param.trainable => {
@@ -133,7 +133,7 @@ impl AdaptedInit {
     }
 
     /// Checks that the adapter files hold exactly the trained parameters; [`AdaptedInit::open`] has checked the base.
-    pub(crate) fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
+    pub(super) fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let Some(adapter) = &self.adapter else { return Ok(()) };
         let trained = spec.params.iter().filter(|param| param.trainable);
         let expected =
@@ -145,7 +145,7 @@ impl AdaptedInit {
 impl InitSource {
     /// Wraps this source, that of the base, in the source of the adapted model; returns it unchanged if the run file
     /// has no adapter. `taken` is the checkpoint of another trainer that may hold the base instead
-    /// ([`base_of`](crate::checkpoint::base_of)).
+    /// ([`base_of`](crate::train::base_of)).
     ///
     /// # Errors
     /// As [`AdaptedInit::open`].
