@@ -13,58 +13,11 @@ use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, MemoryNeed, Plugin, Setting, Topology};
 use crate::flags::flags;
 use crate::gpu;
-use crate::hlo::Collective;
 use crate::launch::{ProgramForm, host_threads, launch_with};
 use crate::memory::XlaMemory;
 use crate::optimized::Optimized;
-use crate::trace::Trace;
+use crate::trace::{Program, TraceSink};
 use crate::world::Executor;
-
-/// The program of a step.
-#[derive(Clone, Debug)]
-pub struct Program {
-    /// The StableHLO text.
-    pub text: String,
-    /// Number of operations; those in a loop count once.
-    pub operations: usize,
-    /// Number of matrix products among the operations.
-    pub products: usize,
-    /// The collectives, in the order of the schedule; a loop contributes those of one iteration.
-    pub collectives: Vec<Collective>,
-    /// Number of loops.
-    pub loops: usize,
-    /// Whether layers became loops.
-    pub is_scanned: bool,
-    replicas: usize,
-}
-
-/// Collects programs that are compiled but never run.
-pub(crate) struct TraceSink {
-    replicas: usize,
-    scan_layers: bool,
-    in_parallel: bool,
-    program: Mutex<Option<Program>>,
-}
-
-impl TraceSink {
-    fn program(&self) -> MutexGuard<'_, Option<Program>> {
-        self.program.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records a program. Its results are dropped.
-    pub(crate) fn write(&self, trace: Trace) {
-        let traced = trace.finish(self.replicas).module;
-        let scanned = self.scan_layers.then(|| traced.scanned(&[], self.in_parallel)).flatten();
-        let is_scanned = scanned.is_some();
-        let module = scanned.unwrap_or(traced);
-        let (text, operations, collectives) = (module.text(), module.operations(), module.collectives());
-        let count = |kind| text.matches(kind).count();
-        let (products, loops) = (count("stablehlo.dot_general "), count("stablehlo.while("));
-        let replicas = self.replicas;
-        *self.program() =
-            Some(Program { text, operations, products, collectives, loops, is_scanned, replicas });
-    }
-}
 
 /// A launcher that traces the step on every rank without running it: nothing is uploaded, and parameters take no
 /// memory. [`Tracer::into_program`] returns the last traced program.

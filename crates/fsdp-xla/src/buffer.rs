@@ -11,7 +11,6 @@ use fsdp_nn::accounting::{Account, Lease};
 use crate::error::XlaError;
 use crate::ffi::DeviceBuffer;
 use crate::hlo::{Shape, Value};
-use crate::trace::Source;
 
 /// The contents of a storage.
 pub(crate) enum Content {
@@ -27,6 +26,20 @@ pub(crate) enum Content {
     Element(Arc<DeviceStack>, usize),
     /// Values of the program being traced, keyed by the offset of their first element. Gaps between them are undefined.
     Traced(BTreeMap<usize, Value>),
+}
+
+/// The source of an argument's elements.
+pub(crate) enum Source {
+    /// A host buffer.
+    Host(HostBuffer),
+    /// Host bytes: numbers of this step.
+    Bytes(Vec<u8>),
+    /// Zeros.
+    Zero,
+    /// A device buffer.
+    Device(Arc<DeviceBuffer>),
+    /// An element of a stack on the device.
+    Element(Arc<DeviceStack>, usize),
 }
 
 /// The contents of several storages of equal shape, one after the other in a device buffer: those of equal layers, which

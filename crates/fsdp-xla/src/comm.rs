@@ -11,11 +11,20 @@ use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, FailureKind, Queue, Rank};
 use fsdp_nn::{HostBuffer, HostMemory};
 
-use crate::Reduction;
 use crate::buffer::{Content, XlaBuffer};
 use crate::hlo::{Groups, Value};
 use crate::memory::XlaMemory;
 use crate::trace::Trace;
+
+/// How gradients are summed over ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// By the reduction tree that all other devices use: every rank receives all addends of what it sums.
+    #[default]
+    Tree,
+    /// In any order the plugin chooses.
+    Native,
+}
 
 /// A group of ranks whose steps are compiled.
 pub(crate) struct XlaComm {

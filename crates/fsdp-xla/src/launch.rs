@@ -16,22 +16,12 @@ use fsdp_sim::{ThreadOptions, Threads};
 
 use crate::assignment::{Assignment, client};
 use crate::cache::Cache;
-use crate::comm::XlaComm;
+use crate::comm::{Reduction, XlaComm};
 use crate::error::XlaError;
 use crate::ffi::Plugin;
 use crate::memory::XlaMemory;
 use crate::program_event::{Listener, ProgramEvent};
 use crate::world::{Executor, Programs, Seated, World};
-
-/// How gradients are summed over ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reduction {
-    /// By the reduction tree that all other devices use: every rank receives all addends of what it sums.
-    #[default]
-    Tree,
-    /// In any order the plugin chooses.
-    Native,
-}
 
 /// How programs are traced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

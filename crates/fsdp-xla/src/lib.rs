@@ -37,16 +37,17 @@ mod world;
 #[cfg(test)]
 mod tests;
 
-pub use ahead::{CompileReport, Program, Target, Tracer};
+pub use ahead::{CompileReport, Target, Tracer};
 pub use buffer::XlaBuffer;
+pub use comm::Reduction;
 pub use error::XlaError;
 pub use ffi::{MemoryNeed, Setting};
 pub use hlo::Collective;
 pub use launch::{
-    Devices, PluginReport, PluginVersions, ProgramForm, ProgramOptions, Reduction, inspect, is_for_gpus,
-    versions,
+    Devices, PluginReport, PluginVersions, ProgramForm, ProgramOptions, inspect, is_for_gpus, versions,
 };
 pub use memory::{TraceEvent, XlaMemory};
 pub use optimized::Optimized;
 pub use order::Order;
 pub use program_event::{Listener, ProgramEvent};
+pub use trace::Program;

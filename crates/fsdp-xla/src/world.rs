@@ -12,16 +12,15 @@ use fsdp_core::memory::Slice;
 use fsdp_core::{Digest, Error};
 use fsdp_nn::HostMemory;
 
-use crate::ahead::TraceSink;
 use crate::assignment::Assignment;
-use crate::buffer::{Content, DeviceStack, Storage};
+use crate::buffer::{Content, DeviceStack, Source, Storage};
 use crate::cache::Cache;
 use crate::error::XlaError;
 use crate::ffi::{CompileOptions, DeviceBuffer, Executable};
 use crate::flags::flags;
 use crate::hlo::{OutputKind, Shape};
 use crate::program_event::{Listener, ProgramEvent};
-use crate::trace::{Argument, Input, Interface, Module, Output, Source, Trace, Traced};
+use crate::trace::{Argument, Input, Interface, Module, Output, Trace, TraceSink, Traced};
 
 /// The state shared by the ranks of a process.
 pub(crate) struct World {

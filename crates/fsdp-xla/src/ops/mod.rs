@@ -25,8 +25,6 @@ use crate::hlo::Value;
 use crate::memory::{In, XlaMemory, writable};
 use crate::trace::Trace;
 
-pub(crate) use attention::SCORES_MAX_BYTES;
-
 /// Operands of a call.
 pub(crate) type Call<'o, 'a> = Operands<'o, 'a, XlaBuffer>;
 

@@ -13,6 +13,7 @@
 //! collective is also put after the one before on its queue, so that collectives keep the order of the schedule.
 
 mod module;
+mod sink;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,28 +21,16 @@ use std::sync::{Arc, Weak};
 
 use fsdp_core::Queue;
 use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_nn::HostBuffer;
 
-use crate::buffer::{Content, DeviceStack, Storage, XlaBuffer};
-use crate::ffi::DeviceBuffer;
+use crate::buffer::{Content, Source, Storage, XlaBuffer};
 use crate::hlo::{Builder, Element, Name, Shape, Value};
-use crate::ops::SCORES_MAX_BYTES;
 
 pub(crate) use module::{Input, Interface, Module, Output, Traced};
+pub use sink::Program;
+pub(crate) use sink::TraceSink;
 
-/// The source of an argument's elements.
-pub(crate) enum Source {
-    /// A host buffer.
-    Host(HostBuffer),
-    /// Host bytes: numbers of this step.
-    Bytes(Vec<u8>),
-    /// Zeros.
-    Zero,
-    /// A device buffer.
-    Device(Arc<DeviceBuffer>),
-    /// An element of a stack on the device.
-    Element(Arc<DeviceStack>, usize),
-}
+/// Maximum bytes of a block's scores: enough to keep a TPU's matrix units busy, and little compared with its memory.
+const SCORES_MAX_BYTES: usize = 128 << 20;
 
 /// An argument of the program.
 pub(crate) struct Argument {

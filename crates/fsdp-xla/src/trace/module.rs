@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::{Argument, Source, Trace};
-use crate::buffer::{Content, DeviceStack, Storage};
+use super::{Argument, Trace};
+use crate::buffer::{Content, DeviceStack, Source, Storage};
 use crate::hlo::{
     ArgumentStack, Builder, Collective, Name, OutputKind, Shape, Signature, Stacked, Value, list,
 };

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use super::signature::{ArgumentStack, ResultStack, Signature, Stacked};
 use super::stack::Stack;
 use super::stacks::{StackedArgument, Stacks};
 use super::write::renamed;
-use super::{ArgumentStack, Builder, Name, ResultStack, Signature, Stacked};
+use crate::hlo::{Builder, Name};
 
 impl Builder {
     /// Returns results as stacks where they are in one, and reads the arguments that are used outside of loops from their

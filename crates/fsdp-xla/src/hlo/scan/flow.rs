@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
+use super::listing::Listing;
 use super::runs::Run;
-use super::{Listing, Name, Value};
+use crate::hlo::{Name, Value};
 
 /// A value may be read at most this many rounds after the one that produces it.
 const DISTANCE_MAX: usize = 4;

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::stack::Stack;
 use super::stacks::{Stacks, progression};
-use super::{Builder, Name, Operation, Value};
+use crate::hlo::operation::Operation;
+use crate::hlo::{Builder, Name, Value};
 
 /// Equal operations that join vectors.
 pub(super) struct Joined {

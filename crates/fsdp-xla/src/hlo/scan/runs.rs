@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use super::flow::Flow;
-use super::{Listing, Name, Operation};
+use super::listing::Listing;
+use crate::hlo::Name;
+use crate::hlo::operation::Operation;
 
 /// Minimum number of rounds for a loop.
 const ROUNDS_MIN: usize = 4;

@@ -8,8 +8,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{Builder, Listing, Name, Operation, Shape, Value};
+use super::listing::Listing;
 use crate::hlo::Element;
+use crate::hlo::operation::Operation;
+use crate::hlo::{Builder, Name, Shape, Value};
 
 /// A collective, or a loop with collectives.
 struct Exchange {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Builder, Name, Shape, Value};
+use crate::hlo::{Builder, Name, Shape, Value};
 
 /// Values of the same shape, stored as one value.
 #[derive(Clone, Debug)]

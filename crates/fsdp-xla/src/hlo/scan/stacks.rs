@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::signature::Signature;
 use super::stack::Stack;
-use super::{Builder, Name, Operation, Shape, Signature, Value};
+use crate::hlo::operation::Operation;
+use crate::hlo::{Builder, Name, Shape, Value};
 
 /// Elements of a stack at equal distances, one per round.
 #[derive(Clone, Debug)]

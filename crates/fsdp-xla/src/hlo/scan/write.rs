@@ -7,7 +7,8 @@ use super::flow::{Flow, Output, RoundResult, Source};
 use super::joined::{self, Joined};
 use super::stack::{Index, Stack};
 use super::stacks::{Elements, Stacks, Updated};
-use super::{Builder, Name, Operation, Value};
+use crate::hlo::operation::Operation;
+use crate::hlo::{Builder, Name, Value};
 
 /// A stack from which every round reads one element.
 struct Read {

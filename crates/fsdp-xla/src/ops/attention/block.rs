@@ -6,9 +6,6 @@ use super::Heads;
 use crate::hlo::{Element, Value};
 use crate::trace::Trace;
 
-/// Maximum bytes of a block's scores: enough to keep a TPU's matrix units busy, and little compared with its memory.
-pub(crate) const SCORES_MAX_BYTES: usize = 128 << 20;
-
 /// The samples and queries whose scores are computed together.
 pub(super) struct Block {
     pub(super) samples: usize,

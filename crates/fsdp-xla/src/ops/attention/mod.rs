@@ -15,8 +15,6 @@ use super::Call;
 use crate::hlo::{Element, Product, Value};
 use crate::trace::Trace;
 
-pub(crate) use block::SCORES_MAX_BYTES;
-
 /// Queries, keys and values; dimensions are sample, key/value head, (query head within it,) position, element. So
 /// products are of contiguous matrices, and the program never transposes anything as large as the scores.
 struct Heads {
