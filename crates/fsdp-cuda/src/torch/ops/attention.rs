@@ -13,7 +13,7 @@ use fsdp_nn::op::{Attention, AttentionDims, Scores};
 use tch::{Device, Tensor};
 
 use self::composed::Composed;
-use super::int;
+use super::size::int;
 use crate::ffi::torch::{self as ffi, CudaAttention};
 use crate::torch::error::Failure;
 use crate::torch::memory::Torch;

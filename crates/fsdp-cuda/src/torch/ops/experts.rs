@@ -5,8 +5,8 @@ use fsdp_nn::backend::{BatchFacts, Operands, Write};
 use fsdp_nn::op::{Balance, Experts, Places, Routing};
 use tch::{Device, Kind, Tensor};
 
-use super::int;
 use super::linear::product;
+use super::size::int;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Torch, arithmetic};
 use crate::torch::storage::TorchStorage;

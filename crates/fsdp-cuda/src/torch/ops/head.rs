@@ -5,8 +5,8 @@ use fsdp_nn::backend::{BatchFacts, Operands, Outcome, Write};
 use fsdp_nn::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms, Op};
 use tch::{Kind, Tensor};
 
-use super::int;
 use super::linear::product;
+use super::size::int;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Target, Torch, kind};
 use crate::torch::storage::TorchStorage;

@@ -5,7 +5,7 @@ use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::op::{Linear, LinearDims, Orientation};
 use tch::{Device, Kind, Tensor};
 
-use super::int;
+use super::size::int;
 use crate::ffi::torch as ffi;
 use crate::ffi::torch::View;
 use crate::torch::error::{Done, Failure};

@@ -5,7 +5,7 @@ use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::op::Lookup;
 use tch::Tensor;
 
-use super::int;
+use super::size::int;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Torch, arithmetic, kind};
 use crate::torch::storage::TorchStorage;

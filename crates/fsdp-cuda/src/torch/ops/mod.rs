@@ -9,12 +9,9 @@ mod lookup;
 mod norm;
 mod pointwise;
 mod rope;
+mod size;
 mod sums;
 
 pub use attention::attention_kernels;
+pub(super) use size::int;
 pub(super) use sums::BLOCK;
-
-/// Converts a size or stride for libtorch.
-pub(super) fn int(len: usize) -> i64 {
-    i64::try_from(len).expect("no buffer is that long")
-}

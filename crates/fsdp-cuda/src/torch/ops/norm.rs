@@ -5,7 +5,7 @@ use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::op::Norm;
 use tch::Tensor;
 
-use super::int;
+use super::size::int;
 use crate::torch::error::Failure;
 use crate::torch::memory::{Torch, arithmetic};
 use crate::torch::storage::TorchStorage;

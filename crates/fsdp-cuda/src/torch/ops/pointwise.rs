@@ -6,7 +6,7 @@ use fsdp_nn::op::{Dropout, Pointwise};
 use fsdp_nn::random;
 use tch::{Kind, Tensor};
 
-use super::int;
+use super::size::int;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Torch, arithmetic};
 use crate::torch::storage::TorchStorage;

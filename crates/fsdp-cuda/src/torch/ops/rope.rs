@@ -5,7 +5,7 @@ use fsdp_nn::backend::AttentionDims;
 use fsdp_nn::layer::Rope;
 use tch::{Kind, Tensor};
 
-use super::int;
+use super::size::int;
 use crate::torch::error::Failure;
 use crate::torch::memory::{Torch, arithmetic};
 use crate::torch::storage::TorchStorage;

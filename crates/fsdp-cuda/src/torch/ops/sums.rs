@@ -8,7 +8,7 @@ use fsdp_core::{DType, ExactSum, Queue};
 use fsdp_nn::host::convert::{convert_from, convert_to};
 use tch::{Kind, Tensor};
 
-use super::int;
+use super::size::int;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::Torch;
 use crate::torch::storage::TorchStorage;
