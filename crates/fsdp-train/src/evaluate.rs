@@ -34,12 +34,11 @@ pub struct Evaluated {
 ///
 /// # Errors
 /// [`TrainError`]: not enough memory, weights of another model, or the first failure of any rank.
-pub fn evaluate<L, A>(job: &Job<A>, launcher: &L, saved: Option<&SavedModel>) -> Result<Evaluated, TrainError>
-where
-    L: Launcher,
-    L::Memory: Backend,
-    A: Architecture + Clone,
-{
+pub fn evaluate<L: Launcher<Memory: Backend>, A: Architecture + Clone>(
+    job: &Job<A>,
+    launcher: &L,
+    saved: Option<&SavedModel>,
+) -> Result<Evaluated, TrainError> {
     let world = job.plan.mesh.world();
     if let Some(saved) = saved {
         saved.check(&job.architecture.description().spec, &job.init)?;

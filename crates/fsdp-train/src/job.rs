@@ -14,7 +14,7 @@ use fsdp_core::model::ModelSpec;
 use fsdp_core::plan::Plan;
 use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::Policy;
-use fsdp_core::update::{RankTables, RuleState};
+use fsdp_core::update::{RankTables, RuleDecl, RuleState};
 use fsdp_core::wrap;
 use fsdp_core::{Axis, DType, Digest, Mesh, Rank};
 use fsdp_data::{RunData, Watch};
@@ -332,18 +332,13 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
 /// # Errors
 /// [`TrainError`]: patterns or classes that match nothing, policies that do not fit the mesh.
 pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result<Plan, TrainError> {
-    let spec = with_frozen(config, described)?;
-    // A run does not save the base of its adapters, so the compute copy suffices.
-    let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
-    // Ranks create the rule for their own backend; its declaration is the same for all backends.
-    let rule = rule::rule(&config.train, &spec)?;
-    let rule = rule.declare(policy.param_dtype.master());
+    let (spec, rule, Parts { layout, mesh, policy, rounds }) = trained(config, described)?;
     let evaluation_rounds = if evaluates { rounds } else { 0 };
     Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
 }
 
-/// Returns the model with the parameters frozen that the configuration names.
-fn with_frozen(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainError> {
+/// Prepares the input for compiling a step: with the parameters frozen that the configuration names.
+fn trained(config: &Resolved, described: &ModelSpec) -> Result<(ModelSpec, RuleDecl, Parts), TrainError> {
     let mut spec = described.clone();
     for id in rule::matching(&spec, "fsdp.frozen", &config.fsdp.frozen)? {
         spec.params[id.0].trainable = false;
@@ -355,7 +350,11 @@ fn with_frozen(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, Tr
         let reason = "it matches every parameter of the model: nothing is left to train".to_owned();
         return Err(TrainError::Misfit { key: "fsdp.frozen", reason });
     }
-    Ok(spec)
+    // A run does not save the base of its adapters, so the compute copy suffices.
+    let parts = parts(config, &spec, config.adapter.is_none())?;
+    // Ranks create the rule for their own backend; its declaration is the same for all backends.
+    let rule = rule::rule(&config.train, &spec)?.declare(parts.policy.param_dtype.master());
+    Ok((spec, rule, parts))
 }
 
 /// Compiles the step of a configuration and a model for predictions only: its schedule is not proven safe.
@@ -363,10 +362,7 @@ fn with_frozen(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, Tr
 /// # Errors
 /// As [`plan`].
 pub fn draft(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainError> {
-    let spec = with_frozen(config, described)?;
-    let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
-    let rule = rule::rule(&config.train, &spec)?;
-    let rule = rule.declare(policy.param_dtype.master());
+    let (spec, rule, Parts { layout, mesh, policy, rounds }) = trained(config, described)?;
     Ok(Plan::new_unchecked(spec, layout, mesh, policy, &rule, rounds)?)
 }
 

@@ -66,7 +66,7 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     ///
     /// # Errors
     /// As [`RankTrainer::resume`].
-    pub fn resume_foreign(
+    pub(crate) fn resume_foreign(
         job: &'a Job<A>,
         seat: Seat<M>,
         (checkpoint, late): (&Foreign, &LateParams),
@@ -245,7 +245,7 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     ///
     /// # Errors
     /// [`TrainError::StateNotFinite`] on a rank that has such a value; an error of communication on all others.
-    pub fn check_state(&mut self, step: u64) -> Result<(), TrainError> {
+    pub(crate) fn check_state(&mut self, step: u64) -> Result<(), TrainError> {
         if self.engine.state_is_finite()? { Ok(()) } else { self.fail_non_finite(step) }
     }
 

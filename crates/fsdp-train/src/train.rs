@@ -37,13 +37,12 @@ use crate::metrics::Evaluation;
 use crate::rule;
 use crate::wire_result;
 
-pub use divergence::{Divergence, Exploded, SetAside, Unfit};
 pub use folder::{is_filled, is_output, not_empty};
 pub use options::{Reporter, Resume, Resumed, RunOptions};
 pub use start::base_of;
 pub use warning::RunWarning;
 
-use divergence::Began;
+use divergence::{Began, Divergence};
 use folder::{ADAPTER, MODEL, MODEL_FILE};
 use rank_run::run_rank;
 use run::{Log, RankResult, Run};
@@ -92,12 +91,11 @@ const OUTCOME: &str = "outcome";
 /// is in use, the checkpoint to resume from is damaged or belongs to another run; the first failure of any rank; or a
 /// failure outside the computation ([`TrainError::Ended`], which says where the state is). No incomplete file keeps its
 /// final name, and an exported model is replaced only by a complete one.
-pub fn train<L, A>(job: &Job<A>, launcher: &L, options: &RunOptions<'_>) -> Result<Summary, TrainError>
-where
-    L: Launcher,
-    L::Memory: Backend,
-    A: Architecture + Clone,
-{
+pub fn train<L: Launcher<Memory: Backend>, A: Architecture + Clone>(
+    job: &Job<A>,
+    launcher: &L,
+    options: &RunOptions<'_>,
+) -> Result<Summary, TrainError> {
     let world = job.plan.mesh.world();
     expect_room_to_train::<L::Memory, A>(job, launcher.ranks_on_machine(world))?;
     let out_dir = Path::new(&job.config.run.out_dir);

@@ -56,6 +56,13 @@ pub struct Finding {
     pub text: String,
 }
 
+impl Finding {
+    /// Something that concerns all parameters, and has no size.
+    pub(super) fn of_all(cause: Cause, explains: f64, text: String) -> Self {
+        Self { cause, params: Vec::new(), factor: None, explains, text }
+    }
+}
+
 /// Gradients of one parameter, or of all parameters of a kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GradientRow {

@@ -2,10 +2,11 @@
 //! them.
 
 use fsdp_ckpt::native::NativeReader;
+use fsdp_ckpt::safetensors::TensorType;
+use fsdp_core::Memory;
 use fsdp_core::engine::{Engine, Origin};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::program::Program;
-use fsdp_core::{DType, Memory};
 
 use super::run_state::RunState;
 use super::table::{STEPS, is_saved, rows_of, state_name, state_rows};
@@ -24,7 +25,6 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
 ) -> Result<(), TrainError> {
     let plan = engine.plan();
     let (spec, saves_frozen) = (plan.spec.clone(), is_saved(plan, false));
-    let dtype = plan.policy.param_dtype.master();
     let mut rows = Rows::of(reader);
     if engine.reads() {
         check_steps(&spec, &mut rows)?;
@@ -34,11 +34,11 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
         if !(param.trainable || saves_frozen) {
             return init.fill(&spec, piece, values);
         }
-        rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
+        rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), values)
     })?;
     engine.load_state(Origin::Read, |tensor, piece, values| -> Result<(), TrainError> {
         let param = spec.param(piece.param);
-        rows.read(&state_name(param, tensor.name), state_rows(param, piece), tensor.dtype, values)
+        rows.read(&state_name(param, tensor.name), state_rows(param, piece), values)
     })
 }
 
@@ -47,7 +47,7 @@ fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> 
     let run = RunState::read(rows.reader)?;
     for param in spec.params.iter().filter(|param| param.trainable) {
         let (name, mut step) = (state_name(param, STEPS), [0.0]);
-        rows.read(&name, 0..1, DType::F32, &mut step)?;
+        rows.read(&name, 0..1, &mut step)?;
         let done = run.updates().saturating_sub(run.late.get(&param.fqn).copied().unwrap_or(0));
         if step[0] != f64::from(done as f32) {
             return Err(TrainError::Input(format!(
@@ -74,32 +74,26 @@ impl<'a> Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// Reads rows of a tensor of floats, or of the bytes of coded moments.
     pub(super) fn read(
         &mut self,
         name: &str,
         rows: std::ops::Range<usize>,
-        dtype: DType,
         values: &mut [f64],
     ) -> Result<(), TrainError> {
+        let dtype = self.reader.manifest().tensors.get(name).map_or(TensorType::F32, |tensor| tensor.dtype);
         self.bytes.resize(values.len() * dtype.size_bytes(), 0);
         self.reader.read_rows(name, rows, &mut self.bytes)?;
         match dtype {
-            DType::F64 => {
-                let (elements, _) = self.bytes.as_chunks();
-                values
-                    .iter_mut()
-                    .zip(elements)
-                    .for_each(|(value, &bytes)| *value = f64::from_le_bytes(bytes));
-            }
-            DType::U8 => {
-                values.iter_mut().zip(&self.bytes).for_each(|(value, &byte)| *value = f64::from(byte));
-            }
-            _ => {
-                let (elements, _) = self.bytes.as_chunks();
-                let wide = elements.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes)));
-                values.iter_mut().zip(wide).for_each(|(value, wide)| *value = wide);
-            }
+            TensorType::F64 => decode(&self.bytes, values, f64::from_le_bytes),
+            TensorType::U8 => decode(&self.bytes, values, |[byte]| byte.into()),
+            _ => decode(&self.bytes, values, |bytes| f32::from_le_bytes(bytes).into()),
         }
         Ok(())
     }
+}
+
+fn decode<const N: usize>(bytes: &[u8], values: &mut [f64], number: impl Fn([u8; N]) -> f64) {
+    let (elements, _) = bytes.as_chunks();
+    values.iter_mut().zip(elements).for_each(|(value, &element)| *value = number(element));
 }

@@ -6,10 +6,10 @@ use fsdp_ckpt::checkpoint::Role;
 use fsdp_ckpt::native::NativeReader;
 use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
 use fsdp_config::{AdapterConfig, Resolved};
+use fsdp_core::Memory;
 use fsdp_core::engine::{Engine, Origin};
-use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_core::model::ModelSpec;
 use fsdp_core::program::Program;
-use fsdp_core::{DType, Memory};
 
 use super::restore::Rows;
 use super::run_state::{RunState, other_run};
@@ -93,15 +93,10 @@ impl SavedModel {
         let mut rows = Rows::of(&self.reader);
         engine.load_params(Origin::Read, |piece, values| -> Result<(), TrainError> {
             let param = spec.param(piece.param);
-            let Some(dtype) = self.dtype(param) else { return init.fill(spec, piece, values) };
-            rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), dtype, values)
+            if !self.reader.manifest().tensors.contains_key(&param.fqn) {
+                return init.fill(spec, piece, values);
+            }
+            rows.read(&param.fqn, rows_of(param, piece.param_offset, piece.len), values)
         })
-    }
-
-    /// The dtype in which a parameter is saved; `None` if it is not. Runs save what they train in single or double
-    /// precision.
-    fn dtype(&self, param: &ParamSpec) -> Option<DType> {
-        let tensor = self.reader.manifest().tensors.get(&param.fqn)?;
-        Some(if tensor.dtype == TensorType::F64 { DType::F64 } else { DType::F32 })
     }
 }

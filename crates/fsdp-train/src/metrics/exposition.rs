@@ -24,36 +24,29 @@ const HEAD_MAX: usize = 8 << 10;
 /// Pause after a connection could not be accepted, for instance because file descriptors are temporarily exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The exposed figures of a step: name in `metrics.jsonl`, name and type in Prometheus, and description.
-const STEP_FIGURES: [(&str, &str, &str, &str); 13] = [
+/// The exposed figures of a step: name in `metrics.jsonl`, name in Prometheus, and description.
+const STEP_FIGURES: [(&str, &str, &str); 13] = [
     (
         "loss",
         "fsdp_loss",
-        "gauge",
         "Mean loss over the counted tokens of the global batch, with z-loss and router loss.",
     ),
-    ("grad_norm", "fsdp_grad_norm", "gauge", "Global L2 norm of the gradient, before clipping."),
-    ("lr", "fsdp_learning_rate", "gauge", "Learning rate."),
-    ("tokens_per_s", "fsdp_tokens_per_second", "gauge", "Input tokens per second, over all ranks."),
-    ("step_ms", "fsdp_step_milliseconds", "gauge", "Wall time of the step."),
-    ("mfu", "fsdp_model_flops_utilization", "gauge", "Model FLOP/s over peak FLOP/s."),
-    (
-        "wait_ms",
-        "fsdp_wait_milliseconds",
-        "gauge",
-        "How long ranks waited for each other in a step, on average.",
-    ),
-    ("slowest_rank", "fsdp_slowest_rank", "gauge", "The rank that the others waited for."),
-    ("cross_entropy", "fsdp_cross_entropy", "gauge", "The part of the loss that is cross-entropy."),
-    ("z_loss", "fsdp_z_loss", "gauge", "The part of the loss that is z-loss."),
-    ("router_loss", "fsdp_router_loss", "gauge", "The part of the loss that balances routers."),
+    ("grad_norm", "fsdp_grad_norm", "Global L2 norm of the gradient, before clipping."),
+    ("lr", "fsdp_learning_rate", "Learning rate."),
+    ("tokens_per_s", "fsdp_tokens_per_second", "Input tokens per second, over all ranks."),
+    ("step_ms", "fsdp_step_milliseconds", "Wall time of the step."),
+    ("mfu", "fsdp_model_flops_utilization", "Model FLOP/s over peak FLOP/s."),
+    ("wait_ms", "fsdp_wait_milliseconds", "How long ranks waited for each other in a step, on average."),
+    ("slowest_rank", "fsdp_slowest_rank", "The rank that the others waited for."),
+    ("cross_entropy", "fsdp_cross_entropy", "The part of the loss that is cross-entropy."),
+    ("z_loss", "fsdp_z_loss", "The part of the loss that is z-loss."),
+    ("router_loss", "fsdp_router_loss", "The part of the loss that balances routers."),
     (
         "expert_imbalance",
         "fsdp_expert_imbalance",
-        "gauge",
         "Largest load of an expert over the mean of its layer, in the worst layer.",
     ),
-    ("idle_experts", "fsdp_idle_experts", "gauge", "Experts without a token in a step, over all layers."),
+    ("idle_experts", "fsdp_idle_experts", "Experts without a token in a step, over all layers."),
 ];
 
 /// The exposed figures of an evaluation: name in `metrics.jsonl`, name in Prometheus, and description.
@@ -170,12 +163,17 @@ fn serve(listener: &TcpListener, shared: &Shared) {
 
 /// Whether the client caused the error: it disconnected, was too slow, or sent too much.
 fn is_client_error(error: &io::Error) -> bool {
-    use io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof, WouldBlock,
-    };
-    let kinds =
-        [BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof, WouldBlock];
-    kinds.contains(&error.kind())
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::BrokenPipe
+            | Kind::ConnectionAborted
+            | Kind::ConnectionReset
+            | Kind::InvalidData
+            | Kind::TimedOut
+            | Kind::UnexpectedEof
+            | Kind::WouldBlock
+    )
 }
 
 /// Answers one request and closes the connection.
@@ -240,13 +238,9 @@ impl State {
         family("fsdp_step", "counter", "Steps done.", &unlabeled(as_f64(self.step)));
         let help = "When the last step was done, in seconds since 1970.";
         family("fsdp_step_timestamp_seconds", "gauge", help, &unlabeled(self.updated_s));
-        for (key, name, kind, help) in STEP_FIGURES {
-            family(
-                name,
-                kind,
-                help,
-                &self.step_figures.get(key).map_or(Vec::new(), |&value| unlabeled(value)),
-            );
+        for (key, name, help) in STEP_FIGURES {
+            let value = self.step_figures.get(key);
+            family(name, "gauge", help, &value.map_or(Vec::new(), |&value| unlabeled(value)));
         }
         for (key, name, help) in EVAL_FIGURES {
             // The name of a set contains nothing that needs to be escaped.

@@ -21,19 +21,19 @@ pub(super) use attempts::Attempts;
 
 /// Where a run can resume after a divergence, and what became of the states that it cannot resume from.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Divergence {
+pub(super) struct Divergence {
     /// The checkpoints that were set aside, newest first.
-    pub aside: Vec<SetAside>,
+    pub(super) aside: Vec<SetAside>,
     /// Why a checkpoint could not be set aside, although a run would resume from it, or why this failure could not be
     /// recorded.
-    pub faults: Vec<String>,
+    pub(super) faults: Vec<String>,
     /// The newest checkpoint worth continuing, with its number of steps.
-    pub newest: Option<(u64, PathBuf)>,
+    pub(super) newest: Option<(u64, PathBuf)>,
     /// The lowest learning rate with which the run diverged from there; `None` if the update rule has none.
-    pub failed_lr: Option<f64>,
+    pub(super) failed_lr: Option<f64>,
     /// The number of steps after which this start began, if one with the same learning rate, or a lower one, had failed from
     /// there before.
-    pub repeated: Option<u64>,
+    pub(super) repeated: Option<u64>,
 }
 
 /// A run that came to its end with a loss that no run should continue from.
@@ -47,18 +47,18 @@ pub struct Exploded {
 
 /// A checkpoint that was renamed, because no run should resume from it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SetAside {
+pub(super) struct SetAside {
     /// Steps done.
-    pub step: u64,
+    pub(super) step: u64,
     /// Its new name.
-    pub path: PathBuf,
+    pub(super) path: PathBuf,
     /// What is wrong with it.
-    pub reason: Unfit,
+    pub(super) reason: Unfit,
 }
 
 /// Why a run should not resume from a state.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Unfit {
+pub(super) enum Unfit {
     /// Its weights give a loss or gradient that is not finite.
     NotFinite,
     /// Its loss is too high, beside the first loss of the run.

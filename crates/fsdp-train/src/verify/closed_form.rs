@@ -16,7 +16,7 @@ use crate::error::TrainError;
 use crate::job::{Job, listed};
 
 /// The communication of one rank in one training step with an update rule.
-pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
+pub(super) fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     let mut traffic = Traffic::default();
     let (replicas, shards, world) = (plan.mesh.size(Axis::Replicate), plan.mesh.shards(), plan.mesh.world());
     let rounds = plan.step.rounds;
@@ -98,7 +98,7 @@ pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic
 
 /// The communication of one rank before the first step, if initial parameters are read from files: the shards of every
 /// unit are broadcast to all replicas.
-pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
+pub(super) fn expected_loading_traffic(plan: &Plan) -> Traffic {
     let mut traffic = Traffic::default();
     let (replicas, shards) = (plan.mesh.size(Axis::Replicate), plan.mesh.shards());
     if replicas > 1 {

@@ -17,7 +17,6 @@ mod report;
 mod snapshot;
 mod wire;
 
-pub use closed_form::{expected_loading_traffic, expected_traffic};
 pub use promise::Promise;
 pub use report::{Difference, MemoryLine, Skipped, VerifyReport, WorldReport};
 
@@ -113,16 +112,11 @@ pub struct Verified {
 ///
 /// # Panics
 /// If the first rank is in another process.
-pub fn verify<L, A>(
+pub fn verify<L: Launcher<Memory: Backend>, A: Architecture + Clone>(
     job: &Job<A>,
     launcher: &L,
     options: &VerifyOptions<'_>,
-) -> Result<VerifyReport, TrainError>
-where
-    L: Launcher,
-    L::Memory: Backend,
-    A: Architecture + Clone,
-{
+) -> Result<VerifyReport, TrainError> {
     let verified = verify_together(job, launcher, options)?;
     Ok(verified.report.expect("all ranks are of this process"))
 }
@@ -132,16 +126,11 @@ where
 ///
 /// # Errors
 /// Errors of [`verify`]; [`TrainError::Input`] if there is more to compare than processes can exchange.
-pub fn verify_together<L, A>(
+pub fn verify_together<L: Launcher<Memory: Backend>, A: Architecture + Clone>(
     job: &Job<A>,
     launcher: &L,
     options: &VerifyOptions<'_>,
-) -> Result<Verified, TrainError>
-where
-    L: Launcher,
-    L::Memory: Backend,
-    A: Architecture + Clone,
-{
+) -> Result<Verified, TrainError> {
     let mut report = VerifyReport::new(job, options.steps);
     let mut jobs = Vec::new();
     for &world in &options.world_sizes {

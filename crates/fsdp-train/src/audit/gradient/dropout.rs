@@ -174,15 +174,11 @@ impl<A: Architecture + Clone> Judge<'_, A> {
             }
             let spread = found.spread(&others);
             let text = (setting.model)(rate).map_or(String::new(), |variant| variant.text);
-            return Ok(is_usual(&found, &others).then(|| Finding {
-                cause: Cause::DropoutActive,
-                params: Vec::new(),
-                factor: None,
-                explains: 1.0 - spread * spread,
-                text: format!(
-                    "{text}: gradients differ from those without it by as much as its random masks make them"
-                ),
-            }));
+            let text = format!(
+                "{text}: gradients differ from those without it by as much as its random masks make them"
+            );
+            let finding = Finding::of_all(Cause::DropoutActive, 1.0 - spread * spread, text);
+            return Ok(is_usual(&found, &others).then_some(finding));
         }
         Ok(None)
     }

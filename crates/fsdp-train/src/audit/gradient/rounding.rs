@@ -32,13 +32,8 @@ impl<A: Architecture + Clone> Judge<'_, A> {
         }
         let text = "gradients were rounded to bfloat16 before the update, and the run file has more bits; if that is meant, \
                     fsdp.reduce_dtype = \"bf16\" states it";
-        let finding = Finding {
-            cause: Cause::UpdateRule,
-            params: Vec::new(),
-            factor: None,
-            explains: 1.0 - left2 / compared.distance2(clip),
-            text: text.to_owned(),
-        };
+        let explains = 1.0 - left2 / compared.distance2(clip);
+        let finding = Finding::of_all(Cause::UpdateRule, explains, text.to_owned());
         Ok((left2 <= (NEAR * BF16_UNIT).powi(2) * used2).then_some(finding))
     }
 

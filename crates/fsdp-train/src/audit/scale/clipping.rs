@@ -94,15 +94,10 @@ impl Compared<'_> {
 
     fn clipped_apart_to(&self, clusters: &[Cluster], max: f64) -> Option<Finding> {
         let is_stated = self.grad_clip == Some(max);
-        let finding = |what: &str| Finding {
-            cause: Cause::Clipping,
-            params: Vec::new(),
-            factor: None,
-            explains: 0.0,
-            text: format!(
-                "gradients were clipped to {} {what}, not by the norm of all together",
-                number(max)
-            ),
+        let finding = |what: &str| {
+            let text =
+                format!("gradients were clipped to {} {what}, not by the norm of all together", number(max));
+            Finding::of_all(Cause::Clipping, 0.0, text)
         };
         // One group alone says nothing about a limit that nobody stated.
         let least = if is_stated { 1 } else { 2 };

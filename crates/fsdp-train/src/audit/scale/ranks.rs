@@ -43,13 +43,7 @@ impl Compared<'_> {
             let text = format!(
                 "each of {ranks} ranks clipped its rows by their own norm, not by the norm of all together"
             );
-            return Some(Finding {
-                cause: Cause::Clipping,
-                params: Vec::new(),
-                factor: None,
-                explains,
-                text,
-            });
+            return Some(Finding::of_all(Cause::Clipping, explains, text));
         }
         let base = factors
             .iter()

@@ -51,7 +51,7 @@ pub(super) fn second_moments(
         }
         None => ("the second moment does not follow from the gradient".to_owned(), stated[0]),
     };
-    Ok(Some((Finding { cause: Cause::UpdateRule, params: Vec::new(), factor: None, explains, text }, beta)))
+    Ok(Some((Finding::of_all(Cause::UpdateRule, explains, text), beta)))
 }
 
 fn seconds(
