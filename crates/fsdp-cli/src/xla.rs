@@ -26,7 +26,7 @@ const PLUGIN_VARIABLE: &str = "PJRT_PLUGIN_LIBRARY_PATH";
 /// The plugin named by the run file or the environment.
 ///
 /// # Errors
-/// [`XlaError::NoPlugin`], [`XlaError::NoWheel`].
+/// [`XlaError::NoPlugin`], [`XlaError::Unusable`].
 pub(crate) fn plugin(config: &XlaConfig) -> Result<PathBuf, XlaError> {
     let of_environment = || {
         let given = std::env::var_os(PLUGIN_VARIABLE).filter(|path| !path.is_empty());

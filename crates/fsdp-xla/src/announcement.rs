@@ -67,13 +67,18 @@ pub(crate) fn exchange(
 /// Checks that all processes, each with `ranks_per_process` ranks, compile the same text to the same program.
 ///
 /// # Errors
-/// [`XlaError::OtherCompiler`].
+/// [`XlaError::Unusable`], naming what differs.
 pub(crate) fn expect_one_compiler(all: &[Announcement], ranks_per_process: usize) -> Result<(), XlaError> {
     let differs = |part: &dyn Fn(&Announcement) -> String, what| {
         let expected = part(&all[0]);
         let other = all.iter().map(part).enumerate().find(|(_, got)| *got != expected);
         other.map_or(Ok(()), |(process, got)| {
-            Err(XlaError::OtherCompiler { rank: Rank(process * ranks_per_process), what, expected, got })
+            Err(XlaError::Unusable(format!(
+                "{} has {what} {got}, and {} has {expected}: each process compiles the program, and the results would differ; \
+                 give all processes the same plugin version and the same flags",
+                Rank(process * ranks_per_process),
+                Rank(0)
+            )))
         })
     };
     differs(&|announcement| announcement.plugin.clone(), "the plugin")?;

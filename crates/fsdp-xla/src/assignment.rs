@@ -66,8 +66,7 @@ impl Assignment {
     ///
     /// # Errors
     /// Any error of the plugin; [`XlaError::NoAnswer`]: other processes have not announced themselves within the limit;
-    /// and errors that all processes find alike: [`XlaError::OtherCompiler`], [`XlaError::Unconnected`],
-    /// [`XlaError::OwnDevices`], [`XlaError::SameDevice`].
+    /// and [`XlaError::Unusable`], which all processes find alike: their compilers or devices do not fit together.
     pub(crate) fn among(
         path: &Path,
         assembly: &Arc<dyn Assembly>,
@@ -81,19 +80,30 @@ impl Assignment {
         let client = Client::among(plugin, options, Store::new(assembly))?;
         let all = exchange(&**assembly, process, &Announcement::of(&client)?, limit)?;
         expect_one_compiler(&all, local.len())?;
-        let ([platform, _], path, ranks) = (client.platform()?, path.to_owned(), local.len());
+        let ([platform, _], path, ranks) = (client.platform()?, path.display(), local.len());
         // Each process has CPU devices of its own, even if it is told of the others.
         if platform == "cpu" {
-            return Err(XlaError::Unconnected { path, platform });
+            return Err(XlaError::Unusable(format!(
+                "the plugin {path} ({platform}) has no collectives between processes: start one process, with all ranks in it"
+            )));
         }
         if let Some(process) = all.iter().position(|announcement| announcement.ids.len() != ranks) {
             let devices = all[process].ids.len();
-            return Err(XlaError::OwnDevices { path, platform, process, processes, devices, ranks });
+            return Err(XlaError::Unusable(format!(
+                "process {process} of {processes} holds {ranks} ranks, which need a device each, but the plugin {path} \
+                 ({platform}) gives it {devices}: if every process has as many, set `run.ranks` to {}",
+                devices * processes
+            )));
         }
         let ids: Vec<u64> = all.into_iter().flat_map(|announcement| announcement.ids).collect();
         if let Some(ranks) = shared_device(&ids) {
             let id = ids[ranks[0].0];
-            return Err(XlaError::SameDevice { path, platform, ranks, id });
+            let [one, other] = ranks;
+            return Err(XlaError::Unusable(format!(
+                "{one} and {other} would both have device {id} of the plugin {path} ({platform}), which has not connected \
+                 their processes: TPUs of several hosts have to be one slice, which libtpu finds by itself on Google Cloud, \
+                 and elsewhere by TPU_WORKER_ID and TPU_WORKER_HOSTNAMES"
+            )));
         }
         Ok(Self { client: Arc::new(client), ids, local })
     }

@@ -46,13 +46,12 @@ impl Cache {
     /// device kind, flags in the environment and, for CPUs, the instruction set of this one.
     ///
     /// # Errors
-    /// [`XlaError::Cache`]: the folder cannot be created; [`XlaError::Open`]: the plugin cannot be read.
+    /// [`XlaError::Cache`]: the folder cannot be created; [`XlaError::Unusable`]: the plugin cannot be read.
     pub(crate) fn new(folder: &Path, client: &Client) -> Result<Self, XlaError> {
         fs::create_dir_all(folder).map_err(|source| XlaError::Cache { path: folder.into(), source })?;
         let mut compiler = Sha256::new();
         let plugin = client.path();
-        add_file(&mut compiler, plugin)
-            .map_err(|error| XlaError::Open { path: plugin.into(), reason: error.to_string() })?;
+        add_file(&mut compiler, plugin).map_err(|error| XlaError::open(plugin, error))?;
         let [platform, version] = client.platform()?;
         let api = format!("{:?}", client.api_version());
         let instructions = if platform == "cpu" { instructions() } else { String::new() };

@@ -1,9 +1,10 @@
 //! Errors of PJRT plugins.
 
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 use fsdp_comm::assembly::AssemblyError;
-use fsdp_core::{Error, FailureKind, Rank};
+use fsdp_core::{Error, FailureKind};
 
 use crate::store::{DEADLINE_EXCEEDED, UNAVAILABLE};
 
@@ -17,40 +18,9 @@ pub enum XlaError {
          that of a Python package, or set PJRT_PLUGIN_LIBRARY_PATH"
     )]
     NoPlugin,
-    /// No installed Python package has a plugin of the requested kind.
-    #[error(
-        "no Python package has a PJRT plugin for \"{keyword}\", below {}: `pip install {package}`, or name the plugin's shared \
-         library",
-        list(prefixes)
-    )]
-    NoWheel {
-        /// The requested kind.
-        keyword: &'static str,
-        /// A package that contains one.
-        package: &'static str,
-        /// The prefixes that were searched.
-        prefixes: Vec<PathBuf>,
-    },
-    /// The library cannot be opened.
-    #[error("cannot open the PJRT plugin {}: {reason}", path.display())]
-    Open {
-        /// Path of the library.
-        path: PathBuf,
-        /// The loader's message.
-        reason: String,
-    },
-    /// The library is built for another CPU architecture.
-    #[error(
-        "the PJRT plugin {} is for {architecture}, but this machine is {}: install the package for this one",
-        path.display(),
-        std::env::consts::ARCH
-    )]
-    Architecture {
-        /// Path of the library.
-        path: PathBuf,
-        /// The library's architecture.
-        architecture: String,
-    },
+    /// A plugin that cannot be used for a run, which is told from other such plugins by the message alone.
+    #[error("{0}")]
+    Unusable(String),
     /// The plugin has no topology of this name.
     #[error(
         "the plugin {} has no topology \"{name}\"; {}. The plugin says: {message}",
@@ -107,12 +77,6 @@ pub enum XlaError {
         /// The compiler's message.
         message: String,
     },
-    /// The library is not a plugin.
-    #[error("{} is not a PJRT plugin: it has no function GetPjrtApi, or that returns nothing", path.display())]
-    NoApi {
-        /// Path of the library.
-        path: PathBuf,
-    },
     /// The version of the plugin's API is not supported here.
     #[error(
         "the plugin {} has version {}.{} of the PJRT API, but {}.{} to {}.x are supported: use {} plugin",
@@ -159,73 +123,6 @@ pub enum XlaError {
         devices: usize,
         /// Number of ranks of the run.
         ranks: usize,
-    },
-    /// The device count of a process differs from its rank count.
-    #[error(
-        "process {process} of {processes} holds {ranks} ranks, which need a device each, but the plugin {} ({platform}) gives it \
-         {devices}: if every process has as many, set `run.ranks` to {}",
-        path.display(),
-        devices * processes
-    )]
-    OwnDevices {
-        /// Path of the plugin's library.
-        path: PathBuf,
-        /// Its platform.
-        platform: String,
-        /// Index of the process.
-        process: usize,
-        /// Number of processes.
-        processes: usize,
-        /// Number of devices that the process can use.
-        devices: usize,
-        /// Number of ranks in the process.
-        ranks: usize,
-    },
-    /// The plugin cannot run a program on the devices of several processes.
-    #[error(
-        "the plugin {} ({platform}) has no collectives between processes: start one process, with all ranks in it",
-        path.display()
-    )]
-    Unconnected {
-        /// Path of the plugin's library.
-        path: PathBuf,
-        /// Its platform.
-        platform: String,
-    },
-    /// Processes have different compilers, or different compiler settings.
-    #[error(
-        "{rank} has {what} {got}, and {} has {expected}: each process compiles the program, and the results would differ; give \
-         all processes the same plugin version and the same flags",
-        Rank(0)
-    )]
-    OtherCompiler {
-        /// The first rank that differs from rank 0.
-        rank: Rank,
-        /// What differs: the plugin, or an environment variable with flags.
-        what: &'static str,
-        /// The value of rank 0.
-        expected: String,
-        /// The value of `rank`.
-        got: String,
-    },
-    /// The plugin has not connected the processes.
-    #[error(
-        "{} and {} would both have device {id} of the plugin {} ({platform}), which has not connected their processes: TPUs of \
-         several hosts have to be one slice, which libtpu finds by itself on Google Cloud, and elsewhere by TPU_WORKER_ID and \
-         TPU_WORKER_HOSTNAMES",
-        ranks[0],
-        ranks[1],
-        path.display()
-    )]
-    SameDevice {
-        /// Path of the plugin's library.
-        path: PathBuf,
-        /// Its platform.
-        platform: String,
-        /// Two ranks with the same device.
-        ranks: [Rank; 2],
-        /// The ID of the device.
-        id: u64,
     },
     /// The plugin places a program on other devices than requested.
     #[error(
@@ -298,11 +195,6 @@ fn requested_flags(flags: &[&str]) -> String {
     }
 }
 
-fn list(folders: &[PathBuf]) -> String {
-    let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    folders.join(", ")
-}
-
 /// Names the topologies that a plugin knows.
 fn known_topologies(known: &[&str]) -> String {
     if known.is_empty() {
@@ -313,6 +205,11 @@ fn known_topologies(known: &[&str]) -> String {
 }
 
 impl XlaError {
+    /// The error for a library that cannot be opened, with the loader's message.
+    pub(crate) fn open(path: &Path, reason: impl Display) -> Self {
+        XlaError::Unusable(format!("cannot open the PJRT plugin {}: {reason}", path.display()))
+    }
+
     /// Classifies the failure before ranks have started: a function that a plugin lacks is still missing on the next
     /// try, but other processes may only have been late, and a device may still be held by a process that is exiting.
     pub fn kind(&self) -> FailureKind {

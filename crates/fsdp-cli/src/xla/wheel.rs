@@ -22,7 +22,7 @@ const KNOWN: [(&str, &str, &[&str]); 3] = [
 /// without a folder elsewhere.
 ///
 /// # Errors
-/// [`XlaError::NoWheel`]: no package has installed one.
+/// [`XlaError::Unusable`]: no package has installed one.
 pub(crate) fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
     let Some(&(keyword, package, libraries)) = KNOWN.iter().find(|(keyword, ..)| *keyword == name) else {
         let is_here = !name.contains('/') && Path::new(name).is_file();
@@ -30,7 +30,14 @@ pub(crate) fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
     };
     let prefixes = prefixes();
     let found = libraries.iter().find_map(|library| installed(&prefixes, library));
-    found.ok_or(XlaError::NoWheel { keyword, package, prefixes })
+    found.ok_or_else(|| {
+        let folders: Vec<String> = prefixes.iter().map(|folder| folder.display().to_string()).collect();
+        XlaError::Unusable(format!(
+            "no Python package has a PJRT plugin for \"{keyword}\", below {}: `pip install {package}`, or name the plugin's \
+             shared library",
+            folders.join(", ")
+        ))
+    })
 }
 
 /// The plugins installed by packages, with their keywords.

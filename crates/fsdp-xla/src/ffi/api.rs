@@ -119,27 +119,35 @@ impl Plugin {
     /// Opens a plugin's shared library without initializing it; calls only `GetPjrtApi`.
     ///
     /// # Errors
-    /// [`XlaError::Open`], [`XlaError::Architecture`], [`XlaError::NoApi`], [`XlaError::Version`].
+    /// [`XlaError::Unusable`] if it is no plugin for this machine; [`XlaError::Version`].
     pub(crate) fn load(path: &Path) -> Result<Self, XlaError> {
         let open_error = |reason: libloading::Error| {
             // Only the error's source has the loader's message.
             let message = std::error::Error::source(&reason).map(ToString::to_string);
-            XlaError::Open { path: path.into(), reason: message.unwrap_or_else(|| reason.to_string()) }
+            XlaError::open(path, message.unwrap_or_else(|| reason.to_string()))
         };
         // SAFETY: the initializers of a plugin chosen by the user run here, as in any program that loads it.
         let library =
             unsafe { Library::new(path) }.map_err(|reason| match elf::foreign_architecture(path) {
-                Some(architecture) => XlaError::Architecture { path: path.into(), architecture },
+                Some(architecture) => XlaError::Unusable(format!(
+                    "the PJRT plugin {} is for {architecture}, but this machine is {}: install the package for this one",
+                    path.display(),
+                    std::env::consts::ARCH
+                )),
                 None => open_error(reason),
             })?;
         let library = std::mem::ManuallyDrop::new(library);
+        let no_api = || {
+            let what = "is not a PJRT plugin: it has no function GetPjrtApi, or that returns nothing";
+            XlaError::Unusable(format!("{} {what}", path.display()))
+        };
         // SAFETY: the header declares `const PJRT_Api* GetPjrtApi()`.
         let get: Symbol<'_, unsafe extern "C" fn() -> *const Word> =
-            unsafe { library.get(b"GetPjrtApi") }.map_err(|_| XlaError::NoApi { path: path.into() })?;
+            unsafe { library.get(b"GetPjrtApi") }.map_err(|_| no_api())?;
         // SAFETY: the function takes no arguments, and the table lives as long as the library, which is never closed.
         let api = unsafe { get() };
         if api.is_null() {
-            return Err(XlaError::NoApi { path: path.into() });
+            return Err(no_api());
         }
         let plugin = Self { path: path.into(), api };
         match plugin.version() {
