@@ -10,6 +10,9 @@ use std::{
     sync::Mutex,
 };
 
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
 use crate::{
     checkpoint::{Checkpoint, Source},
     error::Error,
@@ -30,7 +33,8 @@ pub struct Tolerance {
 }
 
 /// The result of comparing one tensor.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
     /// Same dtype, shape and bits.
     EqualBits,
@@ -46,9 +50,9 @@ pub enum Outcome {
     /// Different bits, in a dtype that has no distance.
     BitsDiffer {
         /// Number of elements that differ.
-        count: u64,
+        differing: u64,
         /// Index of the first such element, in C order.
-        first: u64,
+        at: u64,
     },
     /// Different dtypes, at least one of which is not F64, F32, BF16 or F16.
     TypesDiffer {
@@ -67,20 +71,35 @@ pub enum Outcome {
 }
 
 /// The difference between tensors of F64, F32, BF16 or F16.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Deviation {
     /// Dtypes in the first and second checkpoint.
     pub dtypes: [TensorType; 2],
     /// Number of elements whose values differ.
-    pub count: u64,
+    pub differing: u64,
     /// Number of elements that differ by more than the tolerance.
-    pub beyond: u64,
+    pub beyond_tolerance: u64,
     /// The largest distance; infinite if one value is NaN or infinite and the other is not.
+    #[serde(serialize_with = "number")]
     pub largest: f64,
     /// Index of the element with the largest distance, in C order.
     pub at: u64,
     /// The two values of that element.
+    #[serde(serialize_with = "numbers")]
     pub values: [f64; 2],
+}
+
+/// A number, or text for values that JSON numbers cannot represent.
+fn json(value: f64) -> Value {
+    if value.is_finite() { value.into() } else { format!("{value:?}").into() }
+}
+
+fn number<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    json(*value).serialize(to)
+}
+
+fn numbers<S: Serializer>(values: &[f64; 2], to: S) -> Result<S::Ok, S::Error> {
+    values.map(json).serialize(to)
 }
 
 impl Outcome {
@@ -212,10 +231,11 @@ impl Found {
     fn outcome(self, pair: &[TensorReader; 2]) -> Outcome {
         let dtypes = [pair[0].tensor.dtype, pair[1].tensor.dtype];
         let Found { bits, first, values, beyond, largest, at, pair } = self;
-        let deviation = Deviation { dtypes, count: values, beyond, largest, at, values: pair };
+        let deviation =
+            Deviation { dtypes, differing: values, beyond_tolerance: beyond, largest, at, values: pair };
         match first {
             None if dtypes[0] == dtypes[1] => Outcome::EqualBits,
-            Some(first) if !dtypes[0].is_convertible() => Outcome::BitsDiffer { count: bits, first },
+            Some(first) if !dtypes[0].is_convertible() => Outcome::BitsDiffer { differing: bits, at: first },
             _ if values == 0 => Outcome::EqualValues { dtypes },
             _ if beyond == 0 => Outcome::WithinTolerance(deviation),
             _ => Outcome::Differs(deviation),

@@ -1,14 +1,13 @@
 //! `fsdp audit`.
 
 mod init;
-mod page;
-mod text;
+mod report;
 mod variants;
 
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_comm::process::cluster::Cluster;
@@ -22,10 +21,12 @@ use indicatif::ProgressBar;
 use self::variants::Stated;
 use crate::allocator::keep_no_large_blocks;
 use crate::args::AuditArgs;
+use crate::atomic_file::folder_of;
+use crate::document::page::{Page, expect_replaceable};
+use crate::document::{Report as _, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::host::{self, threads_per_rank, total_threads};
-use crate::report::expect_replaceable;
 use crate::run_setup::{Model, RunSetup};
 use crate::stop_signal::StopSignal;
 use crate::units::bytes;
@@ -108,8 +109,7 @@ fn useful_ranks(ranks: usize, (_, steps, _): &Judged, cluster: Option<&Cluster>)
 
 /// Refuses a file whose folder does not exist, before the work that it is meant to show.
 fn expect_folder(file: &Path) -> Result<(), CliError> {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match folder.metadata() {
+    match folder_of(file).metadata() {
         Ok(found) if found.is_dir() => Ok(()),
         found => {
             let source = found.err().unwrap_or_else(|| io::ErrorKind::NotADirectory.into());
@@ -120,16 +120,19 @@ fn expect_folder(file: &Path) -> Result<(), CliError> {
 
 /// Prints the verdict, and what its findings may come from, and writes the page if one is wanted. The verdict is printed even if the page cannot be written.
 fn write(args: &AuditArgs, report: &Report) -> Result<(), CliError> {
-    let text = match args.json {
-        true => serde_json::to_string_pretty(report).expect("a report is plain data") + "\n",
-        false => text::render(report, args.report.as_deref()),
-    };
-    output::print(&text)?;
+    print(report, args.json)?;
+    if let Some(page) = args.report.as_ref().filter(|_| !args.json) {
+        output::print(&format!("\n{}\n", page.display()))?;
+    }
     if !report.is_sound() {
         init::say_open(&args.run().file);
     }
     match &args.report {
-        Some(file) => fs::write(file, page::render(report)).map_err(CliError::write(file)),
+        Some(file) => {
+            let mut page = Page::default();
+            report.write(&mut page);
+            page.write("Audit of a training step", file)
+        }
         None => Ok(()),
     }
 }

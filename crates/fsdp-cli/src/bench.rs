@@ -16,10 +16,11 @@ use fsdp_train::{Job, RankTrainer, TrainError};
 
 use crate::args::BenchTrainArgs;
 use crate::device::Work;
+use crate::document::print;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::Model;
-use crate::{cluster, device, logging, output};
+use crate::{cluster, device, logging};
 
 /// The measurements of one rank.
 struct Measured {
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
             let processes = cluster.map_or(1, |cluster| cluster.place().processes);
             let ranks_on_machine = cluster.map_or(args.ranks(), Cluster::ranks_on_machine);
             let report = report::Report::new(args, &job, &ranks, processes, ranks_on_machine);
-            output::print(&if args.json { report.json() } else { report.text() })?;
+            print(&report, args.json)?;
         }
         Ok(Exit::Done)
     })

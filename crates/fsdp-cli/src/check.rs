@@ -3,7 +3,6 @@
 mod data;
 
 use std::error::Error;
-use std::io;
 use std::path::Path;
 
 use fsdp_ckpt::is_url;
@@ -17,19 +16,21 @@ use fsdp_train::checkpoint::DiskNeed;
 use fsdp_train::memory::expect_room_for;
 use fsdp_train::train::is_filled;
 use fsdp_train::{TrainError, expect_positions, expect_settings, plan};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::args::CheckArgs;
+use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::output::{self, Paint};
 use crate::run_setup::{Model, RunSetup};
 use crate::train::parameters;
 use crate::units::bytes;
-use crate::{cluster, device, logging};
+use crate::{cluster, device, logging, output};
 
 /// The result of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum Verdict {
     Ok,
     Warning,
@@ -37,7 +38,7 @@ enum Verdict {
 }
 
 /// A finding about one subject.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 struct Finding {
     subject: String,
     verdict: Verdict,
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, CliError> {
     let place = cluster::place().unwrap_or_default();
     let read = RunSetup::read(&args.run, &|run| device::world(place, device::has_gpus(run)));
     let findings = Findings::of(&args.run.file, read);
-    output::print(&if args.json { findings.json() } else { findings.text() })?;
+    print(&findings, args.json)?;
     Ok(if findings.has_errors() { Exit::Input } else { Exit::Done })
 }
 
@@ -209,7 +210,7 @@ impl Findings {
     }
 
     /// Records a finding, or the error.
-    fn record<T, E: Error + 'static>(
+    fn record<T, E: Error>(
         &mut self,
         subject: &str,
         found: Result<T, E>,
@@ -227,47 +228,31 @@ impl Findings {
         }
     }
 
-    fn record_error(&mut self, subject: &str, error: &(dyn Error + 'static)) {
-        let (mut text, mut cause) = (error.to_string(), error.source());
-        while let Some(error) = cause {
-            // Some errors already include their cause.
-            let cause_text = error.to_string();
-            if !text.contains(&cause_text) {
-                text = format!("{text}: {cause_text}");
-            }
-            cause = error.source();
-        }
+    fn record_error(&mut self, subject: &str, error: &dyn Error) {
+        let causes = output::causes(error);
+        let text = std::iter::once(error.to_string()).chain(causes).collect::<Vec<_>>().join(": ");
         self.note(subject, Verdict::Error, text);
     }
 
     fn note(&mut self, subject: &str, verdict: Verdict, detail: String) {
         self.0.push(Finding { subject: subject.to_owned(), verdict, detail });
     }
+}
 
-    /// The findings as text.
-    pub(crate) fn text(&self) -> String {
-        let paint = Paint::of(&io::stdout());
-        let line = |Finding { subject, verdict, detail }: &Finding| {
-            let verdict = match verdict {
-                Verdict::Ok => paint.good("ok     "),
-                Verdict::Warning => paint.warning("warning"),
-                Verdict::Error => paint.bad("error  "),
-            };
-            format!("{verdict}  {subject:<12}  {detail}\n")
-        };
-        self.0.iter().map(line).collect()
+impl Report for Findings {
+    fn json(&self) -> Value {
+        json!({ "findings": self.0 })
     }
 
-    fn json(&self) -> String {
-        let finding_json = |finding: &Finding| {
-            let verdict = match finding.verdict {
-                Verdict::Ok => "ok",
-                Verdict::Warning => "warning",
-                Verdict::Error => "error",
+    fn write(&self, to: &mut dyn Document) {
+        for Finding { subject, verdict, detail } in &self.0 {
+            let (mark, verdict) = match verdict {
+                Verdict::Ok => (Mark::Good, "ok     "),
+                Verdict::Warning => (Mark::Warning, "warning"),
+                Verdict::Error => (Mark::Bad, "error  "),
             };
-            json!({"subject": finding.subject, "verdict": verdict, "detail": finding.detail})
-        };
-        format!("{:#}\n", json!({ "findings": self.0.iter().map(finding_json).collect::<Vec<_>>() }))
+            to.marked(mark, verdict, &format!("  {subject:<12}  {detail}"));
+        }
     }
 }
 

@@ -8,7 +8,7 @@ mod inspect;
 mod values;
 mod verify;
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::path::Path;
 
 use fsdp_ckpt::checkpoint::{Checkpoint, Role};
@@ -19,8 +19,8 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::args::{CkptCommand, MemoryArgs, ReadArgs};
 use crate::byte_progress::ByteProgress;
+use crate::document::{Document, Mark};
 use crate::error::CliError;
-use crate::output::{self, one_line};
 use crate::stop_signal::StopSignal;
 
 /// Maximum names that text output lists before it gives the number of the rest; JSON lists all.
@@ -101,11 +101,6 @@ fn opaque_json(checkpoint: &Checkpoint) -> Json {
         .into()
 }
 
-/// Prints a report: as JSON, or as text.
-fn print(is_json: bool, json: impl FnOnce() -> Json, text: impl FnOnce() -> String) -> Result<(), CliError> {
-    if is_json { output::print(&format!("{:#}\n", json())) } else { output::print(&text()) }
-}
-
 /// A path as a JSON string; bytes that are not UTF-8 are replaced.
 fn json_path(path: &Path) -> String {
     path.display().to_string()
@@ -129,15 +124,12 @@ fn is_in(role: Role, part: Part) -> bool {
     }
 }
 
-/// Appends a line of a summary.
-fn line(text: &mut String, name: &str, value: &str) {
-    let _ = writeln!(text, "{:<14}{}", one_line(name), one_line(value));
-}
-
-/// A count with its noun: `1 file`, `2 files`.
-fn counted(count: usize, noun: &str) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} {noun}{plural}")
+/// Writes a line for each problem, up to a limit.
+fn list_problems(to: &mut dyn Document, problems: &[impl Display]) {
+    to.each(Mark::Bad, "problem:", problems.iter().take(LISTED_MAX));
+    if let Some(more @ 1..) = problems.len().checked_sub(LISTED_MAX) {
+        to.marked(Mark::Bad, "problem:", &format!(" {more} more (--json lists all)"));
+    }
 }
 
 /// The first of a list of names, and the number of the rest.
@@ -159,10 +151,5 @@ mod tests {
         assert_eq!(listed(&names[..2]), "t0, t1");
         assert!(listed(&names[..20]).ends_with(", t19"));
         assert!(listed(&names).ends_with(", t19 and 2 more (--json lists all)"));
-    }
-
-    #[test]
-    fn counted_uses_singular_for_one() {
-        assert_eq!([0, 1, 2].map(|count| counted(count, "file")), ["0 files", "1 file", "2 files"]);
     }
 }

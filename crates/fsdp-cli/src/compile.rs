@@ -15,6 +15,7 @@ use fsdp_train::{TrainError, expect_positions, listed, plan, trace_step};
 use fsdp_xla::{Program, ProgramEvent, Setting, Target, Tracer, XlaError, XlaMemory};
 
 use crate::args::{CompileArgs, RunFileArgs};
+use crate::document::print;
 use crate::error::CliError;
 use crate::out_of_memory_report::{OutOfMemoryReport, predicted};
 use crate::run_setup::{Model, RunSetup};
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
         predicted_bytes,
         cost,
     };
-    output::print(&if args.json { format!("{:#}\n", compiled.json()) } else { compiled.text() })
+    print(&compiled, args.json)
 }
 
 /// The override of the run file.

@@ -9,19 +9,20 @@ mod together;
 #[cfg(feature = "xla")]
 mod xla;
 
+use std::fmt;
 use std::path::PathBuf;
-use std::{fmt, io};
 
 use comfy_table::Table;
 use fsdp_config::{Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport, World, XlaConfig};
 use fsdp_cuda::doctor::{Finding, Status, examine};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::args::DoctorArgs;
+use crate::document::{self, Document, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::output::Paint;
-use crate::{cluster, host, logging, output};
+use crate::{cluster, host, logging};
 
 /// How long processes wait for each other, unless a run file sets it.
 const TIMEOUT_S: f64 = 600.0;
@@ -65,20 +66,13 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
         let xla_config = XlaConfig::default();
         let findings = findings(&xla_config);
         let devices = devices(&findings, &xla_config, true);
-        let report = Report { findings, devices };
-        output::print(&if args.json { json(&report) } else { text(&report) })?;
+        print(&Report { findings, devices }, args.json)?;
         return Ok(Exit::Done);
     }
     let config = config(args, place.map_or(1, |place| place.processes))?;
     cluster::within(place, &config, args.network, |team| {
         let (works, found) = together::examine(team, &config)?;
-        if let Some(found) = found {
-            output::print(&if args.json {
-                json(&found)
-            } else {
-                report::render(&found, Paint::of(&io::stdout()))
-            })?;
-        }
+        found.map_or(Ok(()), |found| print(&found, args.json))?;
         Ok(if works { Exit::Done } else { Exit::Found })
     })
 }
@@ -216,28 +210,30 @@ fn gpus(findings: &[Finding]) -> Result<String, String> {
     Ok(if good > first { format!("{with}; {hint}") } else { with })
 }
 
-fn json(report: &impl Serialize) -> String {
-    let mut text = serde_json::to_string_pretty(report).expect("findings have a JSON form");
-    text.push('\n');
-    text
-}
+impl document::Report for Report {
+    fn json(&self) -> Value {
+        document::json(self)
+    }
 
-fn text(report: &Report) -> String {
-    let mut table = Table::new();
-    table.load_preset(comfy_table::presets::NOTHING).set_header(["found", "version", "where"]);
-    for finding in report.findings.iter().filter(|finding| finding.is_good()) {
-        let path = finding.path.as_ref().map(|path| path.display().to_string());
-        let version = finding.version.clone().unwrap_or_default();
-        table.add_row([finding.part.clone(), version, path.unwrap_or_else(|| finding.detail.clone())]);
+    fn write(&self, to: &mut dyn Document) {
+        let (good, bad): (Vec<&Finding>, Vec<&Finding>) =
+            self.findings.iter().partition(|found| found.is_good());
+        if !good.is_empty() {
+            let mut table = Table::new();
+            table.load_preset(comfy_table::presets::NOTHING).set_header(["found", "version", "where"]);
+            for Finding { part, version, path, detail, .. } in good {
+                let place = path.as_ref().map_or_else(|| detail.clone(), |path| path.display().to_string());
+                table.add_row([part.clone(), version.clone().unwrap_or_default(), place]);
+            }
+            to.block(&format!("{}\n", table.trim_fmt()));
+        }
+        for Finding { part, status, detail, .. } in bad {
+            let state = if *status == Status::Missing { "not found" } else { "unusable" };
+            to.block(&format!("\n{part} ({state}): {detail}\n"));
+        }
+        to.gap();
+        self.devices.iter().for_each(|device| to.block(&format!("{device}\n")));
     }
-    let mut text = if table.is_empty() { String::new() } else { format!("{}\n", table.trim_fmt()) };
-    for finding in report.findings.iter().filter(|finding| !finding.is_good()) {
-        let state = if finding.status == Status::Missing { "not found" } else { "unusable" };
-        text += &format!("\n{} ({state}): {}\n", finding.part, finding.detail);
-    }
-    text.push('\n');
-    report.devices.iter().for_each(|device| text += &format!("{device}\n"));
-    text
 }
 
 /// libtorch, as found by this binary.
@@ -306,6 +302,12 @@ mod libtorch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::text::Text;
+    use crate::output::Paint;
+
+    fn text(report: &Report) -> String {
+        Text::of(Paint::none(), |to| document::Report::write(report, to))
+    }
 
     fn findings(cards: &[bool], bad: &[&str]) -> Vec<Finding> {
         let finding = |part: String, is_good: bool| match is_good {

@@ -12,18 +12,18 @@ use fsdp_train::adapter::peft;
 use fsdp_train::checkpoint::SavedModel;
 use fsdp_train::evaluate::{Evaluated, evaluate};
 use fsdp_train::{Evaluation, Job, TrainError};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::{EvalArgs, RunFileArgs};
 use crate::cluster::Team;
 use crate::device::Work;
+use crate::document::{Document, Report, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::output::table;
 use crate::run_setup::{self, Model, RunSetup};
 use crate::stop_signal::StopSignal;
 use crate::token_progress::TokenProgress;
-use crate::train::evaluation_row;
+use crate::train::{EVALUATION_HEADER, evaluation_row};
 use crate::units::clock;
 use crate::{cluster, device, logging, output};
 
@@ -110,8 +110,7 @@ fn run_within(
     output::data_warnings(&job.data);
     let found = device::training(&job.config.run, cluster, Evaluating { job: &job, saved })??;
     if cluster.is_none_or(Cluster::is_leader) {
-        let text = if args.json { json(&args.model, &found) } else { text(&args.model, &found) };
-        output::print(&text)?;
+        print(&Evaluations { model: &args.model, found: &found }, args.json)?;
     }
     Ok(Exit::Done)
 }
@@ -133,22 +132,26 @@ impl Work for Evaluating<'_> {
     }
 }
 
-fn text(model: &Path, found: &Evaluated) -> String {
-    let rows = found.evaluations.iter().map(evaluation_row);
-    let table = table(["set", "loss", "perplexity", "tokens"], rows);
-    format!("{}, in {}\n\n{table}", model.display(), clock(found.elapsed))
+/// The results for a model.
+struct Evaluations<'a> {
+    model: &'a Path,
+    found: &'a Evaluated,
 }
 
-fn json(model: &Path, found: &Evaluated) -> String {
-    let set = |evaluation: &Evaluation| {
-        let Evaluation { set, loss, targets } = evaluation;
-        // JSON has no number for a perplexity that overflows a double.
-        json!({ "set": set, "loss": loss, "perplexity": evaluation.perplexity(), "tokens": targets })
-    };
-    let sets: Vec<_> = found.evaluations.iter().map(set).collect();
-    let seconds = found.elapsed.as_secs_f64();
-    format!(
-        "{:#}\n",
-        json!({ "model": model.display().to_string(), "evaluations": sets, "seconds": seconds })
-    )
+impl Report for Evaluations<'_> {
+    fn json(&self) -> Value {
+        let set = |evaluation: &Evaluation| {
+            let Evaluation { set, loss, targets } = evaluation;
+            // JSON has no number for a perplexity that overflows a double.
+            json!({ "set": set, "loss": loss, "perplexity": evaluation.perplexity(), "tokens": targets })
+        };
+        let (model, seconds) = (self.model.display().to_string(), self.found.elapsed.as_secs_f64());
+        let sets: Vec<_> = self.found.evaluations.iter().map(set).collect();
+        json!({ "model": model, "evaluations": sets, "seconds": seconds })
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        to.line(&format!("{}, in {}", self.model.display(), clock(self.found.elapsed)));
+        to.table_of_any(EVALUATION_HEADER, self.found.evaluations.iter().map(evaluation_row));
+    }
 }

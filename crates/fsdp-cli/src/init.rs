@@ -18,6 +18,7 @@ use fsdp_data::{Survey, Tokenizer, survey};
 use crate::args::InitArgs;
 use crate::atomic_file::{self, folder_of};
 use crate::check::Findings;
+use crate::document::print;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::{RunSetup, read_model};
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, CliError> {
     let read = parse(&text, &args.file).and_then(RunSetup::of);
     let findings = Findings::of(&args.file, read);
     if findings.has_errors() {
-        output::print(&findings.text())?;
+        print(&findings, false)?;
         output::note(&format!("{} was not written", args.file.display()));
         return Ok(Exit::Input);
     }

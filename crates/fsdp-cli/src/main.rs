@@ -41,6 +41,7 @@ mod cluster;
 mod cuda;
 mod descriptors;
 mod device;
+mod document;
 mod error;
 mod exit_code;
 mod host;

@@ -3,19 +3,20 @@
 //! All text passes through here, where characters that could act on a terminal are escaped: see [`escape`].
 
 mod escape;
+mod paint;
 mod sample;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use fsdp_data::{Preview, RunData, SourceSummary};
 
 use crate::args::{LogArgs, LogFormat};
 use crate::error::CliError;
 use crate::logging;
 pub(crate) use escape::{one_line, shown};
+pub(crate) use paint::Paint;
 
 /// Prints text on stdout. A closed pipe (`| head`) is not an error.
 ///
@@ -171,7 +172,7 @@ pub(crate) fn error(error: &dyn Error) {
 }
 
 /// The causes of an error, except those already included in the text of the error they caused.
-fn causes(error: &dyn Error) -> Vec<String> {
+pub(crate) fn causes(error: &dyn Error) -> Vec<String> {
     let (mut text, mut cause) = (error.to_string(), error.source());
     let mut causes = Vec::new();
     while let Some(source) = cause {
@@ -185,131 +186,12 @@ fn causes(error: &dyn Error) -> Vec<String> {
     causes
 }
 
-/// The escape sequences that [`Paint`] writes.
-const CODES: [&str; 6] = ["\x1b[2m", "\x1b[32m", "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"];
-
-/// Colors, if enabled.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Paint {
-    is_on: bool,
-}
-
-impl Paint {
-    /// Enables colors if `stream` is a terminal and the user has not set `NO_COLOR`.
-    pub(crate) fn of(stream: &impl IsTerminal) -> Self {
-        let is_disabled = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { is_on: stream.is_terminal() && !is_disabled }
-    }
-
-    /// Marks something good.
-    pub(crate) fn good(self, text: &str) -> String {
-        self.paint("32", text)
-    }
-
-    /// Marks something bad.
-    pub(crate) fn bad(self, text: &str) -> String {
-        self.paint("1;31", text)
-    }
-
-    /// Marks something to look at.
-    pub(crate) fn warning(self, text: &str) -> String {
-        self.paint("33", text)
-    }
-
-    /// Marks something secondary.
-    pub(crate) fn dim(self, text: &str) -> String {
-        self.paint("2", text)
-    }
-
-    /// Marks a heading.
-    pub(crate) fn heading(self, text: &str) -> String {
-        self.paint("1", text)
-    }
-
-    fn paint(self, code: &str, text: &str) -> String {
-        if self.is_on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-
-    /// Escapes text for display; only the sequences of `Paint` remain, if enabled.
-    fn shown(self, mut text: &str) -> String {
-        let mut out = String::new();
-        while let Some(at) = text.find('\x1b').filter(|_| self.is_on) {
-            let code = CODES.into_iter().find(|code| text[at..].starts_with(code));
-            out += &shown(&text[..at]);
-            out += code.unwrap_or("\\u001b");
-            text = &text[at + code.map_or(1, str::len)..];
-        }
-        out + &shown(text)
-    }
-}
-
-/// Formats a table: words are left-aligned, numbers right-aligned.
-pub(crate) fn table<const COLUMNS: usize>(
-    header: [&str; COLUMNS],
-    rows: impl IntoIterator<Item = [String; COLUMNS]>,
-) -> String {
-    grid(header.map(str::to_owned).into(), rows.into_iter().map(Vec::from))
-}
-
-/// Formats a [`table`] with any number of columns.
-pub(crate) fn grid(header: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    let shown = |row: Vec<String>| row.into_iter().map(|cell| one_line(&cell)).collect::<Vec<_>>();
-    let (header, rows): (_, Vec<_>) = (shown(header), rows.into_iter().map(shown).collect());
-    let begins_with_digit = |cell: &String| {
-        cell.trim_start_matches(['+', '-', '~', '$']).starts_with(|first: char| first.is_ascii_digit())
-    };
-    let has_numbers = |column: usize| rows.iter().filter_map(|row| row.get(column)).any(begins_with_digit);
-    table.load_preset(presets::NOTHING).set_header(header).add_rows(rows.clone());
-    table
-        .set_style(TableComponent::HeaderLines, '─')
-        .set_style(TableComponent::MiddleHeaderIntersections, '─');
-    for (_, column) in table.column_iter_mut().enumerate().skip(1).filter(|&(column, _)| has_numbers(column))
-    {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn tables_align_numbers_right_and_words_left() {
-        let rows = [["a", "+7", "x"], ["b", "1234", "long"]].map(|row| row.map(str::to_owned));
-        insta::assert_snapshot!(table(["name", "bytes", "kind"], rows), @r"
-         name   bytes   kind
-        ─────────────────────
-         a         +7   x
-         b       1234   long
-        ");
-    }
-
-    #[test]
-    fn paint_is_plain_when_off() {
-        assert_eq!(Paint { is_on: false }.bad("x"), "x");
-        assert_eq!(Paint { is_on: true }.bad("x"), "\x1b[1;31mx\x1b[0m");
-    }
-
-    #[test]
-    fn only_color_sequences_pass_through() {
-        let paint = Paint { is_on: true };
-        let painted = [paint.good("a"), paint.bad("b"), paint.warning("c"), paint.heading("d")]
-            .join("\x1b[2J\x1b]0;x\x07");
-        let expected = painted.replace("\x1b[2J\x1b]0;x\x07", r"\u001b[2J\u001b]0;x\u0007");
-        assert_eq!(paint.shown(&painted), expected);
-        assert_eq!(Paint { is_on: false }.shown("\x1b[32ma"), r"\u001b[32ma");
-    }
-
-    #[test]
     fn name_in_error_cannot_forge_line() {
         assert_eq!(indented("no file a\nerror: none\u{9b}\n"), "no file a\n  error: none\\u009b");
-    }
-
-    #[test]
-    fn table_cells_stay_on_one_line() {
-        let text = table(["name"], [["a\nb\u{202e}".into()]]);
-        assert!(text.ends_with("a\\nb\\u202e\n"), "{text}");
     }
 }

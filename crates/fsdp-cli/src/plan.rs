@@ -3,11 +3,12 @@
 mod ahead;
 mod cost;
 mod effects;
+mod figures;
 mod json;
-mod page;
+mod outlook;
+mod report;
 mod search;
 mod settings;
-mod text;
 mod trace;
 
 use std::path::Path;
@@ -18,25 +19,15 @@ use fsdp_plan::Constants;
 use fsdp_plan::cluster::Cluster;
 
 use crate::args::PlanArgs;
+use crate::document::page::{Page, expect_replaceable};
+use crate::document::{Report, rendered};
 use crate::error::CliError;
 use crate::logging;
 use crate::output;
 use crate::run_setup::RunSetup;
-use ahead::{Forecaster, RunForecast};
+use ahead::Forecaster;
 use cost::Cost;
-use effects::Effect;
-
-/// All predictions of a run.
-struct Outlook<'a> {
-    run: RunForecast<'a>,
-    cost: Cost,
-    /// Seconds of a step of PyTorch's FSDP2, compiled and not, if they can be predicted.
-    fsdp2: Option<[f64; 2]>,
-    /// Executed product FLOPs, as a multiple of those without checkpointing.
-    recompute_factor: f64,
-    /// The effects of other settings.
-    effects: Vec<Effect>,
-}
+use outlook::Outlook;
 
 /// Predicts a step.
 ///
@@ -73,6 +64,7 @@ pub(crate) fn render(args: &PlanArgs) -> Result<String, CliError> {
         return search::render(&forecaster, args);
     }
     let outlook = Outlook {
+        forecaster: &forecaster,
         cost: Cost::of(&run, args.tokens, args.price)?,
         recompute_factor: forecaster.recompute_factor(&run)?,
         fsdp2: forecaster.fsdp2(&run)?,
@@ -80,12 +72,12 @@ pub(crate) fn render(args: &PlanArgs) -> Result<String, CliError> {
         run,
     };
     if let Some(file) = &args.report {
-        page::write(&forecaster, &outlook, file)?;
+        expect_replaceable("--report", file)?;
+        let mut page = Page::default();
+        outlook.write(&mut page);
+        page.write(&format!("{} on {}", outlook.run.config.model.path, cluster.name), file)?;
     }
-    Ok(match args.json {
-        true => format!("{:#}\n", json::json(&outlook)),
-        false => text::text(&outlook),
-    })
+    Ok(rendered(&outlook, args.json))
 }
 
 /// The machines that the arguments name.

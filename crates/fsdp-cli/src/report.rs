@@ -1,25 +1,21 @@
 //! `fsdp report`: summarizes runs in a self-contained HTML file.
 
-pub(crate) mod bars;
-pub(crate) mod chart;
-pub(crate) mod page;
-pub(crate) mod plan;
 mod record;
 mod settings;
+mod step;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Read};
-use std::path::Path;
 
 use crate::args::ReportArgs;
+use crate::document::Document;
+use crate::document::bars::{self, Bar};
+use crate::document::chart::{COLORS, Chart, Series};
+use crate::document::page::{Page, expect_replaceable};
 use crate::error::CliError;
+use crate::units::counted;
 use crate::{logging, output};
-use bars::Bar;
-use chart::{COLORS, Chart, Series};
-use page::{Page, escaped};
-use plan::Step;
 use record::{Evaluations, Record};
+use step::Step;
 
 /// Maximum ranks listed among those that others waited for.
 const RANKS_SHOWN: usize = 16;
@@ -46,39 +42,20 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CliError> {
     expect_replaceable("--output", &args.output)?;
     let runs = args.runs.iter().map(|folder| Record::read(folder)).collect::<Result<Vec<_>, _>>()?;
     let steps: Vec<Result<Step, CliError>> = args.runs.iter().map(|folder| Step::read(folder)).collect();
-    let html = render(&runs, steps);
-    fs::write(&args.output, html).map_err(CliError::write(&args.output))?;
+    let title = match &runs[..] {
+        [run] => run.name.clone(),
+        _ => format!("{} runs", runs.len()),
+    };
+    render(&runs, steps).write(&format!("fsdp: {title}"), &args.output)?;
     output::print(&format!("{}\n", args.output.display()))
 }
 
-/// Checks that a file does not exist or is an earlier report.
-///
-/// # Errors
-/// [`CliError::Option`], [`CliError::Create`].
-pub(crate) fn expect_replaceable(option: &'static str, path: &Path) -> Result<(), CliError> {
-    let mut head = Vec::new();
-    let found =
-        fs::File::open(path).and_then(|file| file.take(page::HEAD.len() as u64).read_to_end(&mut head));
-    match found {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(CliError::Create { option, file: path.to_owned(), source }),
-        Ok(_) if head.is_empty() || head == page::HEAD.as_bytes() => Ok(()),
-        Ok(_) => {
-            let what = format!(
-                "{} exists already and is not a report: it would be lost; choose another file",
-                path.display()
-            );
-            Err(CliError::Option { option, what })
-        }
-    }
-}
-
-fn render(runs: &[Record], steps: Vec<Result<Step, CliError>>) -> String {
+fn render(runs: &[Record], steps: Vec<Result<Step, CliError>>) -> Page {
     let mut page = Page::default();
     overview(&mut page, runs);
     page.section("Training");
     page.html("<div class=\"charts\">");
-    CHARTS.iter().for_each(|column| draw(&mut page, &column_chart(runs, *column)));
+    CHARTS.iter().for_each(|column| column_chart(runs, *column).draw(&mut page));
     page.html("</div>");
     page.section("Evaluation");
     evaluation(&mut page, runs);
@@ -94,16 +71,12 @@ fn render(runs: &[Record], steps: Vec<Result<Step, CliError>>) -> String {
     }
     if !compiled.is_empty() {
         page.html("<div class=\"charts\">");
-        plan::write_memory(&mut page, &compiled);
+        step::write_memory(&mut page, &compiled);
         page.html("</div>");
-        compiled.iter().for_each(|(run, step)| plan::write_timeline(&mut page, &runs[*run].name, step));
+        compiled.iter().for_each(|(run, step)| step::write_timeline(&mut page, &runs[*run].name, step));
     }
     settings::write(&mut page, runs);
-    let title = match runs {
-        [run] => run.name.clone(),
-        _ => format!("{} runs", runs.len()),
-    };
-    page.finish(&format!("fsdp: {title}"))
+    page
 }
 
 /// A table of runs, with the color of each.
@@ -120,10 +93,10 @@ fn overview(page: &mut Page, runs: &[Record]) {
         });
         (false, vec![run.name.clone(), format!("{}{of}{state}", run.steps), last, who])
     };
-    page.table(&["run", "steps", "last loss", "ranks"], runs.iter().map(row));
+    page.rows(&["run", "steps", "last loss", "ranks"], runs.iter().map(row));
     for run in runs.iter().filter(|run| run.unread > 0) {
-        let lines = if run.unread == 1 { "line" } else { "lines" };
-        page.text(&format!("{}: {} {lines} of metrics.jsonl cannot be read.", run.name, run.unread));
+        let lines = counted(run.unread, "line");
+        page.text(&format!("{}: {lines} of metrics.jsonl cannot be read.", run.name));
     }
 }
 
@@ -134,14 +107,7 @@ fn column_chart(
     let series = runs.iter().enumerate().filter(|(_, run)| !run.column(column).is_empty());
     let series =
         series.map(|(number, run)| Series::of(run.name.clone(), number, number / COLORS, run.column(column)));
-    Chart {
-        title: title.to_owned(),
-        unit,
-        across: "step",
-        may_be_log,
-        has_zero: false,
-        series: series.collect(),
-    }
+    Chart { may_be_log, ..Chart::new(title.to_owned(), unit, "step", series.collect()) }
 }
 
 /// One series per run and evaluation set: colors distinguish runs, dashes distinguish sets.
@@ -159,11 +125,11 @@ fn evaluation(page: &mut Page, runs: &[Record]) {
             sets.iter().enumerate().filter_map(of_set).collect::<Vec<_>>()
         };
         let series = runs.iter().enumerate().flat_map(of_run).collect();
-        Chart { title: title.to_owned(), unit, across: "step", may_be_log, has_zero: false, series }
+        Chart { may_be_log, ..Chart::new(title.to_owned(), unit, "step", series) }
     };
     page.html("<div class=\"charts\">");
-    draw(page, &chart("Evaluation loss", "cross-entropy", false, |found| &found.loss));
-    draw(page, &chart("Perplexity", "perplexity", true, |found| &found.perplexity));
+    chart("Evaluation loss", "cross-entropy", false, |found| &found.loss).draw(page);
+    chart("Perplexity", "perplexity", true, |found| &found.perplexity).draw(page);
     page.html("</div>");
 }
 
@@ -186,21 +152,12 @@ fn waiting(page: &mut Page, runs: &[Record]) {
         series.map(of).collect::<Vec<_>>()
     };
     let series = runs.iter().enumerate().flat_map(of_run).collect();
-    draw(
-        page,
-        &Chart {
-            title: "Waiting per step".to_owned(),
-            unit: "milliseconds",
-            across: "step",
-            may_be_log: true,
-            has_zero: false,
-            series,
-        },
-    );
+    let chart = Chart::new("Waiting per step".to_owned(), "milliseconds", "step", series);
+    Chart { may_be_log: true, ..chart }.draw(page);
     for (number, run) in runs.iter().enumerate().filter(|(_, run)| !run.slowest.is_empty()) {
         let title = format!("{}: steps in which others waited for a rank", run.name);
         let rows = slowest(number, run);
-        page.html(&format!("<figure><h3>{}</h3>{}</figure>", escaped(&title), bars::svg(&title, &rows)));
+        page.drawing(&title, &bars::svg(&title, &rows));
     }
     page.html("</div>");
 }
@@ -213,22 +170,6 @@ fn slowest(number: usize, run: &Record) -> Vec<(String, Vec<Bar>)> {
     ranks.truncate(RANKS_SHOWN);
     let bar = |steps: u64| vec![(number % COLORS, steps as f64, steps.to_string())];
     ranks.into_iter().map(|(rank, steps)| (format!("rank {rank}"), bar(steps))).collect()
-}
-
-/// Draws a chart with its legend. Without finite values it says so; without series it draws nothing.
-pub(crate) fn draw(page: &mut Page, chart: &Chart) {
-    if chart.series.is_empty() {
-        return;
-    }
-    page.html(&format!("<figure><h3>{}</h3>", escaped(&chart.title)));
-    match chart.svg() {
-        None => page.text("No value is finite."),
-        Some(svg) => page.html(&svg),
-    }
-    if chart.series.len() > 1 {
-        page.legend(chart.series.iter().map(|series| (&*series.name, series.color, chart::dashes(series))));
-    }
-    page.html("</figure>");
 }
 
 fn value(value: f64) -> String {

@@ -3,25 +3,23 @@
 mod as_json;
 mod operations;
 
-use std::fmt::Write;
-use std::io;
-
 use fsdp_core::Rank;
 use fsdp_core::checker;
 use fsdp_core::layout::UnitLayout;
 use fsdp_core::plan::Plan;
+use fsdp_core::schedule::Schedule;
 use fsdp_data::missing;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
 use fsdp_train::{expect_positions, plan, predict};
 
 use crate::args::ScheduleArgs;
+use crate::document::{Document, Mark, text};
 use crate::error::CliError;
-use crate::logging;
-use crate::output::{self, Paint, table};
 use crate::run_setup::RunSetup;
-use crate::train::{memory_rows, parameters};
+use crate::train::{memory_rows, step_of};
 use crate::units::bytes;
+use crate::{logging, output};
 use operations::Operations;
 
 /// Minimum ratio of unsharded elements to parameters for a warning about a unit.
@@ -51,61 +49,55 @@ pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
         return output::print(&format!("{:#}\n", operations.json()));
     }
     let usage = predict::<HostMemory, _>(config, &architecture, &plan, Rank(args.rank))?;
-    let mut text = schedules(&plan);
-    if args.ops {
-        let _ = write!(text, "\n{}\n{}", heading("operations of a micro-batch"), operations.text());
-    }
-    if args.costs {
-        let _ = write!(text, "\n{}\n{}", heading("costs"), operations.costs());
-    }
-    text += &verdict(&plan);
-    text += &units(&plan);
-    let title = format!("predicted peak memory of rank {}", args.rank);
-    let _ = write!(text, "\n{}\n{}", heading(&title), table(["category", "peak"], memory_rows(&[usage])));
-    output::print(&text)?;
+    output::print(&text::of_stdout(|to| {
+        write_schedules(&plan, to);
+        if args.ops {
+            to.section("operations of a micro-batch");
+            to.block(&operations.text());
+        }
+        if args.costs {
+            to.section("costs");
+            operations.write_costs(to);
+        }
+        write_verdict(&plan, to);
+        write_units(&plan, to);
+        to.section(&format!("predicted peak memory of rank {}", args.rank));
+        to.table(["category", "peak"], memory_rows(&[usage]));
+    }))?;
     for unit in plan.layout.units.iter().filter(|unit| unit.padding_factor() > PADDING_WARNING) {
         output::warning(&padding_warning(unit));
     }
     Ok(())
 }
 
-fn heading(text: &str) -> String {
-    Paint::of(&io::stdout()).heading(text)
+fn write_schedules(plan: &Plan, to: &mut dyn Document) {
+    to.line(&step_of(plan));
+    for (name, schedule) in schedules(plan) {
+        to.section(name);
+        to.block(&schedule.render(&plan.spec, &plan.layout));
+    }
 }
 
-fn schedules(plan: &Plan) -> String {
-    let (spec, layout) = (&plan.spec, &plan.layout);
-    let mut text = format!(
-        "{} in {} units, mesh {}, {} micro-batches per rank and step\n",
-        parameters(spec),
-        layout.units.len(),
-        plan.mesh,
-        plan.step.rounds
-    );
-    let _ = write!(text, "\n{}\n{}", heading("training step"), plan.step.render(spec, layout));
-    if let Some(evaluation) = &plan.evaluation {
-        let _ = write!(text, "\n{}\n{}", heading("evaluation"), evaluation.render(spec, layout));
-    }
-    text
+/// The schedules of a plan, by name.
+fn schedules(plan: &Plan) -> impl Iterator<Item = (&'static str, &Schedule)> {
+    let evaluation = plan.evaluation.iter().map(|evaluation| ("evaluation", evaluation));
+    std::iter::once(("training step", &plan.step)).chain(evaluation)
 }
 
 /// Plans are checked when they are made; this repeats the check to report its result.
-fn verdict(plan: &Plan) -> String {
-    let paint = Paint::of(&io::stdout());
-    let mut text = String::from("\n");
-    for (name, schedule) in [("training step", Some(&plan.step)), ("evaluation", plan.evaluation.as_ref())] {
-        let Some(schedule) = schedule else { continue };
-        let operations = schedule.ops.len();
-        let verdict = match checker::check(schedule, &plan.spec, &plan.layout) {
-            Ok(()) => paint.good("safe"),
-            Err(violation) => paint.bad(&format!("unsafe: {violation}")),
+fn write_verdict(plan: &Plan, to: &mut dyn Document) {
+    to.gap();
+    for (name, schedule) in schedules(plan) {
+        let (mark, verdict) = match checker::check(schedule, &plan.spec, &plan.layout) {
+            Ok(()) => (Mark::Good, "safe".to_owned()),
+            Err(violation) => (Mark::Bad, format!("unsafe: {violation}")),
         };
-        let _ = writeln!(text, "checker: {name} of {operations} operations is {verdict}");
+        let operations = schedule.ops.len();
+        to.marked(mark, "checker:", &format!(" {name} of {operations} operations is {verdict}"));
     }
-    text
 }
 
-fn units(plan: &Plan) -> String {
+fn write_units(plan: &Plan, to: &mut dyn Document) {
     let mut rows: Vec<[String; 5]> = Vec::new();
     let mut first = "";
     for unit in &plan.layout.units {
@@ -120,8 +112,8 @@ fn units(plan: &Plan) -> String {
             }
         }
     }
-    let header = ["unit", "segments", "unsharded", "shard", "padding"];
-    format!("\n{}\n{}", heading("units"), table(header, rows))
+    to.section("units");
+    to.table(["unit", "segments", "unsharded", "shard", "padding"], rows);
 }
 
 fn unit_figures(unit: &UnitLayout, element_bytes: usize) -> [String; 4] {

@@ -4,7 +4,7 @@ mod groups;
 mod routers;
 mod summary;
 
-pub(crate) use summary::{evaluation_row, memory_rows, parameters};
+pub(crate) use summary::{EVALUATION_HEADER, evaluation_row, memory_rows, parameters, step_of, units_of};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use fsdp_train::{Ending, Job, Kept, TrainError};
 use crate::args::TrainArgs;
 use crate::cluster::Team;
 use crate::device::Work;
+use crate::document::text;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 #[cfg(feature = "xla")]
@@ -140,7 +141,7 @@ fn finish(
     signal: &StopSignal,
 ) -> Result<Exit, CliError> {
     if cluster.is_none_or(Cluster::is_leader) {
-        output::print(&summary::render(job, summary))?;
+        output::print(&text::of_stdout(|to| summary::write(job, summary, to)))?;
     }
     // With several processes, the signal may have reached only one of them.
     if !(summary.stopped && (signal.is_terminated() || cluster.is_some())) {

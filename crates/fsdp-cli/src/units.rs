@@ -32,6 +32,21 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// A count with its noun: `1 file`, `2 files`.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {}", plural(count, noun))
+}
+
+/// A noun as it stands after a count.
+pub(crate) fn plural(count: usize, noun: &str) -> String {
+    let end = match (count, noun.ends_with("ch")) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{noun}{end}")
+}
+
 /// A rate, rounded to an integer.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates are positive and small")]
 pub(crate) fn rate(per_second: f64) -> String {
@@ -114,6 +129,12 @@ mod tests {
         assert_eq!(grouped(1234), "1,234");
         assert_eq!(grouped(1_000_000), "1,000,000");
         assert_eq!(rate(999.6), "1,000");
+    }
+
+    #[test]
+    fn counted_uses_singular_for_one() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "file")), ["0 files", "1 file", "2 files"]);
+        assert_eq!(plural(2, "micro-batch"), "micro-batches");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use fsdp_train::{Job, TrainError};
 
 use crate::args::VerifyArgs;
 use crate::device::Work;
+use crate::document::{json, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::{self, Model, RunSetup};
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
             if let Some((path, file)) = json {
                 write_json(path, file, &report)?;
             }
-            output::print(&report::render(&report))?;
+            print(&report, false)?;
             if args.shrink {
                 other_promises(&report, &setup.config).iter().for_each(|note| output::note(note));
             }
@@ -223,9 +224,7 @@ fn create(path: &Path) -> Result<File, CliError> {
 }
 
 fn write_json(path: &Path, mut file: File, report: &VerifyReport) -> Result<(), CliError> {
-    let mut text = serde_json::to_string_pretty(report).expect("a report has a JSON form");
-    text.push('\n');
-    file.write_all(text.as_bytes()).map_err(CliError::write(path))
+    writeln!(file, "{:#}", json(report)).map_err(CliError::write(path))
 }
 
 #[cfg(test)]

@@ -59,9 +59,14 @@ fn largest_difference_and_its_index_are_reported() {
     (values[3], values[1234], values[1999]) = (1.5, -4.0, 2.0);
     let both = |tolerance| outcome((TensorType::F32, &values), (TensorType::F32, &base), tolerance);
     let Outcome::Differs(deviation) = both(EXACT) else { panic!("values differ") };
-    assert_eq!((deviation.count, deviation.beyond, deviation.largest, deviation.at), (3, 3, 5.0, 1234));
+    assert_eq!(
+        (deviation.differing, deviation.beyond_tolerance, deviation.largest, deviation.at),
+        (3, 3, 5.0, 1234)
+    );
     assert_eq!(deviation.values, [-4.0, 1.0]);
-    assert!(matches!(both(Tolerance { atol: 4.9, rtol: 0.0 }), Outcome::Differs(d) if d.beyond == 1));
+    assert!(
+        matches!(both(Tolerance { atol: 4.9, rtol: 0.0 }), Outcome::Differs(d) if d.beyond_tolerance == 1)
+    );
     assert!(matches!(both(Tolerance { atol: 2.0, rtol: 3.0 }), Outcome::WithinTolerance(_)));
 }
 
@@ -124,5 +129,5 @@ fn differing_integers_are_counted() {
     let (a, b) =
         (of("a", vec![0; 4000]), of("b", (0..4000).map(|n| u8::from(n == 1001 || n == 3001)).collect()));
     let diff = compared(&a.checkpoint, &b.checkpoint, EXACT);
-    assert_eq!(diff.tensors["w"], Outcome::BitsDiffer { count: 2, first: 500 });
+    assert_eq!(diff.tensors["w"], Outcome::BitsDiffer { differing: 2, at: 500 });
 }

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use fsdp_core::DType;
+use serde::{Serialize, Serializer};
 
 /// The element type of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -156,6 +157,12 @@ impl From<DType> for TensorType {
             DType::U32 => TensorType::U32,
             DType::I64 => TensorType::I64,
         }
+    }
+}
+
+impl Serialize for TensorType {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::Measured;
 use crate::args::BenchTrainArgs;
+use crate::document::{self, Document};
 use crate::host::{threads_per_rank, total_threads};
 use crate::run_setup::Model;
 use crate::units::{bytes, params, rate};
@@ -72,35 +73,30 @@ impl Report {
             logical_peak_bytes: logical_peaks(&usage),
         }
     }
+}
 
-    /// One JSON object.
-    pub(super) fn json(&self) -> String {
-        let mut text = serde_json::to_string_pretty(self).expect("figures have a JSON form");
-        text.push('\n');
-        text
+impl document::Report for Report {
+    fn json(&self) -> Value {
+        document::json(self)
     }
 
-    /// Lines for people.
-    pub(super) fn text(&self) -> String {
-        let resident = self.resident_peak_bytes.map_or("unknown".to_owned(), bytes);
-        let logical = self.logical_peak_bytes.get(TOTAL).and_then(Value::as_u64).map_or(String::new(), bytes);
-        format!(
-            "{} parameters, {} ranks x {} threads, {} micro-batches of {}\n\
-             step {:.1} ms (median of those after the warm-up), {} tokens/s, {:.1} GFLOP/s\n\
-             loss {:.4} first, {:.4} last\n\
-             resident {resident} ({}), logical {logical} per rank\n",
-            params(self.parameters),
-            self.ranks,
-            self.threads_per_rank,
-            self.micro_batches,
-            self.micro_batch,
+    fn write(&self, to: &mut dyn Document) {
+        let Self { ranks, threads_per_rank, micro_batch, micro_batches, .. } = self;
+        let parameters = params(self.parameters);
+        to.line(&format!(
+            "{parameters} parameters, {ranks} ranks x {threads_per_rank} threads, {micro_batches} micro-batches of {micro_batch}"
+        ));
+        to.line(&format!(
+            "step {:.1} ms (median of those after the warm-up), {} tokens/s, {:.1} GFLOP/s",
             self.step_ms_median,
             rate(self.tokens_per_s),
-            self.gflops,
-            self.loss_first,
-            self.loss_last,
-            if self.processes == 1 { "all ranks" } else { "process 0" },
-        )
+            self.gflops
+        ));
+        to.line(&format!("loss {:.4} first, {:.4} last", self.loss_first, self.loss_last));
+        let resident = self.resident_peak_bytes.map_or("unknown".to_owned(), bytes);
+        let logical = self.logical_peak_bytes.get(TOTAL).and_then(Value::as_u64).map_or(String::new(), bytes);
+        let of = if self.processes == 1 { "all ranks" } else { "process 0" };
+        to.line(&format!("resident {resident} ({of}), logical {logical} per rank"));
     }
 }
 

@@ -1,7 +1,5 @@
 //! `fsdp ckpt convert`: converts between all formats.
 
-use std::fmt::Write;
-use std::io;
 use std::num::NonZero;
 
 use fsdp_ckpt::checkpoint::{Checkpoint, Experts, Role};
@@ -10,11 +8,11 @@ use fsdp_ckpt::formats::beside;
 use fsdp_ckpt::transfer::Options;
 use serde_json::{Value as Json, json};
 
-use super::{Work, counted, is_in, json_path, line, listed, notes_of, opaque_json, open, print};
+use super::{Work, is_in, json_path, listed, notes_of, opaque_json, open};
 use crate::args::{ConvertArgs, ExpertsArg, TargetArg};
+use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;
-use crate::output::{Paint, one_line};
-use crate::units::bytes;
+use crate::units::{bytes, counted};
 
 /// Converts a checkpoint and prints what was done.
 ///
@@ -37,7 +35,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
         not_converted: others.iter().map(|other| other.path.display().to_string()).collect(),
         report,
     };
-    print(args.json, || summary.json(), || summary.text(Paint::of(&io::stdout())))
+    print(&summary, args.json)
 }
 
 /// Translates the options.
@@ -123,38 +121,6 @@ impl Summary<'_> {
         notes
     }
 
-    fn text(&self, paint: Paint) -> String {
-        let ConversionReport { tensors, values, data_bytes, files, checksums, .. } = &self.report;
-        let mut text = String::new();
-        line(&mut text, "read", &format!("{} ({})", self.args.source.display(), self.checkpoint.format));
-        line(
-            &mut text,
-            "wrote",
-            &format!("{}, {}", self.args.destination.display(), counted(*files, "file")),
-        );
-        let values = if *values > 0 { format!(", {}", counted(*values, "value")) } else { String::new() };
-        line(&mut text, "tensors", &format!("{tensors}, {}{values}", bytes(*data_bytes)));
-        line(&mut text, "checked", &format!("{} of the source", counted(*checksums, "checksum")));
-        let (seconds, rate) = (self.report.elapsed.as_secs_f64(), self.bytes_per_second() / 1e9);
-        line(&mut text, "time", &format!("{seconds:.2} s, {rate:.2} GB/s"));
-        if let Some(left_out) = self.left_out_text() {
-            line(&mut text, "left out", &left_out);
-        }
-        let dropped = &self.report.dropped_values;
-        if !dropped.is_empty() {
-            let reason =
-                format!("{} that {} cannot hold: ", counted(dropped.len(), "value"), self.args.to.name());
-            line(&mut text, "dropped", &(reason + &listed(dropped)));
-        }
-        for (copy, kept) in &self.report.tied {
-            line(&mut text, "tied", &format!("{copy} is {kept}, which is written once"));
-        }
-        for note in self.notes() {
-            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
-        }
-        text
-    }
-
     fn left_out_text(&self) -> Option<String> {
         let [model, optimizer, other] = self.left_out;
         let named = [(model, "model tensor"), (optimizer, "optimizer tensor"), (other, "other tensor")];
@@ -165,7 +131,9 @@ impl Summary<'_> {
             .collect();
         (!nonzero.is_empty()).then(|| format!("{} (--only all takes everything)", nonzero.join(", ")))
     }
+}
 
+impl Report for Summary<'_> {
     fn json(&self) -> Json {
         let [model, optimizer, other] = self.left_out;
         let tied = |(copy, kept): &(String, String)| json!({"tensor": copy, "same_as": kept});
@@ -187,5 +155,26 @@ impl Summary<'_> {
             "opaque": opaque_json(self.checkpoint),
             "notes": self.notes(),
         })
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        let ConversionReport { tensors, values, data_bytes, files, checksums, .. } = &self.report;
+        to.pair("read", format!("{} ({})", self.args.source.display(), self.checkpoint.format));
+        to.pair("wrote", format!("{}, {}", self.args.destination.display(), counted(*files, "file")));
+        let values = if *values > 0 { format!(", {}", counted(*values, "value")) } else { String::new() };
+        to.pair("tensors", format!("{tensors}, {}{values}", bytes(*data_bytes)));
+        to.pair("checked", format!("{} of the source", counted(*checksums, "checksum")));
+        let (seconds, rate) = (self.report.elapsed.as_secs_f64(), self.bytes_per_second() / 1e9);
+        to.pair("time", format!("{seconds:.2} s, {rate:.2} GB/s"));
+        self.left_out_text().iter().for_each(|left_out| to.pair("left out", left_out));
+        let dropped = &self.report.dropped_values;
+        if !dropped.is_empty() {
+            let (count, target) = (counted(dropped.len(), "value"), self.args.to.name());
+            to.pair("dropped", format!("{count} that {target} cannot hold: {}", listed(dropped)));
+        }
+        for (copy, kept) in &self.report.tied {
+            to.pair("tied", format!("{copy} is {kept}, which is written once"));
+        }
+        to.each(Mark::Warning, "note:", self.notes());
     }
 }

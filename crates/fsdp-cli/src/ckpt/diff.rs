@@ -1,19 +1,18 @@
 //! `fsdp ckpt diff`: compares two checkpoints, tensor by tensor.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::io;
 
 use fsdp_ckpt::checkpoint::Checkpoint;
 use fsdp_ckpt::conversion::Part;
 use fsdp_ckpt::diff::{Deviation, Diff, Outcome, Tolerance, diff};
 use fsdp_ckpt::safetensors::TensorType;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
-use super::{Work, counted, is_in, json_path, line, listed, opaque_note, print, values};
+use super::{Work, is_in, json_path, listed, opaque_note, values};
 use crate::args::DiffArgs;
+use crate::document::{Document, Mark, Report, json, print};
 use crate::error::CliError;
-use crate::output::{Paint, one_line, table};
+use crate::units::counted;
 
 /// Compares two checkpoints, prints the report and returns whether they are equal.
 ///
@@ -26,9 +25,9 @@ pub(super) fn run(args: &DiffArgs) -> Result<bool, CliError> {
     let (sides, under) = unwrap_key(sides)?;
     let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };
     let found = work.run(|options| diff(&sides[0], &sides[1], tolerance, options))?;
-    let report = Report { sides: &sides, found: &found, under: under.as_ref() };
-    print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))?;
-    Ok(report.is_equal())
+    let compared = Compared { sides: &sides, found: &found, under: under.as_ref() };
+    print(&compared, args.json)?;
+    Ok(compared.is_equal())
 }
 
 /// A side that holds the other side's state under a key.
@@ -78,44 +77,13 @@ fn open(args: &DiffArgs, part: Part, side: usize) -> Result<Checkpoint, CliError
 }
 
 /// The comparison to report.
-struct Report<'a> {
+struct Compared<'a> {
     sides: &'a [Checkpoint; 2],
     found: &'a Diff,
     under: Option<&'a Under>,
 }
 
-impl Report<'_> {
-    fn text(&self, paint: Paint) -> String {
-        let mut text = String::new();
-        for (name, side) in ["A", "B"].into_iter().zip(self.sides) {
-            line(&mut text, name, &format!("{} ({})", side.path.display(), side.format));
-        }
-        for note in self.sides.iter().flat_map(opaque_note) {
-            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
-        }
-        let rows: Vec<[String; 6]> = self.found.tensors.iter().filter_map(row).collect();
-        if !rows.is_empty() {
-            let header = ["tensor", "outcome", "types or shapes", "differing", "by up to", "at element"];
-            let _ = write!(text, "\n{}", table(header, rows));
-        }
-        let states = self.states();
-        if !states.is_empty() {
-            let shown = |value: Option<&String>| value.map_or_else(String::new, |value| values::short(value));
-            let rows = states.into_iter().map(|(key, [a, b])| [key.clone(), shown(a), shown(b)]);
-            let _ = write!(text, "\n{}", table(["state of the run", "A", "B"], rows));
-        }
-        if !self.found.is_equal() {
-            for note in self.sides.iter().filter_map(Checkpoint::wrapper_note) {
-                let _ = writeln!(text, "\n{} {}", paint.warning("note:"), one_line(&note));
-            }
-        }
-        if !self.found.values.is_empty() {
-            let _ = writeln!(text, "\nvalues that differ: {}", one_line(&listed(&self.found.values)));
-        }
-        let _ = writeln!(text, "\n{}", self.verdict(paint));
-        text
-    }
-
+impl Compared<'_> {
     /// Run state values that differ, by name; empty if none differ.
     fn states(&self) -> BTreeMap<&String, [Option<&String>; 2]> {
         let mut states: BTreeMap<&String, [Option<&String>; 2]> = BTreeMap::new();
@@ -145,65 +113,76 @@ impl Report<'_> {
         }
     }
 
-    fn verdict(&self, paint: Paint) -> String {
+    fn verdict(&self) -> String {
         let under = self.under_text();
         let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
         for outcome in self.found.tensors.values() {
-            *counts.entry((!outcome.is_equal(), outcome_text(outcome))).or_default() += 1;
+            *counts.entry((!outcome.is_equal(), name(outcome))).or_default() += 1;
         }
         let counts: Vec<String> = counts.iter().map(|((_, text), count)| format!("{count} {text}")).collect();
-        let counts = counts.join(", ");
-        let tensors = counted(self.found.tensors.len(), "tensor");
-        let values = match self.found.values.len() {
-            0 => String::new(),
-            count => counted(count, "value"),
-        };
+        let tensors = format!("{} ({})", counted(self.found.tensors.len(), "tensor"), counts.join(", "));
+        let values = counted(self.found.values.len(), "value");
         if self.is_equal() {
-            paint.good(&format!("no difference{under}: {tensors} ({counts})"))
+            format!("no difference{under}: {tensors}")
         } else if self.found.is_equal() {
-            paint.bad(&format!("equal{under}: {tensors} ({counts})"))
+            format!("equal{under}: {tensors}")
         } else if self.found.tensors.values().all(Outcome::is_equal) {
-            paint.bad(&format!("they differ in {values}; no tensor differs: {tensors} ({counts})"))
-        } else if values.is_empty() {
-            paint.bad(&format!("they differ{under}: {tensors} ({counts})"))
+            format!("they differ in {values}; no tensor differs: {tensors}")
+        } else if self.found.values.is_empty() {
+            format!("they differ{under}: {tensors}")
         } else {
-            paint.bad(&format!("they differ: {tensors} ({counts}), and {values}"))
+            format!("they differ: {tensors}, and {values}")
         }
     }
+}
 
+impl Report for Compared<'_> {
     fn json(&self) -> Json {
         let side = |side: &Checkpoint| json!({"path": json_path(&side.path), "format": side.format});
-        let tensors: Map<String, Json> =
-            self.found.tensors.iter().map(|(name, outcome)| (name.clone(), outcome_json(outcome))).collect();
+        let name = |side: usize| ["first", "second"][side];
+        let under = |under: &Under| json!({"side": name(under.side), "key": under.key});
         json!({
             "equal": self.is_equal(),
             "first": side(&self.sides[0]),
             "second": side(&self.sides[1]),
-            "tensors": tensors,
+            "tensors": self.found.tensors,
             "values": self.found.values,
             "run_state": self.states(),
-            "under": self.under.map(under_json),
+            "under": self.under.map(under),
         })
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        for (name, side) in ["A", "B"].into_iter().zip(self.sides) {
+            to.pair(name, format!("{} ({})", side.path.display(), side.format));
+        }
+        to.each(Mark::Warning, "note:", self.sides.iter().filter_map(opaque_note));
+        let header = ["tensor", "outcome", "types or shapes", "differing", "by up to", "at element"];
+        to.table_of_any(header, self.found.tensors.iter().filter_map(row));
+        let shown = |value: Option<&String>| value.map_or_else(String::new, |value| values::short(value));
+        let states = self.states().into_iter().map(|(key, [a, b])| [key.clone(), shown(a), shown(b)]);
+        to.table_of_any(["state of the run", "A", "B"], states);
+        if !self.found.is_equal() {
+            for note in self.sides.iter().filter_map(Checkpoint::wrapper_note) {
+                to.gap();
+                to.each(Mark::Warning, "note:", [note]);
+            }
+        }
+        if !self.found.values.is_empty() {
+            to.gap();
+            to.line(&format!("values that differ: {}", listed(&self.found.values)));
+        }
+        to.gap();
+        to.marked(if self.is_equal() { Mark::Good } else { Mark::Bad }, &self.verdict(), "");
     }
 }
 
-fn under_json(under: &Under) -> Json {
-    let side = ["first", "second"][under.side];
-    json!({"side": side, "key": under.key})
-}
-
-/// The name of an outcome in JSON.
-fn outcome_name(outcome: &Outcome) -> &'static str {
+/// The name of an outcome.
+fn name(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::EqualBits => "equal_bits",
-        Outcome::EqualValues { .. } => "equal_values",
-        Outcome::WithinTolerance(_) => "within_tolerance",
-        Outcome::Differs(_) => "differs",
-        Outcome::BitsDiffer { .. } => "bits_differ",
-        Outcome::TypesDiffer { .. } => "types_differ",
-        Outcome::ShapesDiffer { .. } => "shapes_differ",
-        Outcome::OnlyInFirst => "only_in_first",
-        Outcome::OnlyInSecond => "only_in_second",
+        Outcome::OnlyInFirst => "only in A".to_owned(),
+        Outcome::OnlyInSecond => "only in B".to_owned(),
+        _ => json(outcome)["outcome"].as_str().unwrap_or_default().replace('_', " "),
     }
 }
 
@@ -216,52 +195,13 @@ fn row((tensor, outcome): (&String, &Outcome)) -> Option<[String; 6]> {
         Outcome::EqualValues { dtypes } => [types(dtypes), none(), "0".to_owned(), none()],
         Outcome::TypesDiffer { dtypes } => [types(dtypes), none(), none(), none()],
         Outcome::WithinTolerance(deviation) | Outcome::Differs(deviation) => {
-            let Deviation { dtypes, count, largest, at, .. } = deviation;
-            [types(dtypes), count.to_string(), format!("{largest:.3e}"), at.to_string()]
+            let Deviation { dtypes, differing, largest, at, .. } = deviation;
+            [types(dtypes), differing.to_string(), format!("{largest:.3e}"), at.to_string()]
         }
-        Outcome::BitsDiffer { count, first } => [none(), count.to_string(), none(), first.to_string()],
+        Outcome::BitsDiffer { differing, at } => [none(), differing.to_string(), none(), at.to_string()],
         Outcome::ShapesDiffer { shapes: [a, b] } => [format!("{a:?}, {b:?}"), none(), none(), none()],
         Outcome::OnlyInFirst | Outcome::OnlyInSecond => [none(), none(), none(), none()],
     };
     let [types, differing, largest, at] = rest;
-    Some([tensor.clone(), outcome_text(outcome), types, differing, largest, at])
-}
-
-/// The name of an outcome in text.
-fn outcome_text(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::OnlyInFirst => "only in A".to_owned(),
-        Outcome::OnlyInSecond => "only in B".to_owned(),
-        _ => outcome_name(outcome).replace('_', " "),
-    }
-}
-
-fn outcome_json(outcome: &Outcome) -> Json {
-    let mut json = json!({"outcome": outcome_name(outcome)});
-    match outcome {
-        Outcome::EqualBits | Outcome::OnlyInFirst | Outcome::OnlyInSecond => {}
-        Outcome::EqualValues { dtypes } | Outcome::TypesDiffer { dtypes } => {
-            json["dtypes"] = json!(dtypes.map(|dtype| dtype.name()));
-        }
-        Outcome::ShapesDiffer { shapes } => json["shapes"] = json!(shapes),
-        Outcome::BitsDiffer { count, first } => {
-            json["differing"] = json!(count);
-            json["at"] = json!(first);
-        }
-        Outcome::WithinTolerance(deviation) | Outcome::Differs(deviation) => {
-            let Deviation { dtypes, count, beyond, largest, at, values } = deviation;
-            json["dtypes"] = json!(dtypes.map(|dtype| dtype.name()));
-            json["differing"] = json!(count);
-            json["beyond_tolerance"] = json!(beyond);
-            json["largest"] = number(*largest);
-            json["at"] = json!(at);
-            json["values"] = json!(values.map(number));
-        }
-    }
-    json
-}
-
-/// A number, or text for values that JSON numbers cannot represent.
-fn number(value: f64) -> Json {
-    if value.is_finite() { json!(value) } else { json!(format!("{value:?}")) }
+    Some([tensor.clone(), name(outcome), types, differing, largest, at])
 }

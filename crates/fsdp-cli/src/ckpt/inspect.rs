@@ -1,19 +1,17 @@
 //! `fsdp ckpt inspect`: describes a checkpoint from its metadata alone.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::fs;
-use std::io;
 use std::path::Path;
 
-use fsdp_ckpt::checkpoint::{Checkpoint, Chunk, Region, Role, Tensor};
+use fsdp_ckpt::checkpoint::{Checkpoint, Chunk, Object, Region, Role, Tensor};
 use serde_json::{Map, Value as Json, json};
 
-use super::{LISTED_MAX, counted, json_path, line, notes_of, opaque_json, open, print, role_name, values};
+use super::{LISTED_MAX, json_path, list_problems, notes_of, opaque_json, open, role_name, values};
 use crate::args::InspectArgs;
+use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;
-use crate::output::{Paint, one_line, table};
-use crate::units::{bytes, grouped};
+use crate::units::{bytes, counted, grouped};
 
 /// Prints a description of a checkpoint.
 ///
@@ -21,8 +19,7 @@ use crate::units::{bytes, grouped};
 /// [`CliError::Checkpoint`] if it cannot be opened.
 pub(super) fn run(args: &InspectArgs) -> Result<(), CliError> {
     let checkpoint = open(&args.path, &args.reading)?;
-    let report = Report::new(&checkpoint, args.tensors);
-    print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))
+    print(&Inspection::new(&checkpoint, args.tensors), args.json)
 }
 
 /// Tensors of one role and type.
@@ -34,7 +31,7 @@ struct Group {
 }
 
 /// The description of a checkpoint.
-struct Report<'a> {
+struct Inspection<'a> {
     checkpoint: &'a Checkpoint,
     groups: BTreeMap<(Role, &'static str), Group>,
     files: BTreeMap<&'a Path, u64>,
@@ -42,7 +39,7 @@ struct Report<'a> {
     lists_tensors: bool,
 }
 
-impl<'a> Report<'a> {
+impl<'a> Inspection<'a> {
     fn new(checkpoint: &'a Checkpoint, lists_tensors: bool) -> Self {
         let mut groups: BTreeMap<(Role, &'static str), Group> = BTreeMap::new();
         let mut problems = Vec::new();
@@ -66,43 +63,6 @@ impl<'a> Report<'a> {
         self.groups.values().map(|group| group.bytes).sum()
     }
 
-    fn text(&self, paint: Paint) -> String {
-        let checkpoint = self.checkpoint;
-        let mut text = String::new();
-        line(&mut text, "path", &checkpoint.path.display().to_string());
-        line(&mut text, "format", &checkpoint.format);
-        if let Some(world_size) = checkpoint.world_size {
-            line(&mut text, "world size", &world_size.to_string());
-        }
-        line(&mut text, "tensors", &format!("{}, {}", checkpoint.tensors.len(), bytes(self.bytes())));
-        line(&mut text, "files", &format!("{}, {}", self.files.len(), bytes(self.files.values().sum())));
-        for (key, value) in &checkpoint.run_state {
-            line(&mut text, key, &values::short(value));
-        }
-        if !self.groups.is_empty() {
-            let _ = write!(
-                text,
-                "\n{}",
-                table(["role", "dtype", "tensors", "elements", "bytes"], self.group_rows())
-            );
-        }
-        text += &self.values_text(paint);
-        if self.lists_tensors {
-            let header = ["tensor", "dtype", "shape", "role", "chunks"];
-            let _ = write!(text, "\n{}", table(header, checkpoint.tensors.iter().map(tensor_row)));
-        }
-        for note in notes_of(checkpoint).into_iter().chain(checkpoint.wrapper_note()) {
-            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
-        }
-        for problem in self.problems.iter().take(LISTED_MAX) {
-            let _ = writeln!(text, "{} {}", paint.bad("problem:"), one_line(problem));
-        }
-        if let Some(more @ 1..) = self.problems.len().checked_sub(LISTED_MAX) {
-            let _ = writeln!(text, "{} {more} more (--json lists all)", paint.bad("problem:"));
-        }
-        text
-    }
-
     fn group_rows(&self) -> Vec<[String; 5]> {
         let row = |(&(role, dtype), group): (&(Role, &'static str), &Group)| {
             let role = role_name(role).to_owned();
@@ -114,30 +74,34 @@ impl<'a> Report<'a> {
     }
 
     /// Lists values other than optimizer settings, of which there are several per parameter.
-    fn values_text(&self, paint: Paint) -> String {
+    fn write_values(&self, to: &mut dyn Document) {
         let all = &self.checkpoint.values;
         if all.is_empty() {
-            return String::new();
+            return;
         }
         // Run state is already shown elsewhere.
         let is_run_state = |name: &str| name == "run_state" && !self.checkpoint.run_state.is_empty();
-        let shown: Vec<_> = all
-            .iter()
-            .filter(|(name, object)| object.role != Role::Optimizer && !is_run_state(name))
-            .take(LISTED_MAX)
-            .collect();
-        let mut text = format!("\n{}", paint.heading(&counted(all.len(), "value")));
-        let rest = all.len() - shown.len();
-        if rest > 0 {
-            let _ = write!(text, ", of which {rest} are not shown (--json lists all)");
-        }
-        text.push('\n');
-        for (name, object) in shown {
-            let _ = writeln!(text, "  {} = {}", one_line(name), one_line(&values::text(&object.value)));
-        }
-        text
+        let is_shown =
+            |(name, object): &(&String, &Object)| object.role != Role::Optimizer && !is_run_state(name);
+        let shown: Vec<_> = all.iter().filter(is_shown).take(LISTED_MAX).collect();
+        to.gap();
+        let rest = match all.len() - shown.len() {
+            0 => String::new(),
+            rest => format!(", of which {rest} are not shown (--json lists all)"),
+        };
+        to.marked(Mark::Heading, &counted(all.len(), "value"), &rest);
+        shown
+            .into_iter()
+            .for_each(|(name, object)| to.line(&format!("  {name} = {}", values::text(&object.value))));
     }
 
+    /// Notes, also about names that module wrappers have changed.
+    fn notes(&self) -> Vec<String> {
+        notes_of(self.checkpoint).into_iter().chain(self.checkpoint.wrapper_note()).collect()
+    }
+}
+
+impl Report for Inspection<'_> {
     fn json(&self) -> Json {
         let checkpoint = self.checkpoint;
         let group = |(&(role, dtype), group): (&(Role, &'static str), &Group)| {
@@ -165,7 +129,7 @@ impl<'a> Report<'a> {
             "run_state": run_state,
             "values": values,
             "opaque": opaque_json(checkpoint),
-            "notes": notes_of(checkpoint).into_iter().chain(checkpoint.wrapper_note()).collect::<Vec<_>>(),
+            "notes": self.notes(),
             "problems": self.problems,
         });
         if self.lists_tensors {
@@ -173,6 +137,27 @@ impl<'a> Report<'a> {
                 checkpoint.tensors.iter().map(|tensor| tensor_json(checkpoint, tensor)).collect();
         }
         json
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        let checkpoint = self.checkpoint;
+        to.pair("path", checkpoint.path.display());
+        to.pair("format", &checkpoint.format);
+        checkpoint.world_size.iter().for_each(|world_size| to.pair("world size", world_size));
+        to.pair("tensors", format!("{}, {}", checkpoint.tensors.len(), bytes(self.bytes())));
+        to.pair("files", format!("{}, {}", self.files.len(), bytes(self.files.values().sum())));
+        checkpoint.run_state.iter().for_each(|(key, value)| to.pair(key, values::short(value)));
+        to.table_of_any(["role", "dtype", "tensors", "elements", "bytes"], self.group_rows());
+        self.write_values(to);
+        if self.lists_tensors {
+            to.gap();
+            to.table(
+                ["tensor", "dtype", "shape", "role", "chunks"],
+                checkpoint.tensors.iter().map(tensor_row),
+            );
+        }
+        to.each(Mark::Warning, "note:", self.notes());
+        list_problems(to, &self.problems);
     }
 }
 

@@ -4,7 +4,6 @@
 //! and part of the report.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
@@ -14,11 +13,11 @@ use fsdp_ckpt::formats::{self, Unread};
 use fsdp_ckpt::verify::{Unprotected, Verification, verify_all};
 use serde_json::{Value as Json, json};
 
-use super::{LISTED_MAX, Work, counted, json_path, line, listed, notes_of, opaque_json, print};
+use super::{Work, json_path, list_problems, listed, notes_of, opaque_json};
 use crate::args::VerifyCkptArgs;
+use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;
-use crate::output::{Paint, one_line};
-use crate::units::bytes;
+use crate::units::{bytes, counted};
 
 /// Verifies a checkpoint, prints the report and returns whether it is sound.
 ///
@@ -39,8 +38,7 @@ pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
         let opaque: Vec<Error> = read.filter_map(|checkpoint| checkpoint.refuse_opaque().err()).collect();
         found.problems.extend(opaque);
     }
-    let report = Report { path: &args.path, checkpoint: checkpoint.as_ref(), found: &found };
-    print(args.json, || report.json(), || report.text(Paint::of(&io::stdout())))?;
+    print(&Verified { path: &args.path, checkpoint: checkpoint.as_ref(), found: &found }, args.json)?;
     Ok(found.is_sound())
 }
 
@@ -55,14 +53,14 @@ fn is_usage_error(error: &Error, requested: &Path) -> bool {
 }
 
 /// The verification to report.
-struct Report<'a> {
+struct Verified<'a> {
     path: &'a Path,
     /// `None` if it could not be opened.
     checkpoint: Option<&'a Checkpoint>,
     found: &'a Verification,
 }
 
-impl Report<'_> {
+impl Verified<'_> {
     /// Notes on everything that was read; those on other files in the folder are preceded by the file's path.
     fn notes(&self) -> Vec<String> {
         let mut notes = self.checkpoint.map_or_else(Vec::new, notes_of);
@@ -94,70 +92,34 @@ impl Report<'_> {
         path.strip_prefix(self.path).unwrap_or(path).display().to_string()
     }
 
-    fn text(&self, paint: Paint) -> String {
-        let Verification { tensors, read_bytes, checksums, unprotected, problems, .. } = self.found;
-        let mut text = String::new();
-        line(&mut text, "path", &self.path.display().to_string());
-        if let Some(checkpoint) = self.checkpoint {
-            line(&mut text, "format", &checkpoint.format);
-            line(
-                &mut text,
-                "checked",
-                &format!("{}, {}", counted(*tensors, "tensor"), counted(*checksums, "checksum")),
-            );
-            line(&mut text, "read", &bytes(*read_bytes));
-            let unprotected_bytes = self.found.unprotected_bytes();
-            let files = if unprotected.is_empty() {
-                String::new()
-            } else {
-                format!(" in {}", counted(unprotected.len(), "file"))
-            };
-            line(&mut text, "unprotected", &format!("{}{files}", bytes(unprotected_bytes)));
-            self.folder_lines(&mut text);
-        }
-        for note in self.notes() {
-            let _ = writeln!(text, "{} {}", paint.warning("note:"), one_line(&note));
-        }
-        for problem in problems.iter().take(LISTED_MAX) {
-            let _ = writeln!(text, "{} {}", paint.bad("problem:"), one_line(&problem.to_string()));
-        }
-        if let Some(more @ 1..) = problems.len().checked_sub(LISTED_MAX) {
-            let _ = writeln!(text, "{} {more} more problems (--json lists all)", paint.bad("problem:"));
-        }
-        let _ = writeln!(text, "\n{}", self.verdict(paint));
-        text
-    }
-
     /// The rest of the folder: other files that were read, and those that were not and why.
-    fn folder_lines(&self, text: &mut String) {
+    fn write_folder(&self, to: &mut dyn Document) {
         if !self.found.beside.is_empty() {
             let paths: Vec<String> =
                 self.found.beside.iter().map(|beside| self.relative_path(&beside.path)).collect();
-            line(text, "also read", &listed(&paths));
+            to.pair("also read", listed(&paths));
         }
         let mut unread: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for file in &self.found.unread {
             unread.entry(file.reason).or_default().push(self.relative_path(&file.path));
         }
         for (reason, paths) in unread {
-            line(text, "not read", &format!("{} ({reason})", listed(&paths)));
+            to.pair("not read", format!("{} ({reason})", listed(&paths)));
         }
     }
 
-    fn verdict(&self, paint: Paint) -> String {
-        let problems = self.found.problems.len();
-        if problems > 0 {
-            return paint.bad(&format!("not sound: {}", counted(problems, "problem")));
-        }
-        match self.found.unprotected_bytes() {
-            _ if !self.limits().is_empty() => {
-                paint.good("sound, as far as its format can show: see the notes")
-            }
-            0 => paint.good("sound, and every byte is protected by a checksum"),
-            _ => paint.good("sound, as far as the checksums of its format reach"),
+    fn verdict(&self) -> (Mark, String) {
+        let good = |text: &str| (Mark::Good, text.to_owned());
+        match (self.found.problems.len(), self.found.unprotected_bytes()) {
+            (problems @ 1.., _) => (Mark::Bad, format!("not sound: {}", counted(problems, "problem"))),
+            _ if !self.limits().is_empty() => good("sound, as far as its format can show: see the notes"),
+            (_, 0) => good("sound, and every byte is protected by a checksum"),
+            _ => good("sound, as far as the checksums of its format reach"),
         }
     }
+}
 
+impl Report for Verified<'_> {
     fn json(&self) -> Json {
         let file = |file: &Unprotected| {
             let ranges: Vec<[u64; 2]> = file.ranges.iter().map(|range| [range.start, range.end]).collect();
@@ -180,5 +142,29 @@ impl Report<'_> {
             "opaque": self.opaque(),
             "notes": self.notes(),
         })
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        let Verification { tensors, read_bytes, checksums, unprotected, problems, .. } = self.found;
+        to.pair("path", self.path.display());
+        if let Some(checkpoint) = self.checkpoint {
+            to.pair("format", &checkpoint.format);
+            to.pair(
+                "checked",
+                format!("{}, {}", counted(*tensors, "tensor"), counted(*checksums, "checksum")),
+            );
+            to.pair("read", bytes(*read_bytes));
+            let files = match unprotected.len() {
+                0 => String::new(),
+                files => format!(" in {}", counted(files, "file")),
+            };
+            to.pair("unprotected", format!("{}{files}", bytes(self.found.unprotected_bytes())));
+            self.write_folder(to);
+        }
+        to.each(Mark::Warning, "note:", self.notes());
+        list_problems(to, problems);
+        to.gap();
+        let (mark, verdict) = self.verdict();
+        to.marked(mark, &verdict, "");
     }
 }

@@ -1,7 +1,5 @@
 //! Reports a compiled step.
 
-use std::fmt::Write;
-use std::io;
 use std::time::Duration;
 
 use fsdp_core::plan::Plan;
@@ -9,8 +7,8 @@ use fsdp_nn::op::Cost;
 use fsdp_xla::{Collective, CompileReport, Optimized, Order, Program, Target};
 use serde_json::{Map, Value, json};
 
-use crate::output::{Paint, table};
-use crate::train::parameters;
+use crate::document::{Document, Mark, Report};
+use crate::train::step_of;
 use crate::units::{bytes, flops, grouped};
 
 /// A compiled step.
@@ -32,91 +30,57 @@ fn count(collectives: &[Collective], kind: &str) -> usize {
 }
 
 impl Compiled<'_> {
-    /// For people.
-    pub(super) fn text(&self) -> String {
-        let Self { target, plan, report, .. } = self;
-        let paint = Paint::of(&io::stdout());
-        let (major, minor) = target.api();
-        let mut text = format!(
-            "{} in {} units, mesh {}, {} micro-batches per rank and step\n{}: {} devices of {} (PJRT {major}.{minor})\n\
-             {} in {:.1} s (traced in {:.1} s)\n",
-            parameters(&plan.spec),
-            plan.layout.units.len(),
-            plan.mesh,
-            plan.step.rounds,
-            self.topology,
-            target.devices(),
-            target.kind(),
-            paint.good("XLA compiled the step"),
-            report.took.as_secs_f64(),
-            self.traced.as_secs_f64(),
-        );
-        let _ = write!(text, "\n{}\n{}", paint.heading("operations"), self.operations());
-        if let Some(Optimized { collectives, asynchronous, overlapped, .. }) = &report.optimized {
-            let order = Order::of(&self.program.collectives, collectives);
-            let _ = writeln!(
-                text,
-                "order of collectives: {order}; asynchronous: {asynchronous}, of which {overlapped} run beside products"
-            );
-        }
-        let _ = write!(text, "\n{}\n{}", paint.heading("memory per device"), self.memory());
-        let _ = write!(text, "\n{}\n{}", paint.heading("FLOPs per step and device"), self.flops());
-        text
-    }
-
-    fn operations(&self) -> String {
+    fn operations(&self) -> Vec<[String; 3]> {
         let optimized = self.report.optimized.as_ref();
         let cell = |number: Option<usize>| number.map_or("-".to_owned(), |number| grouped(number as u64));
-        let all = (self.program.operations, optimized.map(|compiled| compiled.operations));
-        let products = (self.program.products, optimized.map(|compiled| compiled.products));
+        let row = |name: &str, traced: usize, compiled: Option<usize>| {
+            [name.to_owned(), cell(Some(traced)), cell(compiled)]
+        };
         let mut rows = vec![
-            ["all".to_owned(), cell(Some(all.0)), cell(all.1)],
-            ["products".to_owned(), cell(Some(products.0)), cell(products.1)],
+            row("all", self.program.operations, optimized.map(|compiled| compiled.operations)),
+            row("products", self.program.products, optimized.map(|compiled| compiled.products)),
         ];
         for kind in Collective::KINDS {
-            let traced_count = count(&self.program.collectives, kind);
-            let compiled_count = optimized.map(|compiled| count(&compiled.collectives, kind));
-            if traced_count + compiled_count.unwrap_or(0) > 0 {
-                rows.push([kind.to_owned(), cell(Some(traced_count)), cell(compiled_count)]);
+            let traced = count(&self.program.collectives, kind);
+            let compiled = optimized.map(|compiled| count(&compiled.collectives, kind));
+            if traced + compiled.unwrap_or(0) > 0 {
+                rows.push(row(kind, traced, compiled));
             }
         }
-        table(["", "traced", "compiled"], rows)
+        rows
     }
 
-    fn memory(&self) -> String {
-        let mut rows: Vec<[String; 2]> = Vec::new();
-        let mut row = |name: &str, count: u64| rows.push([name.to_owned(), bytes(count)]);
+    fn memory(&self) -> Vec<[String; 2]> {
+        let mut rows = Vec::new();
         if let Some(memory) = &self.report.memory {
-            row("arguments", memory.arguments);
-            row("results not stored in arguments", memory.results.saturating_sub(memory.aliased));
-            row("temporaries", memory.temporaries);
-            row("code", memory.code);
-            row("total", memory.total());
-            if let Some(peak) = memory.peak {
-                row("peak, by XLA", peak);
-            }
+            rows = vec![
+                ("arguments", memory.arguments),
+                ("results not stored in arguments", memory.results.saturating_sub(memory.aliased)),
+                ("temporaries", memory.temporaries),
+                ("code", memory.code),
+                ("total", memory.total()),
+            ];
+            rows.extend(memory.peak.map(|peak| ("peak, by XLA", peak)));
         }
-        row("peak, predicted by the ledger", self.predicted_bytes);
-        if let Some(available) = self.target.memory() {
-            row("memory of the device", available);
-        }
-        table(["", "bytes"], rows)
+        rows.push(("peak, predicted by the ledger", self.predicted_bytes));
+        rows.extend(self.target.memory().map(|available| ("memory of the device", available)));
+        rows.into_iter().map(|(name, count)| [name.to_owned(), bytes(count)]).collect()
     }
 
-    fn flops(&self) -> String {
+    fn flops(&self) -> [[String; 2]; 3] {
         let counted = self.report.flops.map_or("not reported".to_owned(), |count| flops(count as u64));
         let count =
             if self.program.loops > 0 { "XLA's count, one round of each loop" } else { "XLA's count" };
-        let rows = [
+        [
             [count.to_owned(), counted],
             ["products, in closed form".to_owned(), flops(self.cost.product_flops)],
             ["all operations, in closed form".to_owned(), flops(self.cost.flops())],
-        ];
-        table(["", "FLOPs"], rows)
+        ]
     }
+}
 
-    /// For programs.
-    pub(super) fn json(&self) -> Value {
+impl Report for Compiled<'_> {
+    fn json(&self) -> Value {
         let Self { target, plan, program, report, cost, .. } = self;
         let kinds = |collectives: &[Collective]| -> Map<String, Value> {
             let counted = Collective::KINDS.into_iter().map(|kind| (kind, count(collectives, kind)));
@@ -165,5 +129,31 @@ impl Compiled<'_> {
             "closed_form_product_flops": cost.product_flops,
             "closed_form_flops": cost.flops(),
         })
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        let Self { target, report, .. } = self;
+        let (major, minor) = target.api();
+        to.line(&step_of(self.plan));
+        to.line(&format!(
+            "{}: {} devices of {} (PJRT {major}.{minor})",
+            self.topology,
+            target.devices(),
+            target.kind()
+        ));
+        let (took, traced) = (report.took.as_secs_f64(), self.traced.as_secs_f64());
+        to.marked(Mark::Good, "XLA compiled the step", &format!(" in {took:.1} s (traced in {traced:.1} s)"));
+        to.section("operations");
+        to.table(["", "traced", "compiled"], self.operations());
+        if let Some(Optimized { collectives, asynchronous, overlapped, .. }) = &report.optimized {
+            let order = Order::of(&self.program.collectives, collectives);
+            to.line(&format!(
+                "order of collectives: {order}; asynchronous: {asynchronous}, of which {overlapped} run beside products"
+            ));
+        }
+        to.section("memory per device");
+        to.table(["", "bytes"], self.memory());
+        to.section("FLOPs per step and device");
+        to.table(["", "FLOPs"], self.flops());
     }
 }

@@ -2,7 +2,7 @@
 
 use fsdp_data::Preview;
 
-use super::Paint;
+use super::paint::Paint;
 
 /// Maximum characters shown at the beginning and at the end of a part: about a page in total for most samples.
 const SHOWN: usize = 600;

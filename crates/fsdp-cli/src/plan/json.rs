@@ -3,15 +3,15 @@
 use fsdp_core::Queue;
 use serde_json::{Value, json};
 
-use super::Outlook;
 use super::ahead::RunForecast;
 use super::cost::Cost;
 use super::effects::Effect;
-use super::text::{assumptions, critical_kinds, sources, waits};
+use super::outlook::Outlook;
+use super::report::{assumptions, critical_kinds, sources, waits};
 
 /// The complete plan as JSON.
 pub(super) fn json(outlook: &Outlook<'_>) -> Value {
-    let Outlook { run, cost, fsdp2, effects, recompute_factor } = outlook;
+    let Outlook { run, cost, fsdp2, effects, recompute_factor, .. } = outlook;
     let [mfu, mfu_6n] = run.utilization();
     let memory: serde_json::Map<String, Value> = fsdp_core::memory::Category::ALL
         .iter()

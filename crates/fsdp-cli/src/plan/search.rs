@@ -1,6 +1,5 @@
 //! `fsdp plan --search`: tries all combinations of settings and shows those that no other one beats.
 
-use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
@@ -12,12 +11,12 @@ use serde_json::{Value, json};
 use super::ahead::{Forecaster, RunForecast};
 use super::cost::{Cost, span};
 use super::json::{run_json, sources_json};
+use super::report::{WIDTH, assumptions, run_rows};
 use super::settings::Settings;
-use super::text::{assumed, assumptions, listed, run_rows};
 use crate::args::PlanArgs;
 use crate::atomic_file;
+use crate::document::{Document, Mark, Report, rendered};
 use crate::error::CliError;
-use crate::output::table;
 use crate::units::{bytes, rate};
 
 /// Maximum rows of the front that are shown.
@@ -73,20 +72,22 @@ pub(super) fn render(forecaster: &Forecaster<'_>, args: &PlanArgs) -> Result<Str
     }
     let found = explore(forecaster);
     let front = found.front();
-    let current = &Settings::of(forecaster.config);
     if let Some(file) = &args.write {
         write(forecaster.config, front.first().copied(), file)?;
     }
-    let capacity = forecaster.cluster.device.memory.value as u64;
     // The cost of the whole run with the fastest settings, and its assumptions.
-    let best = front.first().map(|best| forecaster.forecast(&best.settings.applied(forecaster.config)));
-    let best =
-        best.transpose()?.map(|best| Ok::<_, CliError>((Cost::of(&best, args.tokens, args.price)?, best)));
-    let best = best.transpose()?;
-    Ok(match args.json {
-        true => format!("{:#}\n", found.json(&front, current, best.as_ref())),
-        false => found.text(&front, current, capacity, best.as_ref()),
-    })
+    let cost = |best: &&Candidate| -> Result<Best<'_>, CliError> {
+        let run = forecaster.forecast(&best.settings.applied(forecaster.config))?;
+        Ok((Cost::of(&run, args.tokens, args.price)?, run))
+    };
+    let search = Search {
+        best: front.first().map(cost).transpose()?,
+        found: &found,
+        front: &front,
+        current: Settings::of(forecaster.config),
+        capacity: forecaster.cluster.device.memory.value as u64,
+    };
+    Ok(rendered(&search, args.json))
 }
 
 fn explore(forecaster: &Forecaster<'_>) -> Found {
@@ -162,6 +163,11 @@ impl Found {
         });
     }
 
+    /// Number of settings that fit.
+    fn fitting(&self) -> usize {
+        self.candidates.iter().filter(|candidate| candidate.fits).count()
+    }
+
     /// The settings that fit and that no other ones beat in both time and memory, the fastest first.
     fn front(&self) -> Vec<&Candidate> {
         let mut min_bytes = u64::MAX;
@@ -173,63 +179,6 @@ impl Found {
             }
         }
         front
-    }
-
-    fn text(
-        &self,
-        front: &[&Candidate],
-        current: &Settings,
-        capacity: u64,
-        best: Option<&Best<'_>>,
-    ) -> String {
-        let (all, fitting) =
-            (self.candidates.len(), self.candidates.iter().filter(|candidate| candidate.fits).count());
-        let mut text = format!(
-            "{} settings tried: {fitting} fit, {} need more than {} of a device, {} are impossible on this mesh\n\n",
-            all + self.impossible,
-            all - fitting,
-            bytes(capacity),
-            self.impossible
-        );
-        let row = |candidate: &&&Candidate| {
-            let settings = &candidate.settings;
-            let changes = settings.differences(current);
-            let changes =
-                if changes.is_empty() { "as the run file says".to_owned() } else { changes.join(", ") };
-            [
-                span(candidate.seconds),
-                format!("{} to {}", span(candidate.band[0]), span(candidate.band[1])),
-                rate(candidate.tokens_per_second),
-                bytes(candidate.device_bytes),
-                format!("{:.1} %", 100.0 * candidate.exposed / candidate.seconds),
-                changes,
-            ]
-        };
-        let rows: Vec<[String; 6]> = spread(front, SHOWN).iter().map(|candidate| row(&candidate)).collect();
-        if rows.is_empty() {
-            let least = self.candidates.iter().min_by_key(|candidate| candidate.device_bytes);
-            if let Some(least) = least {
-                let _ = writeln!(
-                    text,
-                    "nothing fits; the least is {} with {}: use more devices, or larger ones",
-                    bytes(least.device_bytes),
-                    least.settings.differences(current).join(", ")
-                );
-            }
-            return text;
-        }
-        text += &table(["step", "may be", "tokens/s", "memory", "exposed", "what to set"], rows);
-        if front.len() > SHOWN {
-            let _ = writeln!(text, "and {} between them (--json lists all)", front.len() - SHOWN);
-        }
-        let losers = self.losers().into_iter().take(SHOWN);
-        let losers = losers.map(|Loser { change, slower, why, .. }| [change, format!("{slower:+.1} %"), why]);
-        let _ = write!(text, "\n{}", table(["beside the fastest", "step", "why not"], losers));
-        if let Some((cost, run)) = best {
-            let _ = write!(text, "\nthe whole run with the fastest\n{}", listed(&run_rows(cost)));
-            let _ = write!(text, "\nassumed\n{}", assumed(run));
-        }
-        text
     }
 
     /// The fastest settings with one of them changed: how much slower they are, or that they do not fit, and why.
@@ -251,11 +200,25 @@ impl Found {
         }
         losers
     }
+}
 
-    fn json(&self, front: &[&Candidate], current: &Settings, best: Option<&Best<'_>>) -> Value {
+/// The result of a search.
+struct Search<'a> {
+    found: &'a Found,
+    front: &'a [&'a Candidate],
+    /// The settings of the run file.
+    current: Settings,
+    /// Memory of a device in bytes.
+    capacity: u64,
+    best: Option<Best<'a>>,
+}
+
+impl Report for Search<'_> {
+    fn json(&self) -> Value {
+        let Self { found, front, best, .. } = self;
         let candidate = |candidate: &&Candidate| {
             json!({
-                "change": candidate.settings.differences(current),
+                "change": candidate.settings.differences(&self.current),
                 "step_seconds": candidate.seconds,
                 "band_seconds": candidate.band,
                 "tokens_per_second": candidate.tokens_per_second,
@@ -264,15 +227,72 @@ impl Found {
             })
         };
         json!({
-            "tried": self.candidates.len() + self.impossible,
-            "impossible": self.impossible,
-            "fitting": self.candidates.iter().filter(|candidate| candidate.fits).count(),
+            "tried": found.candidates.len() + found.impossible,
+            "impossible": found.impossible,
+            "fitting": found.fitting(),
             "front": front.iter().map(candidate).collect::<Vec<_>>(),
-            "losers": self.losers(),
-            "run": best.map(|(cost, _)| run_json(cost)),
-            "assumed": best.map(|(_, run)| assumptions(run)),
-            "sources": best.map(|(_, run)| sources_json(run)),
+            "losers": found.losers(),
+            "run": best.as_ref().map(|(cost, _)| run_json(cost)),
+            "assumed": best.as_ref().map(|(_, run)| assumptions(run)),
+            "sources": best.as_ref().map(|(_, run)| sources_json(run)),
         })
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        let Self { found: Found { candidates, impossible }, front, .. } = self;
+        let (all, fitting) = (candidates.len(), self.found.fitting());
+        to.line(&format!(
+            "{} settings tried: {fitting} fit, {} need more than {} of a device, {impossible} are impossible on this mesh",
+            all + impossible,
+            all - fitting,
+            bytes(self.capacity)
+        ));
+        to.gap();
+        if front.is_empty() {
+            return self.write_least(to);
+        }
+        let rows = spread(front, SHOWN).into_iter().map(|candidate| self.row(candidate));
+        to.table(["step", "may be", "tokens/s", "memory", "exposed", "what to set"], rows);
+        if let Some(more @ 1..) = front.len().checked_sub(SHOWN) {
+            to.line(&format!("and {more} between them (--json lists all)"));
+        }
+        to.gap();
+        let losers = self.found.losers().into_iter().take(SHOWN);
+        let losers = losers.map(|Loser { change, slower, why, .. }| [change, format!("{slower:+.1} %"), why]);
+        to.table(["beside the fastest", "step", "why not"], losers);
+        if let Some((cost, run)) = &self.best {
+            to.section("the whole run with the fastest");
+            to.pairs(WIDTH, &run_rows(cost));
+            to.section("assumed");
+            to.list(assumptions(run));
+        }
+    }
+}
+
+impl Search<'_> {
+    fn row(&self, candidate: &Candidate) -> [String; 6] {
+        let changes = candidate.settings.differences(&self.current);
+        [
+            span(candidate.seconds),
+            format!("{} to {}", span(candidate.band[0]), span(candidate.band[1])),
+            rate(candidate.tokens_per_second),
+            bytes(candidate.device_bytes),
+            format!("{:.1} %", 100.0 * candidate.exposed / candidate.seconds),
+            if changes.is_empty() { "as the run file says".to_owned() } else { changes.join(", ") },
+        ]
+    }
+
+    /// Writes how much memory the smallest settings need.
+    fn write_least(&self, to: &mut dyn Document) {
+        let least = self.found.candidates.iter().min_by_key(|candidate| candidate.device_bytes);
+        to.each(
+            Mark::Plain,
+            "nothing fits; the least is",
+            least.map(|least| {
+                let (bytes, changes) = (bytes(least.device_bytes), least.settings.differences(&self.current));
+                format!("{bytes} with {}: use more devices, or larger ones", changes.join(", "))
+            }),
+        );
     }
 }
 

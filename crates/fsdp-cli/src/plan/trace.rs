@@ -17,7 +17,7 @@ pub(super) fn write(run: &RunForecast<'_>, file: &Path) -> Result<(), CliError> 
         if span.end > span.start {
             trace.write(
                 op.kind.queue(),
-                super::text::name(&run.plan, op),
+                super::report::name(&run.plan, op),
                 op.kind.name(),
                 span.start,
                 span.end,

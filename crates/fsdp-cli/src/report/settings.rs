@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use toml::{Table, Value};
 
-use super::page::Page;
 use super::record::Record;
+use crate::document::Document;
+use crate::document::page::Page;
 
 /// Shown if a run lacks a key, or has no `resolved.toml`.
 const ABSENT: &str = "–";
@@ -27,11 +28,11 @@ pub(super) fn write(page: &mut Page, runs: &[Record]) {
         let different: Vec<Row> = rows.iter().filter(|row| differs(row)).cloned().collect();
         match different.len() {
             0 => page.text("All keys are equal."),
-            _ => page.table(&header, different.into_iter().map(|row| (false, cells(row)))),
+            _ => page.rows(&header, different.into_iter().map(|row| (false, cells(row)))),
         }
     }
     page.html("<details><summary>All keys</summary>");
-    page.table(&header, rows.into_iter().map(|row| (differs(&row), cells(row))));
+    page.rows(&header, rows.into_iter().map(|row| (differs(&row), cells(row))));
     page.html("</details>");
 }
 

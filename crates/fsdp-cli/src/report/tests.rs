@@ -1,4 +1,5 @@
 use std::fmt::Write as _;
+use std::fs;
 use std::path::PathBuf;
 
 use super::*;
@@ -32,7 +33,7 @@ fn unfinished_run_is_read_up_to_incomplete_line() {
     assert_eq!(run.evaluations["books"].loss, [(1.0, 5.0)]);
     assert!(run.evaluations["books"].perplexity[0].1.is_nan());
     assert_eq!(run.slowest.into_iter().collect::<Vec<_>>(), [(1, 2)]);
-    let html = render(&[Record::read(&path).unwrap()], vec![missing()]);
+    let html = render(&[Record::read(&path).unwrap()], vec![missing()]).finish("t");
     assert!(html.contains("2 of 9 (running, or stopped)") && html.contains("not finite"), "{html}");
     assert!(html.contains("1 line of metrics.jsonl cannot be read"));
 }
@@ -56,20 +57,8 @@ fn runs_are_overlaid_in_distinct_colors() {
     };
     let ((_a, a), (_b, b)) = (folder(&lines(2.0)), folder(&lines(3.0)));
     let runs = [Record::read(&a).unwrap(), Record::read(&b).unwrap()];
-    let html = render(&runs, vec![missing(), missing()]);
+    let html = render(&runs, vec![missing(), missing()]).finish("t");
     assert!(html.contains("class=\"line c0\"") && html.contains("class=\"line c1\""));
     assert!(html.contains("No run was evaluated") && html.contains("neither is available"));
     assert!(!html.contains("<h3>Gradient norm</h3>"), "what no run has is not drawn");
-}
-
-#[test]
-fn only_existing_report_is_overwritten() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("report.html");
-    expect_replaceable("--output", &path).unwrap();
-    fs::write(&path, page::HEAD).unwrap();
-    expect_replaceable("--output", &path).unwrap();
-    fs::write(&path, "notes").unwrap();
-    let error = expect_replaceable("--output", &path).unwrap_err();
-    assert!(error.to_string().contains("it would be lost"), "{error}");
 }

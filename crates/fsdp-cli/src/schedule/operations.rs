@@ -17,7 +17,7 @@ use fsdp_train::{TrainError, listed, rank_tables};
 use serde_json::{Value, json};
 
 use super::as_json;
-use crate::output::table;
+use crate::document::Document;
 use crate::run_setup::Model;
 use crate::units::{bytes, flops};
 
@@ -76,7 +76,7 @@ impl<'a> Operations<'a> {
     }
 
     /// FLOPs and memory traffic by kind of call, and of the step.
-    pub(super) fn costs(&self) -> String {
+    pub(super) fn write_costs(&self, to: &mut dyn Document) {
         let mut rows: Vec<[String; 6]> = Vec::new();
         for kind in &self.kinds {
             let cost = kind.listing.cost(self.shape);
@@ -89,8 +89,8 @@ impl<'a> Operations<'a> {
         if self.update.product_flops > 0 {
             rows.push(row("products of its updates".into(), "", self.update));
         }
-        let header = ["calls", "a micro-batch", "products", "other", "bytes", "FLOPs a byte"];
-        format!("{}products for each token: {}\n", table(header, rows), flops(step.product_flops / tokens))
+        to.table(["calls", "a micro-batch", "products", "other", "bytes", "FLOPs a byte"], rows);
+        to.line(&format!("products for each token: {}", flops(step.product_flops / tokens)));
     }
 
     /// All operations and costs as JSON.

@@ -1,25 +1,19 @@
 //! The summary of a finished run.
 
-use std::fmt::Write;
-use std::io;
-
 use fsdp_config::WatchedLoss;
 use fsdp_core::comm::Traffic;
 use fsdp_core::memory::{Bytes, Category, Usage};
 use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_core::plan::Plan;
 use fsdp_train::train::Summary;
 use fsdp_train::{Evaluation, Job};
 
-use crate::output::{Paint, table};
+use crate::document::Document;
 use crate::units::{bytes, clock, params, perplexity, rate, speed_unit};
 
-/// Formats a summary.
-pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
+/// Writes a summary.
+pub(super) fn write<A>(job: &Job<A>, summary: &Summary, to: &mut dyn Document) {
     let plan = &job.plan;
-    let mut text = String::new();
-    let mut line = |name: &str, value: String| {
-        let _ = writeln!(text, "{name:<14}{value}");
-    };
     let steps = job.config.train.steps;
     let stopped = match &summary.early {
         Some(WatchedLoss { step, loss }) => {
@@ -32,31 +26,39 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
         Some(before) => format!(", of which {} after a checkpoint", summary.steps - before),
         None => String::new(),
     };
-    line("steps", format!("{}{stopped}{resumed}, in {}", summary.steps, clock(summary.elapsed)));
+    to.pair("steps", format!("{}{stopped}{resumed}, in {}", summary.steps, clock(summary.elapsed)));
     if summary.resumed_from != Some(summary.steps) {
-        line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
+        to.pair("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
     }
     if summary.skipped > 0 {
-        line("skipped", format!("{} steps, whose gradients overflowed in f16", summary.skipped));
+        to.pair("skipped", format!("{} steps, whose gradients overflowed in f16", summary.skipped));
     }
     if let Some((WatchedLoss { step, loss }, checkpoint)) = &summary.best {
-        line("best", format!("loss {loss:.4} after step {step}, in {}", checkpoint.display()));
+        to.pair("best", format!("loss {loss:.4} after step {step}, in {}", checkpoint.display()));
     }
-    line("speed", format!("{} {} (median)", rate(summary.tokens_per_s), speed_unit(job.config.data.packing)));
-    let units = plan.layout.units.len();
-    line("model", format!("{} in {units} units, mesh {}", parameters(&plan.spec), plan.mesh));
-    let paint = Paint::of(&io::stdout());
+    let (speed, unit) = (rate(summary.tokens_per_s), speed_unit(job.config.data.packing));
+    to.pair("speed", format!("{speed} {unit} (median)"));
+    to.pair("model", units_of(plan));
     if !summary.evaluations.is_empty() {
-        let rows = summary.evaluations.iter().map(evaluation_row);
-        let header = ["set", "loss", "perplexity", "tokens"];
-        let _ = write!(text, "\n{}\n{}", paint.heading("last evaluation"), table(header, rows));
+        to.section("last evaluation");
+        to.table(EVALUATION_HEADER, summary.evaluations.iter().map(evaluation_row));
     }
-    let heading = paint.heading("memory and communication per rank (the largest)");
-    let _ = write!(text, "\n{heading}\n{}", table(["category", "peak"], memory_rows(&summary.usage)));
-    let _ = write!(text, "{}", table(["collective", "calls", "sent"], traffic_rows(&summary.traffic)));
+    to.section("memory and communication per rank (the largest)");
+    to.table(["category", "peak"], memory_rows(&summary.usage));
+    to.table(["collective", "calls", "sent"], traffic_rows(&summary.traffic));
     let what = if summary.model.ends_with("adapter") { "adapter" } else { "model" };
-    let _ = writeln!(text, "\n{what} in {}", summary.model.display());
-    text
+    to.gap();
+    to.line(&format!("{what} in {}", summary.model.display()));
+}
+
+/// The model, its units and its mesh.
+pub(crate) fn units_of(plan: &Plan) -> String {
+    format!("{} in {} units, mesh {}", parameters(&plan.spec), plan.layout.units.len(), plan.mesh)
+}
+
+/// The step of a plan in a line.
+pub(crate) fn step_of(plan: &Plan) -> String {
+    format!("{}, {} micro-batches per rank and step", units_of(plan), plan.step.rounds)
 }
 
 /// Number of parameters, and of trained ones if some are frozen.
@@ -66,6 +68,9 @@ pub(crate) fn parameters(spec: &ModelSpec) -> String {
     let frozen = if trained < all { format!(" ({} trained)", params(trained)) } else { String::new() };
     format!("{} parameters{frozen}", params(all))
 }
+
+/// The header of the table of evaluations.
+pub(crate) const EVALUATION_HEADER: [&str; 4] = ["set", "loss", "perplexity", "tokens"];
 
 /// A row in the table of evaluations.
 pub(crate) fn evaluation_row(evaluation: &Evaluation) -> [String; 4] {

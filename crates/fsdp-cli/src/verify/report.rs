@@ -1,73 +1,63 @@
 //! Formats a verification as text.
 
-use std::fmt::Write;
-use std::io;
-
 use fsdp_core::{Axis, Mesh};
-use fsdp_train::verify::{Difference, VerifyReport, WorldReport};
+use fsdp_train::verify::{Difference, Skipped, VerifyReport, WorldReport};
+use serde_json::Value;
 
-use crate::output::{Paint, table};
-use crate::units::{bytes, params};
+use crate::document::{Document, Mark, Report, json};
+use crate::units::{bytes, counted, params};
 
 /// Maximum losses shown; longer lists show both ends.
 const LOSSES_SHOWN: usize = 6;
 
-/// Formats a report.
-pub(super) fn render(report: &VerifyReport) -> String {
-    let paint = Paint::of(&io::stdout());
-    let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "{} parameters in {} units, {} micro-batches per step",
-        params(report.parameters),
-        report.units,
-        report.micro_batches
-    );
-    if !report.oracle_losses.is_empty() {
-        let _ = writeln!(text, "losses without sharding: {}", losses(&report.oracle_losses));
+impl Report for VerifyReport {
+    fn json(&self) -> Value {
+        json(self)
     }
-    for world in &report.worlds {
-        let _ = write!(text, "\n{}", render_world(world, paint));
+
+    fn write(&self, to: &mut dyn Document) {
+        let Self { parameters, units, micro_batches, oracle_losses, worlds, skipped, .. } = self;
+        let parameters = params(*parameters);
+        to.line(&format!("{parameters} parameters in {units} units, {micro_batches} micro-batches per step"));
+        if !oracle_losses.is_empty() {
+            to.line(&format!("losses without sharding: {}", losses(oracle_losses)));
+        }
+        worlds.iter().for_each(|world| write_world(world, to));
+        if !skipped.is_empty() {
+            to.gap();
+        }
+        let skipped = skipped.iter().map(|Skipped { world, reason }| format!("world {world}: {reason}"));
+        to.each(Mark::Warning, "skipped", skipped);
+        to.gap();
+        let broken = worlds.iter().filter(|world| !world.failures.is_empty()).count();
+        let (mark, verdict) = match (broken, worlds.len()) {
+            (_, 0) => {
+                (Mark::Bad, "no world size was verified: none of them fits the configuration".to_owned())
+            }
+            (0, all) => (Mark::Good, format!("every promise was kept at {}", counted(all, "world size"))),
+            (_, all) => (Mark::Bad, format!("broken promises at {broken} of {all} world sizes")),
+        };
+        to.marked(mark, &verdict, "");
     }
-    if !report.skipped.is_empty() {
-        let _ = writeln!(text);
-    }
-    for skipped in &report.skipped {
-        let _ = writeln!(text, "{} world {}: {}", paint.warning("skipped"), skipped.world, skipped.reason);
-    }
-    let _ = writeln!(text, "\n{}", verdict(report, paint));
-    text
 }
 
-fn verdict(report: &VerifyReport, paint: Paint) -> String {
-    let broken = report.worlds.iter().filter(|world| !world.failures.is_empty()).count();
-    let all = report.worlds.len();
-    if all == 0 {
-        return paint.bad("no world size was verified: none of them fits the configuration");
-    }
-    if broken > 0 {
-        return paint.bad(&format!("broken promises at {broken} of {all} world sizes"));
-    }
-    paint.good(&format!("every promise was kept at {all} world size{}", if all == 1 { "" } else { "s" }))
-}
-
-fn render_world(world: &WorldReport, paint: Paint) -> String {
-    let mut text = String::new();
-    let title = format!("world {}", world.world);
-    let axes =
-        [(Axis::Replicate, world.replicas), (Axis::Shard, world.shards), (Axis::Context, world.context)];
+fn write_world(world: &WorldReport, to: &mut dyn Document) {
+    to.gap();
+    let WorldReport { replicas, shards, context, promise, failures, .. } = world;
+    let axes = [(Axis::Replicate, *replicas), (Axis::Shard, *shards), (Axis::Context, *context)];
     let mesh = Mesh::new(axes).expect("a world that was verified has ranks");
-    let _ = writeln!(text, "{}: mesh {mesh}, promised: {}", paint.heading(&title), world.promise);
-    text += &table(["compared", "largest difference", "differing", "elements"], differences(world));
-    text += &table(["collective", "calls", "closed form", "bytes", "closed form"], traffic(world));
-    text += &table(["memory (the largest rank)", "counted", "predicted"], memory(world));
-    for failure in &world.failures {
-        let _ = writeln!(text, "{} {failure}", paint.bad("broken:"));
+    to.marked(
+        Mark::Heading,
+        &format!("world {}", world.world),
+        &format!(": mesh {mesh}, promised: {promise}"),
+    );
+    to.table(["compared", "largest difference", "differing", "elements"], differences(world));
+    to.table(["collective", "calls", "closed form", "bytes", "closed form"], traffic(world));
+    to.table(["memory (the largest rank)", "counted", "predicted"], memory(world));
+    to.each(Mark::Bad, "broken:", failures);
+    if failures.is_empty() {
+        to.marked(Mark::Good, "kept", "");
     }
-    if world.failures.is_empty() {
-        let _ = writeln!(text, "{}", paint.good("kept"));
-    }
-    text
 }
 
 fn differences(world: &WorldReport) -> Vec<[String; 4]> {

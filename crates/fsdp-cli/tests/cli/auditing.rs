@@ -416,7 +416,7 @@ fn report_is_html_with_a_bar_for_each_parameter() {
     let output = audit(&llama(), &[&arguments[..], &[page.to_str().unwrap()]].concat());
     assert_eq!(output.status.code(), Some(1));
     let html = fs::read_to_string(page).unwrap();
-    for part in ["model.layers.1.input_layernorm.weight", "gradient_scaled", "<svg", "2.0000"] {
+    for part in ["model.layers.1.input_layernorm.weight", "gradient scaled", "<svg", "2.0000"] {
         assert!(html.contains(part), "{part}");
     }
     // Bounds depend on the processor.

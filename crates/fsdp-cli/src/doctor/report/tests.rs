@@ -4,9 +4,11 @@ use super::super::Usable;
 use super::super::links::Clock;
 use super::super::together::{Launched, Library};
 use super::*;
+use crate::document::text::Text;
+use crate::output::Paint;
 
-fn plain() -> Paint {
-    Paint::of(&tempfile::tempfile().unwrap())
+fn render(found: &Together) -> String {
+    Text::of(Paint::none(), |to| found.write(to))
 }
 
 fn node(number: usize) -> Node {
@@ -66,7 +68,7 @@ fn together(nodes: usize) -> Together {
 fn identical_healthy_nodes_report_nothing_wrong() {
     let mut found = together(3);
     found.judge();
-    insta::assert_snapshot!(render(&found, plain()), @r#"
+    insta::assert_snapshot!(render(&found), @r#"
     started by      srun (SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=24)
     processes       24 on 3 nodes
     found by        n0:24567
@@ -122,7 +124,7 @@ fn problems_name_affected_nodes() {
         ..View::default()
     };
     found.judge();
-    let text = render(&found, plain());
+    let text = render(&found);
     let shown = text.lines().skip_while(|line| !line.starts_with(" library"));
     insta::assert_snapshot!(shown.collect::<Vec<_>>().join("\n"), @r#"
      library     version   nodes
@@ -156,7 +158,7 @@ fn problems_name_affected_nodes() {
 fn many_nodes_show_only_slowest_pairs() {
     let mut found = together(40);
     found.judge();
-    let text = render(&found, plain());
+    let text = render(&found);
     let shown: Vec<&str> = text
         .lines()
         .skip_while(|line| !line.starts_with("links"))

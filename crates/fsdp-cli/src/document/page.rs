@@ -2,9 +2,15 @@
 //! under the pointer.
 
 use std::fmt::Write;
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::{Document, Mark};
+use crate::error::CliError;
 
 /// The beginning of a report. A file that begins like this may be replaced by another report.
-pub(super) const HEAD: &str = "<!doctype html>\n<!-- Written by fsdp. -->\n";
+const HEAD: &str = "<!doctype html>\n<!-- Written by fsdp. -->\n";
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("hover.js");
@@ -16,11 +22,6 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Adds the heading of a section.
-    pub(crate) fn section(&mut self, title: &str) {
-        let _ = write!(self.body, "<h2>{}</h2>", escaped(title));
-    }
-
     /// Adds a paragraph of text.
     pub(crate) fn text(&mut self, text: &str) {
         let _ = write!(self.body, "<p>{}</p>", escaped(text));
@@ -31,11 +32,20 @@ impl Page {
         self.body += html;
     }
 
+    /// Adds a drawing.
+    pub(crate) fn drawing(&mut self, title: &str, svg: &str) {
+        let _ = write!(self.body, "<figure><h3>{}</h3>{svg}</figure>", escaped(title));
+    }
+
     /// Adds a table; marked rows are highlighted.
-    pub(crate) fn table(&mut self, header: &[&str], rows: impl IntoIterator<Item = (bool, Vec<String>)>) {
+    pub(crate) fn rows(
+        &mut self,
+        header: &[impl AsRef<str>],
+        rows: impl IntoIterator<Item = (bool, Vec<String>)>,
+    ) {
         self.body += "<div class=\"wide\"><table><thead><tr>";
         for name in header {
-            let _ = write!(self.body, "<th title=\"{0}\">{0}</th>", escaped(name));
+            let _ = write!(self.body, "<th title=\"{0}\">{0}</th>", escaped(name.as_ref()));
         }
         self.body += "</tr></thead><tbody>";
         for (is_marked, row) in rows {
@@ -62,6 +72,14 @@ impl Page {
         self.body += "</ul>";
     }
 
+    /// Writes the complete file.
+    ///
+    /// # Errors
+    /// [`CliError::Write`].
+    pub(crate) fn write(self, title: &str, file: &Path) -> Result<(), CliError> {
+        fs::write(file, self.finish(title)).map_err(CliError::write(file))
+    }
+
     /// Returns the complete file.
     pub(crate) fn finish(self, title: &str) -> String {
         let title = escaped(title);
@@ -74,6 +92,57 @@ impl Page {
              <div id=\"tip\" hidden></div><script>{SCRIPT}</script></body></html>\n",
             self.body
         )
+    }
+}
+
+impl Document for Page {
+    fn section(&mut self, title: &str) {
+        let mut rest = title.chars();
+        let first: String = rest.next().into_iter().flat_map(char::to_uppercase).collect();
+        let _ = write!(self.body, "<h2>{}</h2>", escaped(&(first + rest.as_str())));
+    }
+
+    fn marked(&mut self, _mark: Mark, begin: &str, rest: &str) {
+        self.text(&format!("{begin}{rest}"));
+    }
+
+    fn gap(&mut self) {}
+
+    fn pairs(&mut self, _width: usize, rows: &[[String; 2]]) {
+        self.rows(&["", ""], rows.iter().map(|row| (false, row.to_vec())));
+    }
+
+    fn grid(&mut self, header: Vec<String>, rows: Vec<Vec<String>>) {
+        self.rows(&header, rows.into_iter().map(|row| (false, row)));
+    }
+
+    fn block(&mut self, text: &str) {
+        let _ = write!(self.body, "<pre>{}</pre>", escaped(text));
+    }
+
+    fn figure(&mut self, draw: &dyn Fn(&mut Page)) {
+        draw(self);
+    }
+}
+
+/// Checks that a file does not exist or is an earlier report.
+///
+/// # Errors
+/// [`CliError::Option`], [`CliError::Create`].
+pub(crate) fn expect_replaceable(option: &'static str, path: &Path) -> Result<(), CliError> {
+    let mut head = Vec::new();
+    let found = fs::File::open(path).and_then(|file| file.take(HEAD.len() as u64).read_to_end(&mut head));
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(CliError::Create { option, file: path.to_owned(), source }),
+        Ok(_) if head.is_empty() || head == HEAD.as_bytes() => Ok(()),
+        Ok(_) => {
+            let what = format!(
+                "{} exists already and is not a report: it would be lost; choose another file",
+                path.display()
+            );
+            Err(CliError::Option { option, what })
+        }
     }
 }
 
@@ -111,7 +180,7 @@ mod tests {
         let mut page = Page::default();
         page.section("<b>");
         page.text("<b>");
-        page.table(&["<b>"], [(true, vec!["<b>".to_owned()])]);
+        page.rows(&["<b>"], [(true, vec!["<b>".to_owned()])]);
         let html = page.finish("<b>");
         assert!(html.starts_with(HEAD) && !html.contains("<b>"), "{html}");
     }
@@ -122,5 +191,17 @@ mod tests {
         for source in ["http:", "https:", "src=", "href=", "@import", "url("] {
             assert!(!html.contains(source), "{source}");
         }
+    }
+
+    #[test]
+    fn only_existing_report_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report.html");
+        expect_replaceable("--output", &path).unwrap();
+        fs::write(&path, HEAD).unwrap();
+        expect_replaceable("--output", &path).unwrap();
+        fs::write(&path, "notes").unwrap();
+        let error = expect_replaceable("--output", &path).unwrap_err();
+        assert!(error.to_string().contains("it would be lost"), "{error}");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::page::escaped;
+use super::page::{Page, escaped};
 
 /// The size of a chart, in pixels, and the margins for its axes.
 const WIDTH: f64 = 640.0;
@@ -16,7 +16,7 @@ const TOP: f64 = 12.0;
 const BOTTOM: f64 = 36.0;
 
 /// Columns of pixels in which points are drawn.
-pub(super) const COLUMNS: usize = 560;
+const COLUMNS: usize = 560;
 
 /// Minimum ratio of the highest to the lowest value for a logarithmic axis.
 const LOG_FROM: f64 = 100.0;
@@ -99,8 +99,29 @@ impl Axis {
 }
 
 impl Chart {
+    /// A chart with linear axes.
+    pub(crate) fn new(title: String, unit: &'static str, across: &'static str, series: Vec<Series>) -> Self {
+        Self { title, unit, across, may_be_log: false, has_zero: false, series }
+    }
+
+    /// Draws the chart with its legend. Without finite values it says so; without series it draws nothing.
+    pub(crate) fn draw(&self, page: &mut Page) {
+        if self.series.is_empty() {
+            return;
+        }
+        page.html(&format!("<figure><h3>{}</h3>", escaped(&self.title)));
+        match self.svg() {
+            None => page.text("No value is finite."),
+            Some(svg) => page.html(&svg),
+        }
+        if self.series.len() > 1 {
+            page.legend(self.series.iter().map(|series| (&*series.name, series.color, DASHES[series.dash])));
+        }
+        page.html("</figure>");
+    }
+
     /// The chart as SVG, with the hover data as JSON; `None` if no value is finite.
-    pub(crate) fn svg(&self) -> Option<String> {
+    fn svg(&self) -> Option<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let finite = || points().filter(|(_, value)| value.is_finite());
         let x = axis(points().map(|point| point.0), false, (LEFT, WIDTH - RIGHT))?;
@@ -197,7 +218,7 @@ fn axis(values: impl Iterator<Item = f64> + Clone, may_be_log: bool, (from, to):
 }
 
 /// Keeps the first, lowest, highest and last point in each column of pixels, and the first non-finite one.
-pub(super) fn decimated(points: &[(f64, f64)], low: f64, high: f64) -> Vec<(f64, f64)> {
+fn decimated(points: &[(f64, f64)], low: f64, high: f64) -> Vec<(f64, f64)> {
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a column of pixels")]
     let column = |x: f64| ((x - low) / (high - low) * COLUMNS as f64) as i64;
     let mut kept = Vec::new();
@@ -235,7 +256,7 @@ fn draw_line(svg: &mut String, series: &Series, points: &[(f64, f64)], x: Axis, 
         is_open = true;
     }
     let class = series.color;
-    let dash = match dashes(series) {
+    let dash = match DASHES[series.dash] {
         "" => String::new(),
         dashes => format!(" stroke-dasharray=\"{dashes}\""),
     };
@@ -249,13 +270,8 @@ fn draw_line(svg: &mut String, series: &Series, points: &[(f64, f64)], x: Axis, 
     }
 }
 
-/// The SVG dash pattern of a series.
-pub(super) fn dashes(series: &Series) -> &'static str {
-    DASHES[series.dash]
-}
-
 /// Formats a number for an axis mark.
-pub(super) fn short(value: f64) -> String {
+fn short(value: f64) -> String {
     let size = value.abs();
     if size >= 1e4 {
         let (unit, letter) = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]

@@ -1,8 +1,6 @@
-//! Formats a plan as text.
+//! The prediction of a run, for people.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::io;
 
 use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
@@ -11,13 +9,19 @@ use fsdp_plan::Constants;
 use fsdp_plan::band::LARGE_WORLD;
 use fsdp_plan::prices::stand_in;
 
-use super::Outlook;
+use serde_json::Value;
+
 use super::ahead::RunForecast;
 use super::cost::{Cost, span};
 use super::effects::Effect;
-use crate::output::{Paint, table};
-use crate::train::{memory_rows, parameters};
-use crate::units::{bytes, grouped, rate};
+use super::outlook::Outlook;
+use super::{figures, json};
+use crate::document::{Document, Mark, Report};
+use crate::train::{memory_rows, units_of};
+use crate::units::{bytes, grouped, plural, rate};
+
+/// Width of names.
+pub(super) const WIDTH: usize = 28;
 
 /// Minimum fraction of compute time extrapolated far from measurements to be reported; unmeasured operations are always
 /// reported.
@@ -36,52 +40,60 @@ pub(super) fn name(plan: &Plan, op: &Op) -> String {
     format!("{} of {of}", op.kind.name())
 }
 
-/// Formats the complete plan.
-pub(super) fn text(outlook: &Outlook<'_>) -> String {
-    let Outlook { run, cost, fsdp2, effects, recompute_factor } = outlook;
-    let paint = Paint::of(&io::stdout());
-    let mut text = head(run);
-    let mut section = |title: &str, body: String| {
-        let _ = write!(text, "\n{}\n{body}", paint.heading(title));
-    };
-    section("memory of a device", memory(run));
-    section("step", listed(&step_rows(run, *fsdp2, *recompute_factor)));
-    section("queues", queues(run));
-    section("what computation waits for", exposed(run));
-    section("critical path", critical_path(run));
-    section("other settings", table(["change", "step", "memory", ""], effect_rows(run, effects)));
-    section("the whole run", listed(&run_rows(cost)));
-    section("assumed", assumed(run));
-    let from =
-        sources(run).into_iter().map(|[number, value, source]| format!("- {number} = {value}: {source}\n"));
-    section("where other numbers are from", from.collect());
-    text
+impl Report for Outlook<'_> {
+    fn json(&self) -> Value {
+        json::json(self)
+    }
+
+    fn write(&self, to: &mut dyn Document) {
+        let Self { run, cost, effects, .. } = self;
+        write_head(run, to);
+        to.section("memory of a device");
+        to.table(["category", "peak"], device_rows(run));
+        let (mark, verdict) = match left(run) {
+            Ok(left) => (Mark::Good, left),
+            Err(lacking) => (Mark::Bad, lacking),
+        };
+        to.marked(mark, &verdict, "");
+        to.section("step");
+        to.pairs(WIDTH, &step_rows(self));
+        to.figure(&|page| figures::draw(self, page));
+        to.section("queues");
+        to.table(["queue", "at work", "of the step"], queues(run));
+        to.section("what computation waits for");
+        write_waits(run, to);
+        to.section("critical path");
+        to.table(["operation", "of them", "time", "the longest"], critical_path(run));
+        to.section("other settings");
+        to.table(["change", "step", "memory", ""], effect_rows(run, effects));
+        to.section("the whole run");
+        to.pairs(WIDTH, &run_rows(cost));
+        to.section("assumed");
+        to.list(assumptions(run));
+        to.section("where other numbers are from");
+        to.list(
+            sources(run).into_iter().map(|[number, value, source]| format!("{number} = {value}: {source}")),
+        );
+    }
 }
 
-fn head(run: &RunForecast<'_>) -> String {
+fn write_head(run: &RunForecast<'_>, to: &mut dyn Document) {
     let (plan, config) = (&run.plan, &run.config);
     let per_node = run.cluster.devices_per_node();
-    format!(
-        "{} in {} units, mesh {}, {} of {} x {} tokens per rank and step\non {} of {}, {}\n",
-        parameters(&plan.spec),
-        plan.layout.units.len(),
-        plan.mesh,
+    to.line(&format!(
+        "{}, {} of {} x {} tokens per rank and step",
+        units_of(plan),
         counted(plan.step.rounds, "micro-batch"),
         config.train.micro_batch_size,
-        config.data.seq_len,
-        counted(plan.mesh.world().div_ceil(per_node), "node"),
-        counted(per_node, "device"),
-        run.cluster,
-    )
+        config.data.seq_len
+    ));
+    let nodes = counted(plan.mesh.world().div_ceil(per_node), "node");
+    to.line(&format!("on {nodes} of {}, {}", counted(per_node, "device"), run.cluster));
 }
 
+/// A large count with its noun.
 fn counted(count: usize, what: &str) -> String {
-    let end = match (count, what.ends_with("ch")) {
-        (1, _) => "",
-        (_, true) => "es",
-        (_, false) => "s",
-    };
-    format!("{} {what}{end}", grouped(count as u64))
+    format!("{} {}", grouped(count as u64), plural(count, what))
 }
 
 fn device_rows(run: &RunForecast<'_>) -> Vec<[String; 2]> {
@@ -90,16 +102,6 @@ fn device_rows(run: &RunForecast<'_>) -> Vec<[String; 2]> {
         rows.push(["context, workspace, NCCL (assumed)".to_owned(), bytes(run.beside_bytes())]);
     }
     rows
-}
-
-fn memory(run: &RunForecast<'_>) -> String {
-    let rows = device_rows(run);
-    let paint = Paint::of(&io::stdout());
-    let verdict = match left(run) {
-        Ok(left) => paint.good(&left),
-        Err(lacking) => paint.bad(&lacking),
-    };
-    format!("{}{verdict}\n", table(["category", "peak"], rows))
 }
 
 /// The memory left on a device, or the memory that it lacks.
@@ -113,33 +115,26 @@ fn left(run: &RunForecast<'_>) -> Result<String, String> {
     }
 }
 
-fn step_rows(run: &RunForecast<'_>, fsdp2: Option<[f64; 2]>, recompute_factor: f64) -> Vec<[String; 2]> {
+fn step_rows(Outlook { run, fsdp2, recompute_factor, .. }: &Outlook<'_>) -> Vec<[String; 2]> {
     let forecast = &run.forecast;
     let [mfu, mfu_6n] = run.utilization();
     let percent = |part: f64| format!("{:.1} %", 100.0 * part);
     let world = run.plan.mesh.world() as f64;
-    let rows = [
+    let (speed, per_device) = (run.tokens_per_second(), run.tokens_per_second() / world);
+    let mut rows = vec![
         ("time", step_time(run)),
         ("computing", span(forecast.computing)),
         ("waiting for communication", span(forecast.exposed)),
         ("slowest of all nodes", format!("+{:.1} %", 100.0 * (forecast.straggling - 1.0))),
-        (
-            "speed",
-            format!(
-                "{} tokens/s, {} for each device",
-                rate(run.tokens_per_second()),
-                rate(run.tokens_per_second() / world)
-            ),
-        ),
+        ("speed", format!("{} tokens/s, {} for each device", rate(speed), rate(per_device))),
         ("MFU", format!("{} (6 N + 12 L d T), {} (6 N)", percent(mfu), percent(mfu_6n))),
         ("HFU", format!("{} (the first, including recomputation)", percent(mfu * recompute_factor))),
     ];
-    let mut rows: Vec<[String; 2]> = rows.map(|(name, value)| [name.to_owned(), value]).into();
-    if let Some([compiled, eager]) = fsdp2 {
+    rows.extend(fsdp2.map(|[compiled, eager]| {
         let beside = format!("{} compiled, {} eager (predicted, same settings)", span(compiled), span(eager));
-        rows.push(["PyTorch FSDP2".to_owned(), beside]);
-    }
-    rows
+        ("PyTorch FSDP2", beside)
+    }));
+    rows.into_iter().map(|(name, value)| [name.to_owned(), value]).collect()
 }
 
 /// The time of a step with its band; the band comes first if a single number would pretend too much precision.
@@ -152,30 +147,12 @@ fn step_time(run: &RunForecast<'_>) -> String {
     format!("{} ({band})", span(time))
 }
 
-/// Formats names and values, one pair per line.
-pub(super) fn listed(rows: &[[String; 2]]) -> String {
-    rows.iter().map(|[name, value]| format!("{name:<28}{value}\n")).collect()
-}
-
-/// Memory, step and run, as tables.
-pub(super) fn tables(outlook: &Outlook<'_>) -> [(&'static str, Vec<[String; 2]>); 3] {
-    let Outlook { run, cost, fsdp2, recompute_factor, .. } = outlook;
-    let mut memory = device_rows(run);
-    memory.push(["of a device".to_owned(), left(run).unwrap_or_else(|lacking| lacking)]);
-    [
-        ("Memory of a device", memory),
-        ("Step", step_rows(run, *fsdp2, *recompute_factor)),
-        ("The whole run", run_rows(cost)),
-    ]
-}
-
-fn queues(run: &RunForecast<'_>) -> String {
+fn queues(run: &RunForecast<'_>) -> impl Iterator<Item = [String; 3]> {
     let rows = Queue::ALL.map(|queue| (queue, run.busy(queue))).into_iter().filter(|(_, busy)| *busy > 0.0);
-    let part = |busy: f64| format!("{:.1} %", 100.0 * busy / run.forecast.timeline.end);
-    table(
-        ["queue", "at work", "of the step"],
-        rows.map(|(queue, busy)| [queue.name().to_owned(), span(busy), part(busy)]),
-    )
+    let end = run.forecast.timeline.end;
+    rows.map(move |(queue, busy)| {
+        [queue.name().to_owned(), span(busy), format!("{:.1} %", 100.0 * busy / end)]
+    })
 }
 
 /// Seconds that computation waits, by cause, the longest first.
@@ -190,15 +167,16 @@ pub(super) fn waits(run: &RunForecast<'_>) -> Vec<(String, f64)> {
     sums
 }
 
-fn exposed(run: &RunForecast<'_>) -> String {
+fn write_waits(run: &RunForecast<'_>, to: &mut dyn Document) {
     let waits = waits(run);
     if waits.is_empty() {
-        return "nothing\n".to_owned();
+        return to.line("nothing");
     }
     let rows = waits.iter().take(SHOWN).map(|(name, seconds)| [name.clone(), span(*seconds)]);
-    let more = waits.len().saturating_sub(SHOWN);
-    let more = if more > 0 { format!("and {more} more\n") } else { String::new() };
-    table(["waiting for", "time"], rows) + &more
+    to.table(["waiting for", "time"], rows);
+    if let Some(more @ 1..) = waits.len().checked_sub(SHOWN) {
+        to.line(&format!("and {more} more"));
+    }
 }
 
 /// The operations on the critical path, by kind: their number, total seconds, and the longest one.
@@ -223,15 +201,12 @@ pub(super) fn critical_kinds(run: &RunForecast<'_>) -> Vec<(&'static str, usize,
     kinds
 }
 
-fn critical_path(run: &RunForecast<'_>) -> String {
-    let kinds = critical_kinds(run);
-    let rows = kinds.iter().filter(|kind| kind.2 > 0.0).take(SHOWN).map(|(kind, count, seconds, longest)| {
-        [(*kind).to_owned(), count.to_string(), span(*seconds), longest.clone()]
-    });
-    table(["operation", "of them", "time", "the longest"], rows)
+fn critical_path(run: &RunForecast<'_>) -> impl Iterator<Item = [String; 4]> {
+    let kinds = critical_kinds(run).into_iter().filter(|kind| kind.2 > 0.0).take(SHOWN);
+    kinds.map(|(kind, count, seconds, longest)| [kind.to_owned(), count.to_string(), span(seconds), longest])
 }
 
-pub(super) fn effect_rows(run: &RunForecast<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
+fn effect_rows(run: &RunForecast<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
     let row = |effect: &Effect| {
         let change = 100.0 * (effect.seconds / run.forecast.seconds - 1.0);
         let fits = if effect.fits { "" } else { "does not fit" };
@@ -353,9 +328,4 @@ pub(super) fn sources(run: &RunForecast<'_>) -> Vec<[String; 3]> {
         );
     }
     rows
-}
-
-/// The assumptions as lines.
-pub(super) fn assumed(run: &RunForecast<'_>) -> String {
-    assumptions(run).iter().map(|assumption| format!("- {assumption}\n")).collect()
 }

@@ -1,22 +1,18 @@
-//! A plan as a self-contained HTML file: a step on its queues, memory over the step, what computation waits for, more
-//! nodes.
+//! Figures of a plan: a step on its queues, memory over the step, what computation waits for, more nodes.
 
-use std::fmt::Write;
-use std::fs;
-use std::path::Path;
-
-use fsdp_core::Queue;
 use fsdp_core::memory::Category;
+use fsdp_core::schedule::Op;
+use fsdp_sim::virtual_time::Span;
 
 use super::ahead::{Forecaster, RunForecast};
 use super::cost::span;
-use super::{Outlook, text};
-use crate::error::CliError;
-use crate::report::bars::{self, Bar};
-use crate::report::chart::{Chart, Series};
-use crate::report::page::{Page, escaped};
-use crate::report::plan::{COLORED, LANE, LEFT, OPS_MAX, WIDTH, color, lane, title};
-use crate::report::{draw, expect_replaceable};
+use super::outlook::Outlook;
+use super::report;
+use crate::document::Document;
+use crate::document::bars::{self, Bar};
+use crate::document::chart::{Chart, Series};
+use crate::document::page::{Page, escaped};
+use crate::document::timeline::{self, LEFT, OPS_MAX, WIDTH};
 
 /// Rows in the timeline of a step.
 const ROWS: usize = 6;
@@ -34,35 +30,16 @@ const MEMORY: [(&str, f64, f64); 2] =
 const TIME: [(&str, f64, f64); 3] =
     [("seconds", 1.0, 5.0), ("milliseconds", 1e-3, 5.0), ("microseconds", 1e-6, 0.0)];
 
-/// Writes the report.
-///
-/// # Errors
-/// [`CliError`]: the file cannot be written, or has contents other than a report.
-pub(super) fn write(forecaster: &Forecaster<'_>, outlook: &Outlook<'_>, file: &Path) -> Result<(), CliError> {
-    let Outlook { run, effects, .. } = outlook;
-    expect_replaceable("--report", file)?;
-    let mut page = Page::default();
-    for (title, rows) in text::tables(outlook) {
-        page.section(title);
-        page.table(&["", ""], rows.into_iter().map(|[name, value]| (false, vec![name, value])));
-    }
+/// Draws the figures of a plan.
+pub(super) fn draw(outlook: &Outlook<'_>, page: &mut Page) {
+    let Outlook { forecaster, run, .. } = outlook;
     page.section("One step");
-    timeline(&mut page, run);
+    timeline(page, run);
     page.html("<div class=\"charts\">");
-    draw(&mut page, &memory(run));
-    waits(&mut page, run);
-    draw(&mut page, &scaling(forecaster, run));
+    memory(run).draw(page);
+    waits(page, run);
+    scaling(forecaster, run).draw(page);
     page.html("</div>");
-    page.section("Other settings");
-    let rows = text::effect_rows(run, effects).into_iter();
-    page.table(&["change", "step", "memory", ""], rows.map(|row| (false, row.to_vec())));
-    page.section("Assumed");
-    text::assumptions(run).iter().for_each(|assumption| page.text(assumption));
-    page.section("Where other numbers are from");
-    let rows = text::sources(run).into_iter();
-    page.table(&["number", "value", "source"], rows.map(|row| (false, row.to_vec())));
-    let heading = format!("{} on {}", run.config.model.path, run.cluster.name);
-    fs::write(file, page.finish(&heading)).map_err(CliError::write(file))
 }
 
 /// Draws operations on their queues over time; of a long step only the first ones.
@@ -78,48 +55,21 @@ fn timeline(page: &mut Page, run: &RunForecast<'_>) {
         let from = end * row as f64 / ROWS as f64;
         page.html(&lanes(run, shown, [from, from + end / ROWS as f64]));
     }
-    page.legend((0..COLORED.len()).map(|color| (COLORED[color], color, "")));
+    timeline::legend(page, ops.iter().map(|op| op.kind));
     page.html("</figure>");
 }
 
 /// Draws the operations between two times.
 fn lanes(run: &RunForecast<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
-    let plan = &run.plan;
-    let queues: Vec<usize> = (0..Queue::ALL.len())
-        .filter(|&queue| plan.step.ops.iter().any(|op| lane(&op.kind) == queue))
-        .collect();
-    let height = queues.len() as f64 * LANE + 18.0;
-    let mut svg =
-        format!("<svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"Operations by time\">");
-    for (at, &queue) in queues.iter().enumerate() {
-        let _ = write!(
-            svg,
-            "<text x=\"0\" y=\"{:.0}\">{}</text>",
-            at as f64 * LANE + 13.0,
-            Queue::ALL[queue].name()
-        );
-    }
+    let ops = &run.plan.step.ops;
     let pixel = |time: f64| LEFT + (time - from) / (to - from) * (WIDTH - LEFT);
-    for (op, ran) in plan.step.ops[..shown].iter().zip(&run.forecast.timeline.spans) {
+    let bar = |(op, ran): (&Op, &Span)| {
         let (x, end) = (pixel(ran.start.max(from)), pixel(ran.end.min(to)));
-        if end - x < SHORTEST {
-            continue;
-        }
-        let queue = lane(&op.kind);
-        let at = queues.iter().position(|&other| other == queue).unwrap_or_default();
-        let _ = write!(
-            svg,
-            "<rect class=\"c{}\" x=\"{x:.1}\" y=\"{:.0}\" width=\"{:.1}\" height=\"{:.0}\"><title>{}, {}</title></rect>",
-            color(&op.kind, queue),
-            at as f64 * LANE + 2.0,
-            end - x,
-            LANE - 4.0,
-            escaped(&title(plan, &op.kind)),
-            span(ran.end - ran.start)
-        );
-    }
-    let _ = write!(svg, "<text x=\"{LEFT}\" y=\"{:.0}\">{}</text></svg>", height - 4.0, span(from));
-    svg
+        (end - x >= SHORTEST).then(|| (op.kind, [x, end - x], format!(", {}", span(ran.end - ran.start))))
+    };
+    let bars: Vec<_> = ops[..shown].iter().zip(&run.forecast.timeline.spans).filter_map(bar).collect();
+    let used = timeline::used(ops.iter().map(|op| op.kind));
+    timeline::svg("Operations by time", &run.plan, &bars, &used, &span(from))
 }
 
 /// The memory of a device over time: what the step declares, and what calls within blocks hold in addition.
@@ -145,14 +95,8 @@ fn memory(run: &RunForecast<'_>) -> Chart {
     let (unit, byte) = unit(&MEMORY, points.iter().map(|point| point.1).max().unwrap_or(0) as f64);
     let points: Vec<(f64, f64)> =
         points.into_iter().map(|(at, bytes)| (at / second, bytes as f64 / byte)).collect();
-    Chart {
-        title: "Memory of a device over the step".to_owned(),
-        unit,
-        across,
-        may_be_log: false,
-        has_zero: false,
-        series: vec![Series::of("memory".to_owned(), 0, 0, &points)],
-    }
+    let series = vec![Series::of("memory".to_owned(), 0, 0, &points)];
+    Chart::new("Memory of a device over the step".to_owned(), unit, across, series)
 }
 
 /// The unit in which a value is most readable, and the size of one unit.
@@ -163,7 +107,7 @@ fn unit(units: &[(&'static str, f64, f64)], value: f64) -> (&'static str, f64) {
 }
 
 fn waits(page: &mut Page, run: &RunForecast<'_>) {
-    let waits = text::waits(run);
+    let waits = report::waits(run);
     if waits.is_empty() {
         return;
     }
@@ -171,8 +115,7 @@ fn waits(page: &mut Page, run: &RunForecast<'_>) {
         (name.clone(), vec![(2, *seconds, span(*seconds))])
     };
     let rows: Vec<(String, Vec<Bar>)> = waits.iter().take(WAITS).map(row).collect();
-    let svg = bars::svg("What computation waits for", &rows);
-    page.html(&format!("<figure><h3>What computation waits for</h3>{svg}</figure>"));
+    page.drawing("What computation waits for", &bars::svg("What computation waits for", &rows));
 }
 
 /// The same work per rank on 1, 2, 4, .. nodes, up to the requested number.
@@ -191,12 +134,7 @@ fn scaling(forecaster: &Forecaster<'_>, run: &RunForecast<'_>) -> Chart {
     let mut counts: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&count| count < nodes).collect();
     counts.push(nodes);
     let points: Vec<(f64, f64)> = counts.into_iter().filter_map(on).collect();
-    Chart {
-        title: "The same work for each device, on more nodes".to_owned(),
-        unit: "tokens/s of a device",
-        across: "nodes",
-        may_be_log: false,
-        has_zero: true,
-        series: vec![Series::of("speed".to_owned(), 0, 0, &points)],
-    }
+    let series = vec![Series::of("speed".to_owned(), 0, 0, &points)];
+    let title = "The same work for each device, on more nodes".to_owned();
+    Chart { has_zero: true, ..Chart::new(title, "tokens/s of a device", "nodes", series) }
 }
