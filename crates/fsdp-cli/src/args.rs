@@ -16,12 +16,14 @@ mod launch;
 mod logs;
 mod plan;
 mod report;
+mod shared;
 mod shell;
 mod sizes;
+mod values;
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, Parser, Subcommand};
 use fsdp_config::Device;
 use fsdp_core::DType;
 
@@ -41,12 +43,14 @@ pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
 pub(crate) use plan::PlanArgs;
 pub(crate) use report::ReportArgs;
+pub(crate) use shared::{NetworkArgs, RunFileArgs};
 pub(crate) use shell::{CompletionsArgs, ManArgs, SchemaArgs};
 
 pub(crate) use ckpt::{
-    CkptCommand, ConvertArgs, DiffArgs, ExpertsArg, InspectArgs, MemoryArgs, ReadArgs, TargetArg,
-    VerifyCkptArgs,
+    CkptCommand, ConvertArgs, DiffArgs, ExpertsArg, InspectArgs, MemoryArgs, ReadArgs, VerifyCkptArgs,
+    target_name,
 };
+use values::{DEVICES, DTYPES, one_of, positive};
 
 const EXAMPLES: &str = "Examples:
   fsdp train examples/quickstart.toml
@@ -131,25 +135,6 @@ pub(crate) enum Command {
 pub(crate) enum BenchCommand {
     /// Time training steps of a Llama on random tokens
     Train(BenchTrainArgs),
-}
-
-/// A run file and changes to it.
-#[derive(Clone, Debug, ClapArgs)]
-pub(crate) struct RunFileArgs {
-    /// The run file (TOML)
-    #[arg(value_name = "RUN.toml")]
-    pub(crate) file: PathBuf,
-    /// Change a key of the run file, such as --set train.steps=50 (may be repeated)
-    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
-    pub(crate) overrides: Vec<String>,
-}
-
-/// How processes reach each other.
-#[derive(Clone, Copy, Debug, ClapArgs)]
-pub(crate) struct NetworkArgs {
-    /// Connect processes on several nodes without a token: for networks that nobody else can reach
-    #[arg(long)]
-    pub(crate) insecure_network: bool,
 }
 
 /// `fsdp train`.
@@ -327,11 +312,11 @@ pub(crate) struct BenchTrainArgs {
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) threads: Option<usize>,
     /// Dtype of gathered parameters and of compute
-    #[arg(long, value_name = "DTYPE", value_enum, default_value_t = DtypeArg::F32)]
-    pub(crate) param_dtype: DtypeArg,
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(&DTYPES), default_value = "f32")]
+    pub(crate) param_dtype: DType,
     /// What computes
-    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = DeviceArg::Cpu)]
-    pub(crate) device: DeviceArg,
+    #[arg(long, value_name = "DEVICE", value_parser = one_of(&DEVICES), default_value = "cpu")]
+    pub(crate) device: Device,
     /// Recompute layers in backward
     #[arg(long)]
     pub(crate) checkpointing: bool,
@@ -352,78 +337,6 @@ impl BenchTrainArgs {
     /// Ranks over all processes.
     pub(crate) fn ranks(&self) -> usize {
         self.ranks.unwrap_or(1)
-    }
-}
-
-/// What computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceArg {
-    /// The kernels of fsdp
-    Cpu,
-    /// libtorch's kernels (feature `torch`)
-    TorchCpu,
-    /// NVIDIA GPUs (feature `cuda`)
-    Cuda,
-    /// The PJRT plugin that `PJRT_PLUGIN_LIBRARY_PATH` names (feature `xla`)
-    Xla,
-}
-
-impl DeviceArg {
-    /// The device.
-    pub(crate) const fn device(self) -> Device {
-        match self {
-            DeviceArg::Cpu => Device::Cpu,
-            DeviceArg::TorchCpu => Device::TorchCpu,
-            DeviceArg::Cuda => Device::Cuda,
-            DeviceArg::Xla => Device::Xla,
-        }
-    }
-
-    /// The name in run files.
-    pub(crate) fn name(self) -> &'static str {
-        self.device().name()
-    }
-}
-
-/// A dtype of parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DtypeArg {
-    /// IEEE 754 single precision
-    F32,
-    /// bfloat16
-    Bf16,
-    /// IEEE 754 half precision
-    F16,
-    /// IEEE 754 double precision
-    F64,
-}
-
-impl DtypeArg {
-    /// The type.
-    pub(crate) const fn dtype(self) -> DType {
-        match self {
-            DtypeArg::F32 => DType::F32,
-            DtypeArg::Bf16 => DType::Bf16,
-            DtypeArg::F16 => DType::F16,
-            DtypeArg::F64 => DType::F64,
-        }
-    }
-
-    /// The name in run files.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            DtypeArg::F32 => "f32",
-            DtypeArg::Bf16 => "bf16",
-            DtypeArg::F16 => "f16",
-            DtypeArg::F64 => "f64",
-        }
-    }
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected an integer of at least 1".to_owned()),
-        Ok(number) => Ok(number),
     }
 }
 

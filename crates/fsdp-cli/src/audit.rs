@@ -22,11 +22,12 @@ use self::variants::Stated;
 use crate::allocator::keep_no_large_blocks;
 use crate::args::AuditArgs;
 use crate::atomic_file::folder_of;
+use crate::device::Purpose;
+use crate::device::host::{self, threads_per_rank, total_threads};
 use crate::document::page::{Page, expect_replaceable};
 use crate::document::{Report as _, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::host::{self, threads_per_rank, total_threads};
 use crate::run_setup::{Model, RunSetup};
 use crate::stop_signal::StopSignal;
 use crate::units::bytes;
@@ -74,7 +75,7 @@ fn judge(
     (cluster, signal): (Option<&Cluster>, &StopSignal),
 ) -> Result<Report, CliError> {
     let longest = steps.iter().flatten().map(|batch| batch.seq).max().unwrap_or(0);
-    let settings: Vec<Setting<Model>> = stated.settings(longest);
+    let settings: Vec<Setting<Model>> = variants::settings(stated, longest);
     let stages = Stages::new();
     let ranks_on_machine = cluster.map_or(run.ranks, Cluster::ranks_on_machine);
     let audit = Audit {
@@ -90,8 +91,8 @@ fn judge(
     };
     say_need(&audit.memory(run.ranks)?, ranks_on_machine);
     Ok(match cluster {
-        Some(cluster) => audit.judge(&host::processes(run, cluster), run.ranks)?,
-        None => audit.judge(&host::training(run), run.ranks)?,
+        Some(cluster) => audit.judge(&host::processes(run, Purpose::Training, cluster), run.ranks)?,
+        None => audit.judge(&host::ranks(run, Purpose::Training), run.ranks)?,
     })
 }
 
@@ -113,7 +114,7 @@ fn expect_folder(file: &Path) -> Result<(), CliError> {
         Ok(found) if found.is_dir() => Ok(()),
         found => {
             let source = found.err().unwrap_or_else(|| io::ErrorKind::NotADirectory.into());
-            Err(CliError::Create { option: "--report", file: file.to_owned(), source })
+            Err(CliError::create("--report", file)(source))
         }
     }
 }

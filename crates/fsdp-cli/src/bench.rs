@@ -15,7 +15,7 @@ use fsdp_train::memory::expect_room_to_train;
 use fsdp_train::{Job, RankTrainer, TrainError};
 
 use crate::args::BenchTrainArgs;
-use crate::device::Work;
+use crate::device::{Purpose, Work};
 use crate::document::print;
 use crate::error::CliError;
 use crate::exit_code::Exit;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
     cluster::within(place, &job.config.run, args.network, |team| {
         let cluster = team.map(|team| team.cluster);
         let steps = Steps { job: &job, steps: args.steps as u64 };
-        let ranks = device::training(&job.config.run, cluster, steps)??;
+        let ranks = device::on(&job.config.run, Purpose::Training, cluster, steps)??;
         if cluster.is_none_or(Cluster::is_leader) {
             let processes = cluster.map_or(1, |cluster| cluster.place().processes);
             let ranks_on_machine = cluster.map_or(args.ranks(), Cluster::ranks_on_machine);

@@ -22,13 +22,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::args::CalibrateArgs;
 use crate::atomic_file::folder_of;
 use crate::cluster::{self, Team};
+use crate::device::host::total_threads;
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::host::total_threads;
 use crate::{device, logging, output};
 use collectives::{Collectives, bytes_max};
 use computing::{Samples, Step, Steps};
-use file::{add, expect_compatible, expect_matching, expect_replaceable, read_cluster, write};
+pub(crate) use file::read_cluster;
+use file::{add, expect_compatible, expect_matching, expect_replaceable, write};
 use models::{Shape, WHOLE_STEP_MODELS, shapes};
 use ranks::{Ranks, device_name};
 
@@ -44,7 +45,7 @@ const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 /// [`CliError`]: the device is not available, the file has other contents, or a run failed.
 pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
-    let device = args.device.device();
+    let device = args.device;
     device::expect(device)?;
     device::expect_operations(device, "--device")?;
     let Some(place) = cluster::place()? else { return run_single_process(args, device).map(|()| Exit::Done) };
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
 impl CalibrateArgs {
     /// The models to run.
     fn shapes(&self) -> &'static [Shape] {
-        let all = shapes(self.device.device());
+        let all = shapes(self.device);
         &all[..self.models.unwrap_or(all.len()).min(all.len())]
     }
 }
@@ -173,7 +174,7 @@ impl<R: Ranks> Bench<'_, R> {
             machine,
             device: device.name().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            date: logging::now(),
+            date: output::now(),
             threads,
             issue: 0.0,
             between_calls: 0.0,

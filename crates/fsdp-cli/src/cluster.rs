@@ -37,7 +37,7 @@ pub(crate) use error_file::write_cause as report_to_torchrun;
 pub(crate) use flight::LOG_DIR;
 use transport::Carrier;
 #[cfg(feature = "cuda")]
-pub(crate) use transport::decide;
+pub(crate) use transport::{decide, has_nccl, refused};
 pub(crate) use watchdog::{LAUNCHER, watch_launcher};
 
 /// How long a failed process waits for the first failure of the world, in addition to two heartbeats.
@@ -233,7 +233,11 @@ fn print_participants(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
 fn join(place: ProcessPlace, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, CliError> {
     let processes = place.processes;
     if !run.ranks.is_multiple_of(processes) {
-        return Err(CliError::Processes { place, ranks: run.ranks });
+        return Err(CliError::Input(format!(
+            "run.ranks = {}, but {} has started {processes} processes, which cannot hold equal numbers of ranks: start one \
+             process per rank or a divisor of run.ranks, or leave run.ranks out",
+            run.ranks, place.launched_by
+        )));
     }
     descriptors::expect(processes)?;
     let joining = Joining {

@@ -15,11 +15,12 @@ use fsdp_train::{TrainError, expect_positions, listed, plan, trace_step};
 use fsdp_xla::{Program, ProgramEvent, Setting, Target, Tracer, XlaError, XlaMemory};
 
 use crate::args::{CompileArgs, RunFileArgs};
+use crate::device::{host, xla};
 use crate::document::print;
 use crate::error::CliError;
 use crate::out_of_memory_report::{OutOfMemoryReport, predicted};
 use crate::run_setup::{Model, RunSetup};
-use crate::{host, logging, output, xla};
+use crate::{logging, output};
 use report::Compiled;
 
 /// Compiles the step of a run file for a topology, and reports the result.
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     let predicted_bytes = predicted(config, &model, &plan)?;
     let report =
         target.compile(&program).map_err(|source| match OutOfMemoryReport::of(config, &model, &source) {
-            Some(report) => CliError::OutOfMemoryReport(Box::new(report)),
+            Some(report) => CliError::Input(report.to_string()),
             None => CliError::Compile { topology: args.topology.clone(), source },
         })?;
     let cost = cost(config, &model, &plan)?;
@@ -105,7 +106,7 @@ fn setting(option: &str) -> Result<(String, Setting), CliError> {
         (Some(file), _) => {
             let file = PathBuf::from(file);
             let text = std::fs::read_to_string(&file);
-            Setting::Text(text.map_err(|source| CliError::ReadFile { file, source })?)
+            Setting::Text(text.map_err(CliError::read(&file))?)
         }
         (None, Ok(number)) => Setting::Number(number),
         (None, Err(_)) => Setting::Text(value.to_owned()),
@@ -146,6 +147,6 @@ mod tests {
         std::fs::write(file.path(), "text").unwrap();
         let read = setting(&format!("a=@{}", file.path().display())).unwrap();
         assert_eq!(read, ("a".to_owned(), Setting::Text("text".to_owned())));
-        assert!(matches!(setting("a=@/nowhere").unwrap_err(), CliError::ReadFile { .. }));
+        assert!(matches!(setting("a=@/nowhere").unwrap_err(), CliError::Read { .. }));
     }
 }

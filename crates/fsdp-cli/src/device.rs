@@ -1,43 +1,34 @@
 //! From `run.device` to a launcher: the only place that chooses the device of ranks.
 //!
-//! A command is [`Work`] that runs on any launcher. Each device has a module that creates its launchers, for training
-//! and for verification: [`host`], and `torch` and `cuda` if they are built in.
+//! A command is [`Work`] that runs on any launcher. Each device has a module that creates its launchers: [`host`], and
+//! `torch`, `cuda` and `xla` if they are built in.
 
-use fsdp_comm::launch::Launcher;
+pub(crate) mod clock;
+#[cfg(feature = "cuda")]
+mod cuda;
+pub(crate) mod host;
+mod together;
+#[cfg(feature = "torch")]
+mod torch;
+mod work;
+#[cfg(feature = "xla")]
+pub(crate) mod xla;
+
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::place::ProcessPlace;
-use fsdp_config::{Device, Resolved, RunConfig, Transport, World};
+use fsdp_config::{Device, Resolved, RunConfig, World};
 use fsdp_core::Rank;
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
-use fsdp_nn::Backend;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture;
 use fsdp_train::{TrainError, predict};
 
-use crate::clock::Clock;
 use crate::cluster;
-#[cfg(feature = "cuda")]
-use crate::cuda;
 use crate::error::CliError;
-use crate::host;
-#[cfg(feature = "torch")]
-use crate::torch;
 #[cfg(not(feature = "torch"))]
 use crate::with_libtorch;
-#[cfg(feature = "xla")]
-use crate::xla;
-
-/// The work of a command on its ranks, on any device.
-pub(crate) trait Work {
-    /// The result.
-    type Outcome;
-
-    /// Does the work.
-    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
-    where
-        L::Memory: Backend + Clock;
-}
+pub(crate) use work::{Purpose, Work};
 
 /// Checks, before data is read, that this binary supports a device with the libtorch that it has found.
 ///
@@ -129,19 +120,13 @@ pub(crate) fn world(place: Option<ProcessPlace>, has_gpus: bool) -> World {
     World { ranks, nodes: place.map(ProcessPlace::nodes) }
 }
 
-/// Whether NCCL connects the ranks of different processes, which requires a GPU per rank.
-pub(crate) fn has_nccl(run: &RunConfig) -> bool {
-    let is_nccl_allowed = matches!(run.transport, Transport::Auto | Transport::Nccl);
-    is_nccl_allowed && run.device == Device::Cuda && !run.share_gpu
-}
-
 #[cfg(not(all(feature = "cuda", feature = "xla")))]
 fn missing(device: Device, feature: &'static str) -> CliError {
     #[cfg(not(feature = "torch"))]
     if let Some(unfit) = with_libtorch::unfit()
         && device != Device::Xla
     {
-        return CliError::Unfit { device: device.name(), unfit };
+        return CliError::Input(format!("device \"{}\" cannot be used: {unfit}", device.name()));
     }
     let instead = if cfg!(feature = "torch") { "\"cpu\" or \"torch-cpu\"" } else { "\"cpu\"" };
     let command = format!("cargo build --release -p fsdp-cli --features {feature}");
@@ -153,74 +138,39 @@ fn missing(device: Device, feature: &'static str) -> CliError {
             ("packages fsdp and fsdp-cuda", build)
         }
     };
-    CliError::Device { device: device.name(), feature, packages, build, instead }
+    CliError::Input(format!(
+        "device \"{}\": this fsdp was built without the feature `{feature}`; install the Python {packages}, build it with {build}, \
+         or use {instead}",
+        device.name()
+    ))
 }
 
-/// Runs work on ranks that train or are measured: those of this process, if there are several.
+/// Runs work on ranks: those of this process, if there are several.
 ///
 /// # Errors
 /// [`CliError`]: the device is not available.
-pub(crate) fn training<W: Work>(
+pub(crate) fn on<W: Work>(
     run: &RunConfig,
+    purpose: Purpose,
     cluster: Option<&Cluster>,
     work: W,
 ) -> Result<W::Outcome, CliError> {
     expect(run.device)?;
-    if let Some(cluster) = cluster {
-        return match run.device {
-            #[cfg(feature = "torch")]
-            Device::TorchCpu => Ok(work.on(&torch::processes(run, cluster)?)),
-            #[cfg(feature = "cuda")]
-            Device::Cuda => cuda::among(run, cluster, false, work),
-            #[cfg(feature = "xla")]
-            Device::Xla => Ok(work.on(&xla::processes(run, cluster)?)),
-            _ => Ok(work.on(&host::processes(run, cluster))),
-        };
-    }
-    match run.device {
+    match (run.device, cluster) {
         #[cfg(feature = "torch")]
-        Device::TorchCpu => Ok(work.on(&torch::training(run)?)),
-        #[cfg(feature = "cuda")]
-        Device::Cuda => cuda::on(run, false, work),
-        #[cfg(feature = "xla")]
-        Device::Xla => Ok(work.on(&xla::devices(run)?)),
-        _ => Ok(work.on(&host::training(run))),
-    }
-}
-
-/// Runs work on ranks that are compared with the oracle; with `poison`, released contents are overwritten. On GPUs,
-/// libtorch must use deterministic algorithms, so that it cannot cause differences.
-///
-/// # Errors
-/// [`CliError`]: the device is not available.
-pub(crate) fn verification<W: Work>(
-    run: &RunConfig,
-    poison: bool,
-    cluster: Option<&Cluster>,
-    work: W,
-) -> Result<W::Outcome, CliError> {
-    expect(run.device)?;
-    if let Some(cluster) = cluster {
-        return match run.device {
-            #[cfg(feature = "torch")]
-            Device::TorchCpu => Ok(work.on(&torch::verification_processes(run, poison, cluster)?)),
-            #[cfg(feature = "cuda")]
-            Device::Cuda => {
-                cuda::among(&RunConfig { deterministic: true, ..run.clone() }, cluster, poison, work)
-            }
-            #[cfg(feature = "xla")]
-            Device::Xla => Ok(work.on(&xla::verification_processes(run, cluster)?)),
-            _ => Ok(work.on(&host::verification_processes(run, poison, cluster))),
-        };
-    }
-    match run.device {
+        (Device::TorchCpu, None) => Ok(work.on(&torch::ranks(run, purpose)?)),
         #[cfg(feature = "torch")]
-        Device::TorchCpu => Ok(work.on(&torch::verification(run, poison)?)),
+        (Device::TorchCpu, Some(cluster)) => Ok(work.on(&torch::processes(run, purpose, cluster)?)),
         #[cfg(feature = "cuda")]
-        Device::Cuda => cuda::on(&RunConfig { deterministic: true, ..run.clone() }, poison, work),
+        (Device::Cuda, None) => cuda::on(run, purpose, work),
+        #[cfg(feature = "cuda")]
+        (Device::Cuda, Some(cluster)) => cuda::among(run, purpose, cluster, work),
         #[cfg(feature = "xla")]
-        Device::Xla => Ok(work.on(&xla::devices(run)?)),
-        _ => Ok(work.on(&host::verification(run, poison))),
+        (Device::Xla, None) => Ok(work.on(&xla::devices(run)?)),
+        #[cfg(feature = "xla")]
+        (Device::Xla, Some(cluster)) => Ok(work.on(&xla::processes(run, cluster)?)),
+        (_, None) => Ok(work.on(&host::ranks(run, purpose))),
+        (_, Some(cluster)) => Ok(work.on(&host::processes(run, purpose, cluster))),
     }
 }
 

@@ -19,10 +19,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::args::DoctorArgs;
+use crate::device::host;
 use crate::document::{self, Document, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::{cluster, host, logging};
+use crate::{cluster, logging};
 
 /// How long processes wait for each other, unless a run file sets it.
 const TIMEOUT_S: f64 = 600.0;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::ClusterError;
-use fsdp_comm::process::place::{PlaceError, ProcessPlace};
+use fsdp_comm::process::place::PlaceError;
 use fsdp_comm::process::rendezvous::RendezvousError;
 use fsdp_config::ConfigError;
 use fsdp_core::FailureKind;
@@ -28,12 +28,14 @@ pub(crate) enum CliError {
     /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] fsdp_ckpt::Error),
-    /// A model directory has no readable `config.json`.
-    #[error(
-        "cannot read {}; model.path must be a Hugging Face directory with config.json",
-        file.display()
-    )]
-    ReadModel { file: PathBuf, source: io::Error },
+    /// A file named by the user cannot be read.
+    #[error("cannot read {}{advice}", file.display())]
+    Read {
+        file: PathBuf,
+        /// What to give instead, after a `;` or `:`.
+        advice: &'static str,
+        source: io::Error,
+    },
     /// A `config.json` does not describe a model that can be run.
     #[error("{origin}: {source}")]
     Model {
@@ -41,37 +43,12 @@ pub(crate) enum CliError {
         origin: String,
         source: fsdp_nn::hf::ConfigError,
     },
-    /// The run has no such rank.
-    #[error("--rank {rank}: the run has {ranks} ranks, so give 0 to {}", ranks - 1)]
-    Rank {
-        rank: usize,
-        /// Number of ranks.
-        ranks: usize,
-    },
     /// A launcher has given this process a contradictory place.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// The started processes cannot hold the ranks of the run.
-    #[error(
-        "run.ranks = {ranks}, but {} has started {} processes, which cannot hold equal numbers of ranks: start one \
-         process per rank or a divisor of run.ranks, or leave run.ranks out",
-        place.launched_by, place.processes
-    )]
-    Processes {
-        /// The place of this process.
-        place: ProcessPlace,
-        /// The world size of the run.
-        ranks: usize,
-    },
     /// Processes that were started together could not join each other.
     #[error("{}", cluster_message(.0))]
     Cluster(#[from] ClusterError),
-    /// Ranks cannot be connected as `run.transport` requires.
-    #[error("run.transport: {why}")]
-    Transport {
-        /// The obstacle.
-        why: String,
-    },
     /// Other processes did not answer.
     #[error("waiting for other processes: {0}")]
     NoAnswer(#[from] AssemblyError),
@@ -100,10 +77,13 @@ pub(crate) enum CliError {
         /// The failure that ended the world.
         verdict: Box<Verdict>,
     },
-    /// Options of a command do not fit together.
+    /// What is asked for is impossible: says why, and what to do.
+    #[error("{0}")]
+    Input(String),
+    /// An option, or a key of the run file, does not fit.
     #[error("{option}: {what}")]
     Option {
-        /// The option, as written.
+        /// The option or key, as written.
         option: &'static str,
         /// What is wrong and what to do.
         what: String,
@@ -115,33 +95,6 @@ pub(crate) enum CliError {
         option: &'static str,
         file: PathBuf,
         source: io::Error,
-    },
-    /// This binary was built without support for the device.
-    #[cfg(not(all(feature = "cuda", feature = "xla")))]
-    #[error(
-        "device \"{device}\": this fsdp was built without the feature `{feature}`; install the Python {packages}, build it with \
-         {build}, or use {instead}"
-    )]
-    Device {
-        /// The device's name in run files.
-        device: &'static str,
-        /// The required feature.
-        feature: &'static str,
-        /// The Python packages that have it.
-        packages: &'static str,
-        /// How to build it.
-        build: String,
-        /// The devices that this binary has.
-        instead: &'static str,
-    },
-    /// The program with libtorch that is installed beside this one cannot be used.
-    #[cfg(not(feature = "torch"))]
-    #[error("device \"{device}\" cannot be used: {unfit}")]
-    Unfit {
-        /// The device's name in run files.
-        device: &'static str,
-        /// What is wrong with it.
-        unfit: &'static crate::with_libtorch::Unfit,
     },
     /// There is no usable PJRT plugin.
     #[cfg(feature = "xla")]
@@ -155,10 +108,6 @@ pub(crate) enum CliError {
         topology: String,
         source: fsdp_xla::XlaError,
     },
-    /// A step does not fit into the memory of a device.
-    #[cfg(feature = "xla")]
-    #[error("{0}")]
-    OutOfMemoryReport(Box<crate::out_of_memory_report::OutOfMemoryReport>),
     /// There is no usable GPU.
     #[error("device \"cuda\" cannot be used (`fsdp doctor` shows what is missing): {0}")]
     Gpu(#[from] DeviceError),
@@ -177,15 +126,9 @@ pub(crate) enum CliError {
     #[cfg(feature = "torch")]
     #[error(transparent)]
     Libtorch(#[from] fsdp_cuda::torch::TorchError),
-    /// There is no run to report on.
-    #[error("cannot read {}: give the output folder of a run (run.out_dir)", file.display())]
-    Report { file: PathBuf, source: io::Error },
     /// A cluster description is wrong.
     #[error(transparent)]
     ClusterDescription(#[from] fsdp_plan::cluster::ClusterError),
-    /// A file named by the user cannot be read.
-    #[error("cannot read {}", file.display())]
-    ReadFile { file: PathBuf, source: io::Error },
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter { source: tracing_subscriber::filter::ParseError },
@@ -226,9 +169,7 @@ impl CliError {
             CliError::NoAnswer(AssemblyError::Late { .. }) => FailureKind::Temporary,
             CliError::NoAnswer(AssemblyError::GivenUp) => FailureKind::Permanent,
             CliError::World { verdict } => verdict.failure.kind,
-            CliError::ReadModel { source, .. }
-            | CliError::ReadFile { source, .. }
-            | CliError::Report { source, .. }
+            CliError::Read { source, .. }
             | CliError::Create { source, .. }
             | CliError::Start { source, .. }
             | CliError::Write { source, .. } => FailureKind::of_io(source),
@@ -242,25 +183,31 @@ impl CliError {
             | CliError::Nccl(_)
             | CliError::Ranks(_)
             | CliError::Model { .. }
-            | CliError::Rank { .. }
             | CliError::Place(_)
-            | CliError::Processes { .. }
-            | CliError::Transport { .. }
             | CliError::Launched(_)
             | CliError::ClusterDescription(_)
+            | CliError::Input(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
             #[cfg(feature = "xla")]
             CliError::Xla(error) => error.kind(),
             #[cfg(feature = "xla")]
-            CliError::Compile { .. } | CliError::OutOfMemoryReport(_) => FailureKind::Input,
-            #[cfg(not(all(feature = "cuda", feature = "xla")))]
-            CliError::Device { .. } => FailureKind::Input,
-            #[cfg(not(feature = "torch"))]
-            CliError::Unfit { .. } => FailureKind::Input,
+            CliError::Compile { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]
             CliError::Libtorch(_) => FailureKind::Input,
         }
+    }
+
+    /// Wraps a failure to read a file.
+    pub(crate) fn read(file: &Path) -> impl FnOnce(io::Error) -> CliError {
+        let file = file.to_owned();
+        move |source| CliError::Read { file, advice: "", source }
+    }
+
+    /// Wraps a failure to create the file that an option names.
+    pub(crate) fn create(option: &'static str, file: &Path) -> impl FnOnce(io::Error) -> CliError {
+        let file = file.to_owned();
+        move |source| CliError::Create { option, file, source }
     }
 
     /// Wraps a failure to write to a file.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::args::{EvalArgs, RunFileArgs};
 use crate::cluster::Team;
-use crate::device::Work;
+use crate::device::{Purpose, Work};
 use crate::document::{Document, Report, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
@@ -108,7 +108,7 @@ fn run_within(
     };
     let job = cluster::in_turns(team, read, |job| job.data.share())?;
     output::data_warnings(&job.data);
-    let found = device::training(&job.config.run, cluster, Evaluating { job: &job, saved })??;
+    let found = device::on(&job.config.run, Purpose::Training, cluster, Evaluating { job: &job, saved })??;
     if cluster.is_none_or(Cluster::is_leader) {
         print(&Evaluations { model: &args.model, found: &found }, args.json)?;
     }

@@ -12,8 +12,8 @@ use fsdp_train::generate::{GenerateOptions, ends, generate_tokens, load};
 use serde_json::json;
 
 use crate::args::GenerateArgs;
+use crate::device::host::total_threads;
 use crate::error::CliError;
-use crate::host::total_threads;
 use crate::run_setup::{expect_model, read_model};
 use crate::units::rate;
 use crate::{logging, output};
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let generate_options = GenerateOptions { max_new_tokens: args.max_new_tokens, sampling, ends };
     let options = HostOptions { threads: total_threads(0), ..HostOptions::default() };
     let memory = Arc::new(HostMemory::new(options).map_err(TrainError::from)?);
-    let weights = load(&memory, &args.model, &model, args.dtype.dtype())?;
+    let weights = load(&memory, &args.model, &model, args.dtype)?;
     let mut session = Session::new(memory, model, &weights, length).map_err(TrainError::from)?;
     let mut printer = TokenPrinter {
         args,

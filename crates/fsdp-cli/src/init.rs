@@ -80,7 +80,7 @@ fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) ->
     choices.eval.clone_from(&args.eval);
     choices.format.clone_from(&args.format);
     choices.column.clone_from(&args.column);
-    choices.device = args.device.map_or_else(default_device, |device| device.device());
+    choices.device = args.device.unwrap_or_else(default_device);
 
     let found = data(args, &mut choices, answers)?;
     choices.ranks = ranks(args, choices.device, answers)?;

@@ -3,13 +3,11 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 
-use serde_json::{Value, json};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::filter::{Targets, filter_fn};
 use tracing_subscriber::fmt;
 use tracing_subscriber::fmt::format::{FmtSpan, Writer};
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
@@ -60,39 +58,19 @@ pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
 fn events() -> Box<dyn Layer<Registry> + Send + Sync> {
     let layer = fmt::layer::<Registry>().with_writer(io::stderr).with_span_events(FmtSpan::CLOSE);
     if output::is_json() {
-        return layer.json().map_event_format(WithProcessNameJson).boxed();
+        return layer.json().map_event_format(|format| WithProcessName { format, is_json: true }).boxed();
     }
-    layer.with_ansi(io::stderr().is_terminal()).map_event_format(WithProcessName).boxed()
+    layer
+        .with_ansi(io::stderr().is_terminal())
+        .map_event_format(|format| WithProcessName { format, is_json: false })
+        .boxed()
 }
 
-/// The current time as in events: `2026-11-23T12:00:00.000000Z`.
-pub(crate) fn now() -> String {
-    let mut timestamp = String::new();
-    // Writing to a string cannot fail.
-    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
-    timestamp
+/// Formats events with the name of this process, if it is not the first of several.
+struct WithProcessName<F> {
+    format: F,
+    is_json: bool,
 }
-
-/// Formats a message that is not a `tracing` event as the JSON line of one.
-pub(crate) fn line(level: &str, message: &str, caused_by: &[String]) -> String {
-    let mut fields = json!({ "message": message });
-    if !caused_by.is_empty() {
-        fields["caused_by"] = json!(caused_by);
-    }
-    let line = json!({ "timestamp": now(), "level": level, "fields": fields, "target": "fsdp" });
-    with_process_name(&line.to_string())
-}
-
-/// Adds the name of this process to the text of a JSON object, if it is not the first of several processes.
-fn with_process_name(object: &str) -> String {
-    match (output::process_name(), object.strip_prefix('{')) {
-        (Some(name), Some(fields)) => format!("{{\"process\":{},{fields}", Value::from(name)),
-        _ => object.to_owned(),
-    }
-}
-
-/// Formats lines that begin with the name of this process, if it is not the first of several processes.
-struct WithProcessName<F>(F);
 
 impl<S, N, F> FormatEvent<S, N> for WithProcessName<F>
 where
@@ -106,44 +84,14 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> std::fmt::Result {
+        if self.is_json {
+            let mut object = String::new();
+            self.format.format_event(context, Writer::new(&mut object), event)?;
+            return writer.write_str(&output::with_process_name(&object));
+        }
         if let Some(name) = output::process_name() {
             write!(writer, "{name}: ")?;
         }
-        self.0.format_event(context, writer, event)
-    }
-}
-
-/// Does the same for JSON objects.
-struct WithProcessNameJson<F>(F);
-
-impl<S, N, F> FormatEvent<S, N> for WithProcessNameJson<F>
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-    F: FormatEvent<S, N>,
-{
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> std::fmt::Result {
-        let mut object = String::new();
-        self.0.format_event(context, Writer::new(&mut object), event)?;
-        writer.write_str(&with_process_name(&object))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn log_line_has_event_format() {
-        let line: Value = serde_json::from_str(&line("WARN", "a \"name\"\nb", &[])).unwrap();
-        let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
-        assert_eq!(keys, ["timestamp", "level", "fields", "target"]);
-        assert_eq!(line["fields"], json!({ "message": "a \"name\"\nb" }));
-        assert!(line["timestamp"].as_str().unwrap().ends_with('Z'), "{line}");
+        self.format.format_event(context, writer, event)
     }
 }

@@ -35,16 +35,12 @@ mod trace;
 
 mod atomic_file;
 mod audit;
-mod clock;
 mod cluster;
-#[cfg(feature = "cuda")]
-mod cuda;
 mod descriptors;
 mod device;
 mod document;
 mod error;
 mod exit_code;
-mod host;
 mod logging;
 #[cfg(feature = "xla")]
 mod out_of_memory_report;
@@ -54,14 +50,10 @@ mod progress;
 mod python;
 mod stop_signal;
 mod threads;
-#[cfg(feature = "torch")]
-mod torch;
 mod units;
 mod version;
 #[cfg(not(feature = "torch"))]
 mod with_libtorch;
-#[cfg(feature = "xla")]
-mod xla;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
@@ -203,6 +195,6 @@ mod tests {
     fn panicking_command_exits_as_failed() {
         assert_eq!(exit_of(|| panic!("a bug of ours")), Exit::Failed);
         assert_eq!(exit_of(|| Ok(Exit::Found)), Exit::Found);
-        assert_eq!(exit_of(|| Err(CliError::Rank { rank: 2, ranks: 2 })), Exit::Input);
+        assert_eq!(exit_of(|| Err(CliError::Input("impossible".to_owned()))), Exit::Input);
     }
 }

@@ -3,20 +3,23 @@
 //! All text passes through here, where characters that could act on a terminal are escaped: see [`escape`].
 
 mod escape;
+mod json_line;
 mod paint;
+mod process_name;
 mod sample;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::OnceLock;
 
 use fsdp_data::{Preview, RunData, SourceSummary};
 
 use crate::args::{LogArgs, LogFormat};
 use crate::error::CliError;
-use crate::logging;
 pub(crate) use escape::{one_line, shown};
+pub(crate) use json_line::{now, with_process_name};
 pub(crate) use paint::Paint;
+pub(crate) use process_name::{process_name, set_process_name};
 
 /// Prints text on stdout. A closed pipe (`| head`) is not an error.
 ///
@@ -61,20 +64,6 @@ pub(crate) fn draws_bars() -> bool {
     io::stderr().is_terminal() && !is_quiet() && !is_json()
 }
 
-/// The name of this process, if it is not the first of several.
-static PROCESS_NAME: RwLock<Option<String>> = RwLock::new(None);
-
-/// Names this process as not the first: errors and log lines then carry the name, and everything else goes to the log,
-/// since the first process prints it.
-pub(crate) fn set_process_name(name: String) {
-    *PROCESS_NAME.write().unwrap_or_else(PoisonError::into_inner) = Some(name);
-}
-
-/// The name of this process; `None` for the first.
-pub(crate) fn process_name() -> Option<String> {
-    PROCESS_NAME.read().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
 /// Prints a line on stderr, unless notes are suppressed.
 pub(crate) fn note(line: &str) {
     match process_name() {
@@ -89,7 +78,7 @@ pub(crate) fn note_of_any(line: &str) {
     let line = shown(&(name + line));
     match is_json() {
         _ if is_quiet() => {}
-        true => write_line(&logging::line("INFO", &line, &[])),
+        true => write_line(&json_line::line("INFO", &line, &[])),
         false => write_line(&line),
     }
 }
@@ -97,7 +86,7 @@ pub(crate) fn note_of_any(line: &str) {
 /// Prints a warning on stderr.
 pub(crate) fn warning(text: &str) {
     match process_name() {
-        None if is_json() => write_line(&logging::line("WARN", &shown(text), &[])),
+        None if is_json() => write_line(&json_line::line("WARN", &shown(text), &[])),
         None => write_line(&format!("{} {}", Paint::of(&io::stderr()).warning("warning:"), indented(text))),
         Some(_) => tracing::warn!("{}", shown(text)),
     }
@@ -163,7 +152,7 @@ pub(crate) fn error(error: &dyn Error) {
     let (text, causes) = (error.to_string(), causes(error));
     if is_json() {
         let causes: Vec<String> = causes.iter().map(|cause| shown(cause)).collect();
-        return write_line(&logging::line("ERROR", &shown(&text), &causes));
+        return write_line(&json_line::line("ERROR", &shown(&text), &causes));
     }
     let paint = Paint::of(&io::stderr());
     let prefix = process_name().map_or(String::new(), |name| format!("{name}: "));

@@ -11,14 +11,12 @@ mod search;
 mod settings;
 mod trace;
 
-use std::path::Path;
-
 use fsdp_config::World;
-use fsdp_config::input_file::{self, MEASUREMENT_BYTES_MAX};
 use fsdp_plan::Constants;
 use fsdp_plan::cluster::Cluster;
 
 use crate::args::PlanArgs;
+use crate::calibrate::read_cluster;
 use crate::document::page::{Page, expect_replaceable};
 use crate::document::{Report, rendered};
 use crate::error::CliError;
@@ -84,13 +82,7 @@ pub(crate) fn render(args: &PlanArgs) -> Result<String, CliError> {
 fn cluster(args: &PlanArgs) -> Result<Cluster, CliError> {
     match (&args.on, &args.cluster) {
         (Some(name), _) => Ok(Cluster::known(name)?),
-        (None, Some(file)) => Ok(Cluster::parse(&read(file)?, &file.display().to_string())?),
+        (None, Some(file)) => read_cluster(file),
         (None, None) => unreachable!("clap asks for one of them"),
     }
-}
-
-/// Reads a text file named by the user.
-fn read(file: &Path) -> Result<String, CliError> {
-    let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
-    input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(unreadable)
 }

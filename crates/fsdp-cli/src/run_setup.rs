@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fsdp_ckpt::training::ModelWeights;
@@ -160,15 +160,19 @@ pub(crate) fn read_model(dir: &Path) -> Result<HfConfig, CliError> {
     let file = dir.join("config.json");
     let text = match is_url(dir) {
         true => read_object(&file)?,
-        false => input_file::read_text(&file, CONFIG_BYTES_MAX)
-            .map_err(|source| CliError::ReadModel { file, source })?,
+        false => input_file::read_text(&file, CONFIG_BYTES_MAX).map_err(|source| no_model(file, source))?,
     };
     HfConfig::parse(&text).map_err(|source| CliError::Model { origin: dir.display().to_string(), source })
 }
 
+fn no_model(file: PathBuf, source: io::Error) -> CliError {
+    let advice = "; model.path must be a Hugging Face directory with config.json";
+    CliError::Read { file, advice, source }
+}
+
 /// Reads a configuration from an object store.
 fn read_object(url: &Path) -> Result<String, CliError> {
-    let unreadable = |source| CliError::ReadModel { file: url.to_owned(), source };
+    let unreadable = |source| no_model(url.to_owned(), source);
     let text = objects::read(url)?.ok_or_else(|| unreadable(io::ErrorKind::NotFound.into()))?;
     String::from_utf8(text).map_err(|error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error)))
 }

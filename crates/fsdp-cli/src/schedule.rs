@@ -34,7 +34,11 @@ pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
     let setup = RunSetup::load(&args.run)?;
     let (config, architecture) = (&setup.config, setup.build()?);
     if args.rank >= config.run.ranks {
-        return Err(CliError::Rank { rank: args.rank, ranks: config.run.ranks });
+        let (rank, ranks) = (args.rank, config.run.ranks);
+        let last = ranks - 1;
+        return Err(CliError::Input(format!(
+            "--rank {rank}: the run has {ranks} ranks, so give 0 to {last}"
+        )));
     }
     expect_positions(config, &architecture)?;
     for path in missing(&config.data) {

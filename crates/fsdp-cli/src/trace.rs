@@ -53,7 +53,7 @@ pub(crate) fn check(path: &Path, config: &Resolved) -> Result<(), CliError> {
     match is_replaceable(path) {
         Ok(true) => Ok(()),
         Ok(false) => refused("exists already and is not a trace: it would be lost"),
-        Err(source) => Err(CliError::Create { option: "--trace", file: path.to_owned(), source }),
+        Err(source) => Err(CliError::create("--trace", path)(source)),
     }
 }
 
@@ -77,11 +77,7 @@ impl TraceFile {
     /// # Errors
     /// [`CliError::Create`].
     pub(crate) fn create(path: &Path) -> Result<Self, CliError> {
-        let file = File::create(path).map_err(|source| CliError::Create {
-            option: "--trace",
-            file: path.to_owned(),
-            source,
-        })?;
+        let file = File::create(path).map_err(CliError::create("--trace", path))?;
         Ok(Self { path: path.to_owned(), sink: Arc::new(Mutex::new(Sink::new(BufWriter::new(file)))) })
     }
 

@@ -22,7 +22,7 @@ use fsdp_train::{Ending, Job, Kept, TrainError};
 
 use crate::args::TrainArgs;
 use crate::cluster::Team;
-use crate::device::Work;
+use crate::device::{Purpose, Work};
 use crate::document::text;
 use crate::error::CliError;
 use crate::exit_code::Exit;
@@ -78,8 +78,7 @@ fn run_within(
     };
     let job = cluster::in_turns(team, load, |job| job.data.share())?;
     output::data_warnings(&job.data);
-    groups::lines(&job)?.iter().for_each(|line| output::note(line));
-    routers::line(&job).iter().for_each(|line| output::note(line));
+    groups::lines(&job)?.iter().chain(&routers::line(&job)).for_each(|line| output::note(line));
     output::sources(&job.data, job.config.train.steps);
     job.data.first_sample(&job.config.data)?.iter().for_each(output::sample);
     // From here on there is something to save or to restore.
@@ -102,7 +101,8 @@ fn run_within(
         flops: Some(setup.flops(&job.plan.spec, &job.architecture.description().token_shares)),
         process_table: team.map(|team| team.process_table()),
     };
-    let outcome = device::training(&job.config.run, cluster, Training { job: &job, options: &options })?;
+    let work = Training { job: &job, options: &options };
+    let outcome = device::on(&job.config.run, Purpose::Training, cluster, work)?;
     progress.finish();
     // The trace of a failed run is valuable, but the cause of the failure is reported first.
     let traced = trace.as_ref().map_or(Ok(()), TraceFile::finish);
@@ -128,7 +128,7 @@ fn run_within(
 pub(crate) fn to_cli_error(job: &Job<Model>, error: TrainError) -> CliError {
     #[cfg(feature = "xla")]
     if let Some(report) = OutOfMemoryReport::of_run(&job.config, &job.architecture, &error) {
-        return CliError::OutOfMemoryReport(Box::new(report));
+        return CliError::Input(report.to_string());
     }
     error.into()
 }

@@ -1,7 +1,6 @@
 //! `fsdp verify`.
 
 mod report;
-mod together;
 
 use std::fs::File;
 use std::io::Write;
@@ -22,13 +21,12 @@ use fsdp_train::verify::{
 use fsdp_train::{Job, TrainError};
 
 use crate::args::VerifyArgs;
-use crate::device::Work;
+use crate::device::{Purpose, Work};
 use crate::document::{json, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::{self, Model, RunSetup};
 use crate::{cluster, device, logging, output, shrink, train};
-pub(crate) use together::{OnHost, Together};
 
 /// World sizes that are verified in one process by default.
 const WORLDS: [usize; 3] = [1, 2, 4];
@@ -48,7 +46,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     setup.config.data.eval.clear();
     // Fail before the work, not after it, if the file cannot be written.
     let json = args.json.as_deref().filter(|_| !cluster::is_not_first(place));
-    let json = json.map(|path| Ok::<_, CliError>((path, create(path)?))).transpose()?;
+    let json = json
+        .map(|path| Ok::<_, CliError>((path, File::create(path).map_err(CliError::create("--json", path))?)))
+        .transpose()?;
     let worlds = Worlds::of(
         &setup.config,
         requested_worlds(&args.world_sizes, place, setup.config.run.ranks)?,
@@ -123,7 +123,8 @@ fn verify_job(
     let ranks = started.max().unwrap_or(1);
     let work = Verification { job: &job, options: &options };
     let largest = RunConfig { ranks, ..job.config.run.clone() };
-    let outcome = device::verification(&largest, args.order_seed.is_some(), cluster, work)?;
+    let purpose = Purpose::Verification { poison: args.order_seed.is_some() };
+    let outcome = device::on(&largest, purpose, cluster, work)?;
     let mut verified = outcome.map_err(|error| train::to_cli_error(&job, error))?;
     if let Some(report) = &mut verified.report {
         if args.shrink {
@@ -216,11 +217,6 @@ fn shrunk_job(setup: &RunSetup, worlds: &[usize]) -> Result<Job<Model>, CliError
     let architecture = small.setup.build()?;
     let init = run_setup::random(small.setup.config.model.seed, &architecture);
     Ok(Job::new(small.setup.config, architecture, init)?)
-}
-
-fn create(path: &Path) -> Result<File, CliError> {
-    let failed = |source| CliError::Create { option: "--json", file: path.to_owned(), source };
-    File::create(path).map_err(failed)
 }
 
 fn write_json(path: &Path, mut file: File, report: &VerifyReport) -> Result<(), CliError> {

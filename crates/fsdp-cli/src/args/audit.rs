@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
-use super::{NetworkArgs, RunFileArgs, positive};
+use super::shared::{NetworkArgs, RunFileArgs};
+use super::values::positive;
 
 /// `fsdp audit`.
 #[derive(Debug, ClapArgs)]

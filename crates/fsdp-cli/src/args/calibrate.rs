@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use fsdp_config::Device;
 
-use super::{DeviceArg, NetworkArgs, positive};
+use super::shared::NetworkArgs;
+use super::values::{DEVICES, one_of, positive};
 
 /// `fsdp calibrate`.
 #[derive(Clone, Debug, ClapArgs)]
@@ -30,8 +32,8 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// What computes
-    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = DeviceArg::Cpu)]
-    pub(crate) device: DeviceArg,
+    #[arg(long, value_name = "DEVICE", value_parser = one_of(&DEVICES), default_value = "cpu")]
+    pub(crate) device: Device,
     /// The named cluster that supplies what is not measured [default: cpu-2core on CPUs]
     #[arg(long, value_name = "NAME")]
     pub(crate) like: Option<String>,

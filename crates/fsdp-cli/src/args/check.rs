@@ -2,7 +2,7 @@
 
 use clap::Args as ClapArgs;
 
-use super::RunFileArgs;
+use super::shared::RunFileArgs;
 
 /// `fsdp check`.
 #[derive(Debug, ClapArgs)]

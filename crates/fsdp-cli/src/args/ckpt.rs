@@ -6,8 +6,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use fsdp_ckpt::conversion::{Layout, Part, Rename, Target, Tied};
 use fsdp_ckpt::safetensors::TensorType;
 
-use super::positive;
 use super::sizes::size;
+use super::values::{Named, one_of, positive};
 
 /// What can be done with a checkpoint.
 #[derive(Debug, Subcommand)]
@@ -102,8 +102,8 @@ pub(crate) struct ConvertArgs {
     #[command(flatten)]
     pub(crate) reading: ReadArgs,
     /// The format to write
-    #[arg(long, value_name = "FORMAT", value_enum)]
-    pub(crate) to: TargetArg,
+    #[arg(long, value_name = "FORMAT", value_parser = one_of(&TARGETS))]
+    pub(crate) to: Target,
     /// Ranks to write the output for (dcp, native) [default: 1]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) world_size: Option<usize>,
@@ -112,17 +112,17 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) max_shard_size: Option<u64>,
     /// Convert the model's floating-point tensors; the optimizer keeps its types
-    #[arg(long, value_name = "DTYPE", value_enum)]
-    pub(crate) dtype: Option<FloatArg>,
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(&FLOATS))]
+    pub(crate) dtype: Option<TensorType>,
     /// What to write [default: model for safetensors, else all]
-    #[arg(long, value_name = "PART", value_enum)]
-    pub(crate) only: Option<PartArg>,
+    #[arg(long, value_name = "PART", value_parser = one_of(&PARTS))]
+    pub(crate) only: Option<Part>,
     /// Where model and optimizer go (dcp, torch)
-    #[arg(long, value_name = "LAYOUT", value_enum)]
-    pub(crate) layout: Option<LayoutArg>,
+    #[arg(long, value_name = "LAYOUT", value_parser = one_of(&LAYOUTS))]
+    pub(crate) layout: Option<Layout>,
     /// How many times tied weights are written [default: as in SRC]
-    #[arg(long, value_name = "COUNT", value_enum)]
-    pub(crate) tied: Option<TiedArg>,
+    #[arg(long, value_name = "COUNT", value_parser = one_of(&TIED))]
+    pub(crate) tied: Option<Tied>,
     /// Form of the weights of experts [default: as in SRC]; separate names are those of the family in
     /// --config, else in a config.json in the directory SRC or beside the file SRC
     #[arg(long, value_name = "FORM", value_enum)]
@@ -226,8 +226,8 @@ pub(crate) struct DiffArgs {
           value_parser = tolerance)]
     pub(crate) rtol: f64,
     /// What to compare
-    #[arg(long, value_name = "PART", value_enum, default_value_t = PartArg::All)]
-    pub(crate) only: PartArg,
+    #[arg(long, value_name = "PART", value_parser = one_of(&PARTS), default_value = "all")]
+    pub(crate) only: Part,
     /// Compare names without what module wrappers add to them (see convert)
     #[arg(long)]
     pub(crate) strip_wrappers: bool,
@@ -257,59 +257,42 @@ pub(crate) struct MemoryArgs {
     pub(crate) window_bytes: u64,
 }
 
-/// A format that is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TargetArg {
-    /// Hugging Face safetensors
-    Safetensors,
-    /// PyTorch's distributed checkpoints
-    Dcp,
-    /// Checkpoints of `fsdp train`
-    Native,
-    /// A file of torch.save
-    Torch,
-}
+/// Formats that are written.
+const TARGETS: [Named<Target>; 4] = [
+    ("safetensors", "Hugging Face safetensors", Target::Safetensors),
+    ("dcp", "PyTorch's distributed checkpoints", Target::Dcp),
+    ("native", "Checkpoints of `fsdp train`", Target::Native),
+    ("torch", "A file of torch.save", Target::Torch),
+];
 
 /// Which tensors and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PartArg {
-    /// The model
-    Model,
-    /// The state of the optimizer
-    Optimizer,
-    /// Everything
-    All,
-}
+const PARTS: [Named<Part>; 3] = [
+    ("model", "The model", Part::Model),
+    ("optimizer", "The state of the optimizer", Part::Optimizer),
+    ("all", "Everything", Part::All),
+];
 
-/// A floating-point type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FloatArg {
-    /// bfloat16
-    Bf16,
-    /// IEEE 754 half precision
-    F16,
-    /// IEEE 754 single precision
-    F32,
-}
+/// Floating-point types.
+const FLOATS: [Named<TensorType>; 3] = [
+    ("bf16", "bfloat16", TensorType::Bf16),
+    ("f16", "IEEE 754 half precision", TensorType::F16),
+    ("f32", "IEEE 754 single precision", TensorType::F32),
+];
 
 /// Where model and optimizer go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LayoutArg {
-    /// As torchtitan saves them
-    Torchtitan,
-    /// In one flat dict
-    Flat,
-    /// As {model, optimizer}
-    ModelOptimizer,
-}
+const LAYOUTS: [Named<Layout>; 3] = [
+    ("torchtitan", "As torchtitan saves them", Layout::Torchtitan),
+    ("flat", "In one flat dict", Layout::Flat),
+    ("model-optimizer", "As {model, optimizer}", Layout::ModelOptimizer),
+];
 
 /// How often tied weights are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TiedArg {
-    /// Under one name
-    Once,
-    /// Under both names
-    Twice,
+const TIED: [Named<Tied>; 2] =
+    [("once", "Under one name", Tied::Once), ("twice", "Under both names", Tied::Twice)];
+
+/// The name of a format on the command line.
+pub(crate) fn target_name(target: Target) -> &'static str {
+    TARGETS.iter().find(|(.., other)| *other == target).map_or("", |(name, ..)| name)
 }
 
 /// The form of the weights of experts.
@@ -319,68 +302,6 @@ pub(crate) enum ExpertsArg {
     Fused,
     /// One by one, as published; the names follow from --config, or from a config.json beside SRC
     Separate,
-}
-
-impl From<LayoutArg> for Layout {
-    fn from(layout: LayoutArg) -> Layout {
-        match layout {
-            LayoutArg::Torchtitan => Layout::Torchtitan,
-            LayoutArg::Flat => Layout::Flat,
-            LayoutArg::ModelOptimizer => Layout::ModelOptimizer,
-        }
-    }
-}
-
-impl From<TiedArg> for Tied {
-    fn from(tied: TiedArg) -> Tied {
-        match tied {
-            TiedArg::Once => Tied::Once,
-            TiedArg::Twice => Tied::Twice,
-        }
-    }
-}
-
-impl TargetArg {
-    /// The name on the command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            TargetArg::Safetensors => "safetensors",
-            TargetArg::Dcp => "dcp",
-            TargetArg::Native => "native",
-            TargetArg::Torch => "torch",
-        }
-    }
-}
-
-impl From<TargetArg> for Target {
-    fn from(target: TargetArg) -> Target {
-        match target {
-            TargetArg::Safetensors => Target::Safetensors,
-            TargetArg::Dcp => Target::Dcp,
-            TargetArg::Native => Target::Native,
-            TargetArg::Torch => Target::Torch,
-        }
-    }
-}
-
-impl From<PartArg> for Part {
-    fn from(part: PartArg) -> Part {
-        match part {
-            PartArg::Model => Part::Model,
-            PartArg::Optimizer => Part::Optimizer,
-            PartArg::All => Part::All,
-        }
-    }
-}
-
-impl From<FloatArg> for TensorType {
-    fn from(float: FloatArg) -> TensorType {
-        match float {
-            FloatArg::Bf16 => TensorType::Bf16,
-            FloatArg::F16 => TensorType::F16,
-            FloatArg::F32 => TensorType::F32,
-        }
-    }
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {

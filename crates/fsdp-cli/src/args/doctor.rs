@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::NetworkArgs;
+use super::shared::NetworkArgs;
 
 /// `fsdp doctor`.
 #[derive(Clone, Debug, ClapArgs)]

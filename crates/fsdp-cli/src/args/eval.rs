@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::{NetworkArgs, RunFileArgs};
+use super::shared::{NetworkArgs, RunFileArgs};
 
 /// `fsdp eval`.
 #[derive(Debug, ClapArgs)]

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use fsdp_core::DType;
 
-use super::{DtypeArg, positive};
+use super::values::{DTYPES, one_of, positive};
 
 /// `fsdp generate`.
 #[derive(Debug, ClapArgs)]
@@ -47,8 +48,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "S", default_value_t = 0, requires = "temperature")]
     pub(crate) seed: u64,
     /// Dtype of weights and of compute
-    #[arg(long, value_name = "DTYPE", value_enum, default_value_t = DtypeArg::F32)]
-    pub(crate) dtype: DtypeArg,
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(&DTYPES), default_value = "f32")]
+    pub(crate) dtype: DType,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

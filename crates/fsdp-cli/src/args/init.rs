@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
+use fsdp_config::Device;
 
-use super::{DeviceArg, positive};
+use super::values::{DEVICES, one_of, positive};
 
 /// `fsdp init`.
 #[derive(Debug, ClapArgs)]
@@ -49,8 +50,8 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) column: Option<String>,
     /// What computes [default: cuda if it can be used, else cpu]
-    #[arg(long, value_name = "DEVICE", value_enum)]
-    pub(crate) device: Option<DeviceArg>,
+    #[arg(long, value_name = "DEVICE", value_parser = one_of(&DEVICES))]
+    pub(crate) device: Option<Device>,
     /// Ranks [default: one per GPU, or 1]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) ranks: Option<usize>,

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args as ClapArgs};
 
-use super::{RunFileArgs, positive};
+use super::shared::RunFileArgs;
+use super::values::positive;
 
 /// `fsdp plan`.
 #[derive(Debug, ClapArgs)]

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use super::Measured;
 use crate::args::BenchTrainArgs;
+use crate::device::host::{threads_per_rank, total_threads};
 use crate::document::{self, Document};
-use crate::host::{threads_per_rank, total_threads};
 use crate::run_setup::Model;
 use crate::units::{bytes, params, rate};
 

@@ -88,7 +88,7 @@ fn run_toml(args: &BenchTrainArgs, tokens: &Tokens) -> Result<String, CliError> 
         Some(rank) => format!("[adapter]\nrank = {rank}\nalpha = {}", 2 * rank),
         None => String::new(),
     };
-    let reduce_dtype = if args.param_dtype.name() == "f64" { "f64" } else { "f32" };
+    let reduce_dtype = args.param_dtype.master();
     Ok(format!(
         r#"
 [model]
@@ -121,7 +121,7 @@ out_dir = "unused"
         micro_batch = micro_batch(args)?,
         global_batch = args.global_batch,
         wrap = wrap.join(", "),
-        param_dtype = args.param_dtype.name(),
+        param_dtype = args.param_dtype,
         checkpointing = if args.checkpointing { "full" } else { "none" },
         device = args.device.name(),
         ranks = args.ranks(),

@@ -14,8 +14,8 @@ use fsdp_plan::prices::Collective;
 use fsdp_train::TrainError;
 
 use super::computing::lower_quartile;
-use crate::clock::Clock;
 use crate::device::Work;
+use crate::device::clock::Clock;
 
 /// Bytes that are gathered or reduced; the largest only on devices with their own memory.
 const BYTES: [usize; 10] =

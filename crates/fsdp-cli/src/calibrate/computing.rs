@@ -15,8 +15,8 @@ use fsdp_plan::{Calls, Constants, Listed, Planned, Software, StepWork, forecast}
 use fsdp_train::{Job, RankTrainer, TrainError, listed, rank_tables};
 
 use super::watch::{OpTimes, Watch};
-use crate::clock::Clock;
 use crate::device::Work;
+use crate::device::clock::Clock;
 use crate::error::CliError;
 use crate::run_setup::Model;
 

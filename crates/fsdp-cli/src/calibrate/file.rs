@@ -15,9 +15,8 @@ use crate::error::CliError;
 ///
 /// # Errors
 /// [`CliError`]: the file cannot be read, or is not a cluster.
-pub(super) fn read_cluster(file: &Path) -> Result<Cluster, CliError> {
-    let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
-    let text = input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(unreadable)?;
+pub(crate) fn read_cluster(file: &Path) -> Result<Cluster, CliError> {
+    let text = input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(CliError::read(file))?;
     Ok(Cluster::parse(&text, &file.display().to_string())?)
 }
 

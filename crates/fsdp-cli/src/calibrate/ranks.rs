@@ -6,8 +6,8 @@ use fsdp_config::RunConfig;
 use fsdp_nn::Backend;
 use fsdp_train::TrainError;
 
-use crate::clock::Clock;
-use crate::device::{self, Work};
+use crate::device::clock::Clock;
+use crate::device::{self, Purpose, Work};
 use crate::error::CliError;
 
 /// Provides ranks.
@@ -22,7 +22,7 @@ pub(super) trait Ranks {
 /// The ranks of the run, or those of this process if there are several.
 impl Ranks for Option<&Cluster> {
     fn run<W: Work>(&self, run: &RunConfig, work: W) -> Result<W::Outcome, CliError> {
-        device::training(run, *self, work)
+        device::on(run, Purpose::Training, *self, work)
     }
 }
 

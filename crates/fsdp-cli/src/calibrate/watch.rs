@@ -14,7 +14,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry};
 
-use crate::clock::Clock;
+use crate::device::clock::Clock;
 use crate::trace::TARGET;
 
 thread_local! {

@@ -3,13 +3,15 @@
 use std::num::NonZero;
 
 use fsdp_ckpt::checkpoint::{Checkpoint, Experts, Role};
-use fsdp_ckpt::conversion::{Conversion, ConversionReport, convert, expert_names, expert_names_beside};
+use fsdp_ckpt::conversion::{
+    Conversion, ConversionReport, Target, convert, expert_names, expert_names_beside,
+};
 use fsdp_ckpt::formats::beside;
 use fsdp_ckpt::transfer::Options;
 use serde_json::{Value as Json, json};
 
-use super::{Work, is_in, json_path, listed, notes_of, opaque_json, open};
-use crate::args::{ConvertArgs, ExpertsArg, TargetArg};
+use super::shared::{Work, is_in, json_path, listed, notes_of, opaque_json, open};
+use crate::args::{ConvertArgs, ExpertsArg, target_name};
 use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;
 use crate::units::{bytes, counted};
@@ -41,28 +43,29 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
 /// Translates the options.
 fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     let inapplicable = |option, targets: &str| {
-        let what = format!("it does not apply to --to {}, only to {targets}; leave it out", args.to.name());
+        let what =
+            format!("it does not apply to --to {}, only to {targets}; leave it out", target_name(args.to));
         Err(CliError::Option { option, what })
     };
-    if args.world_size.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Native) {
+    if args.world_size.is_some() && !matches!(args.to, Target::Dcp | Target::Native) {
         return inapplicable("--world-size", "dcp and native");
     }
-    if args.max_shard_size.is_some() && args.to != TargetArg::Safetensors {
+    if args.max_shard_size.is_some() && args.to != Target::Safetensors {
         return inapplicable("--max-shard-size", "safetensors");
     }
-    if args.config.is_some() && args.to != TargetArg::Safetensors && args.experts.is_none() {
+    if args.config.is_some() && args.to != Target::Safetensors && args.experts.is_none() {
         return inapplicable("--config", "safetensors, or with --experts");
     }
-    if args.layout.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Torch) {
+    if args.layout.is_some() && !matches!(args.to, Target::Dcp | Target::Torch) {
         return inapplicable("--layout", "dcp and torch");
     }
-    let mut conversion = Conversion::new(args.to.into());
+    let mut conversion = Conversion::new(args.to);
     conversion.world_size = args.world_size.and_then(NonZero::new).unwrap_or(NonZero::<usize>::MIN);
     conversion.shard_bytes_max = args.max_shard_size.unwrap_or(conversion.shard_bytes_max);
-    conversion.dtype = args.dtype.map(Into::into);
-    conversion.part = args.only.map_or(conversion.part, Into::into);
-    conversion.layout = args.layout.map(Into::into);
-    conversion.tied = args.tied.map(Into::into);
+    conversion.dtype = args.dtype;
+    conversion.part = args.only.unwrap_or(conversion.part);
+    conversion.layout = args.layout;
+    conversion.tied = args.tied;
     conversion.experts = args.experts.map(|form| experts(form, args)).transpose()?;
     conversion.strip_wrappers = args.strip_wrappers;
     conversion.strip_prefix.clone_from(&args.strip_prefix);
@@ -141,7 +144,7 @@ impl Report for Summary<'_> {
             "source": json_path(&self.args.source),
             "source_format": self.checkpoint.format,
             "destination": json_path(&self.args.destination),
-            "target": self.args.to.name(),
+            "target": target_name(self.args.to),
             "tensors": self.report.tensors,
             "values": self.report.values,
             "bytes": self.report.data_bytes,
@@ -169,7 +172,7 @@ impl Report for Summary<'_> {
         self.left_out_text().iter().for_each(|left_out| to.pair("left out", left_out));
         let dropped = &self.report.dropped_values;
         if !dropped.is_empty() {
-            let (count, target) = (counted(dropped.len(), "value"), self.args.to.name());
+            let (count, target) = (counted(dropped.len(), "value"), target_name(self.args.to));
             to.pair("dropped", format!("{count} that {target} cannot hold: {}", listed(dropped)));
         }
         for (copy, kept) in &self.report.tied {

@@ -8,7 +8,8 @@ use fsdp_ckpt::diff::{Deviation, Diff, Outcome, Tolerance, diff};
 use fsdp_ckpt::safetensors::TensorType;
 use serde_json::{Value as Json, json};
 
-use super::{Work, is_in, json_path, listed, opaque_note, values};
+use super::shared::{Work, is_in, json_path, listed, opaque_note};
+use super::values;
 use crate::args::DiffArgs;
 use crate::document::{Document, Mark, Report, json, print};
 use crate::error::CliError;
@@ -20,7 +21,7 @@ use crate::units::counted;
 /// [`CliError`]: a checkpoint cannot be read or is damaged, or the user interrupted.
 pub(super) fn run(args: &DiffArgs) -> Result<bool, CliError> {
     let work = Work::begin(args.memory)?;
-    let part = args.only.into();
+    let part = args.only;
     let sides = [open(args, part, 0)?, open(args, part, 1)?];
     let (sides, under) = unwrap_key(sides)?;
     let tolerance = Tolerance { atol: args.atol, rtol: args.rtol };
@@ -63,7 +64,7 @@ fn unwrap_key(sides: [Checkpoint; 2]) -> Result<([Checkpoint; 2], Option<Under>)
 }
 
 fn open(args: &DiffArgs, part: Part, side: usize) -> Result<Checkpoint, CliError> {
-    let mut checkpoint = super::open([&args.first, &args.second][side], &args.reading)?;
+    let mut checkpoint = super::shared::open([&args.first, &args.second][side], &args.reading)?;
     if args.strip_wrappers {
         checkpoint = checkpoint.strip_wrappers()?;
     }

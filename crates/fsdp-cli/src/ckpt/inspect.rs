@@ -7,7 +7,8 @@ use std::path::Path;
 use fsdp_ckpt::checkpoint::{Checkpoint, Chunk, Object, Region, Role, Tensor};
 use serde_json::{Map, Value as Json, json};
 
-use super::{LISTED_MAX, json_path, list_problems, notes_of, opaque_json, open, role_name, values};
+use super::shared::{LISTED_MAX, json_path, list_problems, notes_of, opaque_json, open, role_name};
+use super::values;
 use crate::args::InspectArgs;
 use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;

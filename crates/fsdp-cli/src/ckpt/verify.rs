@@ -13,7 +13,7 @@ use fsdp_ckpt::formats::{self, Unread};
 use fsdp_ckpt::verify::{Unprotected, Verification, verify_all};
 use serde_json::{Value as Json, json};
 
-use super::{Work, json_path, list_problems, listed, notes_of, opaque_json};
+use super::shared::{Work, json_path, list_problems, listed, notes_of, opaque_json};
 use crate::args::VerifyCkptArgs;
 use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;

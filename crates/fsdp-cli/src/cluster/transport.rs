@@ -11,7 +11,6 @@ use fsdp_core::Rank;
 use fsdp_mpi::{Family, MpiLibrary, MpiWorld};
 
 use super::srun;
-use crate::device::has_nccl;
 use crate::error::CliError;
 
 /// The topic on which processes announce their transport and learn the decision.
@@ -43,7 +42,7 @@ impl Carrier {
     /// Chooses the transport according to `run.transport`, the same in all processes, and sets up the cluster's links.
     ///
     /// # Errors
-    /// [`CliError::Transport`]; [`CliError::Mpi`], also if a library is named and cannot be opened;
+    /// [`CliError::Option`]; [`CliError::Mpi`], also if a library is named and cannot be opened;
     /// [`CliError::World`].
     pub(super) fn choose(cluster: &mut Cluster, run: &RunConfig) -> Result<Self, CliError> {
         let place = cluster.place();
@@ -65,7 +64,7 @@ impl Carrier {
                     "\"nccl\" connects GPUs, one for each rank, but these ranks {ranks}; choose \"auto\", \"mpi\" or \
                      \"tcp\""
                 );
-                return Err(CliError::Transport { why });
+                return Err(refused(why));
             }
         };
         if !wants_mpi {
@@ -83,7 +82,7 @@ impl Carrier {
                     "it would treat this process as a world of one, or end it",
                 );
                 if run.transport == Transport::Mpi || MpiLibrary::is_named() {
-                    return Err(CliError::Transport { why });
+                    return Err(refused(why));
                 }
                 Err(why)
             }
@@ -102,12 +101,12 @@ impl Carrier {
         };
         match (agree(cluster, found.as_ref().err(), run)?, found) {
             (None, Ok(library)) => Self::open(cluster, library, run),
-            (Some(why), _) if run.transport == Transport::Mpi => Err(CliError::Transport { why }),
+            (Some(why), _) if run.transport == Transport::Mpi => Err(refused(why)),
             (Some(why), _) => {
                 tracing::info!("over TCP instead of MPI: {why}");
                 Ok(Carrier::Tcp)
             }
-            (None, Err(why)) => Err(CliError::Transport { why }),
+            (None, Err(why)) => Err(refused(why)),
         }
     }
 
@@ -117,7 +116,7 @@ impl Carrier {
         let world = MpiWorld::open(library, Duration::from_secs_f64(run.timeout_s), cluster.alarm())?;
         if (world.rank(), world.size()) != (Rank(place.process), place.processes) {
             let evidence = format!("it sees this process as {} of {}", world.rank(), world.size());
-            return Err(CliError::Transport { why: foreign(&place, &version, &evidence) });
+            return Err(refused(foreign(&place, &version, &evidence)));
         }
         let world = Arc::new(world);
         let (links, members) = (Arc::clone(&world), (0..place.processes).map(Rank).collect::<Arc<[Rank]>>());
@@ -139,6 +138,17 @@ impl Carrier {
             None => unreachable!("nobody else holds the world when all ranks have ended"),
         }
     }
+}
+
+/// Whether NCCL connects the ranks of different processes, which requires a GPU per rank.
+pub(crate) fn has_nccl(run: &RunConfig) -> bool {
+    let is_nccl_allowed = matches!(run.transport, Transport::Auto | Transport::Nccl);
+    is_nccl_allowed && run.device == Device::Cuda && !run.share_gpu
+}
+
+/// Ranks cannot be connected as `run.transport` requires.
+pub(crate) fn refused(what: String) -> CliError {
+    CliError::Option { option: "run.transport", what }
 }
 
 /// Whether a library would end this launcher's processes as soon as it starts: MPICH libraries expect variables of

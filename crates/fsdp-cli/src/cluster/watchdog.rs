@@ -17,7 +17,8 @@ use super::flight::Record;
 use super::{error_file, recognize, variable};
 use crate::error::CliError;
 use crate::exit_code::Exit;
-use crate::{launch, output};
+use crate::launch::leave_verdict;
+use crate::output;
 
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(4);
@@ -34,7 +35,7 @@ pub(super) fn install(cluster: &Cluster, record: &Record) {
     let process = cluster.place().process;
     cluster.on_verdict(Box::new(move |verdict| {
         error_file::write(verdict, process);
-        launch::leave_verdict(verdict, process);
+        leave_verdict(verdict, process);
         record.write(&verdict.to_string());
         let code = Exit::from(verdict.failure.kind).code();
         let verdict = Verdict::clone(verdict);

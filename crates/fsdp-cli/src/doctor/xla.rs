@@ -7,7 +7,7 @@ use fsdp_cuda::doctor::{Finding, Status};
 use fsdp_xla::{PluginReport, PluginVersions, XlaError, inspect, versions};
 
 use super::Usable;
-use crate::xla::{installed_plugins, plugin};
+use crate::device::xla::{installed_plugins, plugin};
 
 /// All plugins found, with their versions. None is started: a GPU plugin would take the GPUs' memory, and a TPU plugin
 /// would wait for the TPUs.

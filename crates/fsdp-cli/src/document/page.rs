@@ -134,7 +134,7 @@ pub(crate) fn expect_replaceable(option: &'static str, path: &Path) -> Result<()
     let found = fs::File::open(path).and_then(|file| file.take(HEAD.len() as u64).read_to_end(&mut head));
     match found {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(CliError::Create { option, file: path.to_owned(), source }),
+        Err(source) => Err(CliError::create(option, path)(source)),
         Ok(_) if head.is_empty() || head == HEAD.as_bytes() => Ok(()),
         Ok(_) => {
             let what = format!(

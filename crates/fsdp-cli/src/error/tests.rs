@@ -1,6 +1,5 @@
 //! Checks that every error of the command has an exit code.
 
-use fsdp_comm::process::place::LaunchedBy;
 use fsdp_core::memory::Category;
 use fsdp_core::{MemoryKind, OutOfMemory};
 
@@ -22,37 +21,20 @@ fn os(number: i32) -> io::Error {
 }
 
 fn input() -> Vec<CliError> {
-    let place = ProcessPlace {
-        launched_by: LaunchedBy::Torchrun,
-        process: 1,
-        processes: 2,
-        local_process: 1,
-        local_processes: 2,
-    };
     vec![
         ConfigError::Override { argument: text() }.into(),
         fsdp_core::Mesh::of_world(3, 2, 1).unwrap_err().into(),
         fsdp_ckpt::Error::WrongPath { path: path(), reason: "x".into() }.into(),
-        CliError::ReadModel { file: path(), source: os(EACCES) },
+        CliError::read(&path())(os(EACCES)),
         CliError::Model { origin: text(), source: fsdp_nn::hf::HfConfig::parse("1").unwrap_err() },
-        CliError::Rank { rank: 2, ranks: 2 },
-        CliError::Processes { place, ranks: 3 },
+        CliError::Input(text()),
         CliError::Launched(Box::new(clap::Error::new(clap::error::ErrorKind::InvalidValue))),
         CliError::Start { what: text(), source: os(EACCES) },
-        CliError::Transport { why: text() },
         MpiError::NotFound { tried: Vec::new() }.into(),
         MpiError::Static.into(),
         ClusterError::NoToken.into(),
         CliError::Option { option: "--only", what: text() },
-        CliError::Create { option: "--json", file: path(), source: os(EACCES) },
-        #[cfg(not(all(feature = "cuda", feature = "xla")))]
-        CliError::Device {
-            device: "cuda",
-            feature: "cuda",
-            packages: "package",
-            build: text(),
-            instead: "\"cpu\"",
-        },
+        CliError::create("--json", &path())(os(EACCES)),
         #[cfg(feature = "xla")]
         fsdp_xla::XlaError::NoPlugin.into(),
         DeviceError::NoDevice { device: 1, count: 1 }.into(),
@@ -77,8 +59,8 @@ fn temporary() -> Vec<CliError> {
     vec![
         ConfigError::Read { file: path(), source: os(EIO) }.into(),
         full.into(),
-        CliError::ReadModel { file: path(), source: os(EIO) },
-        CliError::Create { option: "--json", file: path(), source: os(EIO) },
+        CliError::read(&path())(os(EIO)),
+        CliError::create("--json", &path())(os(EIO)),
         CliError::Write { what: text(), source: io::ErrorKind::QuotaExceeded.into() },
         lost.into(),
         CliError::Start { what: text(), source: os(EIO) },

@@ -89,7 +89,7 @@ fn ask(input: &mut impl BufRead, output: &mut impl Write, prompt: &str) -> io::R
 }
 
 fn terminal_error(source: io::Error) -> CliError {
-    CliError::ReadFile { file: "the answer on the terminal".into(), source }
+    CliError::Read { file: "the answer on the terminal".into(), advice: "", source }
 }
 
 #[cfg(test)]

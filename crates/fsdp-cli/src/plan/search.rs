@@ -68,7 +68,7 @@ struct Found {
 pub(super) fn render(forecaster: &Forecaster<'_>, args: &PlanArgs) -> Result<String, CliError> {
     if let Some(file) = args.write.as_ref().filter(|file| file.exists()) {
         // Report this before a long search, not after it.
-        return Err(not_created(file, io::ErrorKind::AlreadyExists.into()));
+        return Err(CliError::create("--write", file)(io::ErrorKind::AlreadyExists.into()));
     }
     let found = explore(forecaster);
     let front = found.front();
@@ -305,9 +305,5 @@ fn write(config: &Resolved, best: Option<&Candidate>, file: &Path) -> Result<(),
         span(best.seconds)
     );
     let text = head + &best.settings.applied(config).to_toml();
-    atomic_file::create(file, &text).map_err(|source| not_created(file, source))
-}
-
-fn not_created(file: &Path, source: io::Error) -> CliError {
-    CliError::Create { option: "--write", file: file.to_owned(), source }
+    atomic_file::create(file, &text).map_err(CliError::create("--write", file))
 }

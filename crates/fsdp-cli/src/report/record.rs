@@ -79,10 +79,11 @@ impl Record {
     /// Reads an output folder, which a run may still be writing to.
     ///
     /// # Errors
-    /// [`CliError::Report`]: there is no `metrics.jsonl`, or it cannot be read.
+    /// [`CliError::Read`]: there is no `metrics.jsonl`, or it cannot be read.
     pub(super) fn read(folder: &Path) -> Result<Self, CliError> {
         let file = folder.join("metrics.jsonl");
-        let failed = |source| CliError::Report { file: file.clone(), source };
+        let advice = ": give the output folder of a run (run.out_dir)";
+        let failed = |source| CliError::Read { file: file.clone(), advice, source };
         let mut record = Self { name: folder.display().to_string(), ..Self::default() };
         let mut lines = BufReader::new(File::open(&file).map_err(failed)?);
         let mut line = Vec::new();

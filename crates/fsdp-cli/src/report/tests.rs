@@ -13,7 +13,7 @@ fn folder(lines: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn missing() -> Result<Step, CliError> {
-    Err(CliError::Rank { rank: 2, ranks: 2 })
+    Err(CliError::Input("gone".to_owned()))
 }
 
 #[test]

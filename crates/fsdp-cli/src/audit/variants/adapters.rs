@@ -3,7 +3,7 @@
 use fsdp_train::adapter;
 use fsdp_train::audit::{Between, Setting, Variant, number};
 
-use super::Stated;
+use super::stated::Stated;
 use crate::run_setup::Model;
 
 pub(super) fn scale(stated: &Stated) -> Option<Setting<Model>> {

@@ -6,7 +6,7 @@ use fsdp_train::adapter;
 use fsdp_train::audit::{Between, Setting, Variant};
 use serde_json::{Value, json};
 
-use super::{Stated, with};
+use super::stated::{Stated, with};
 use crate::error::CliError;
 use crate::run_setup::{Model, RunSetup};
 

@@ -3,7 +3,7 @@
 use fsdp_train::audit::{Between, Setting, number};
 use serde_json::{Value, json};
 
-use super::{Stated, one};
+use super::stated::{Stated, one};
 use crate::run_setup::Model;
 
 /// Epsilons of norms.

@@ -4,7 +4,7 @@ use fsdp_train::audit::{Between, Setting, number};
 use serde_json::{Value, json};
 
 use super::functions::number_of;
-use super::{Keys, Stated, with};
+use super::stated::{Keys, Stated, with};
 use crate::run_setup::Model;
 
 /// Bases in the families.

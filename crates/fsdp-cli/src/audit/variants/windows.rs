@@ -3,7 +3,7 @@
 use fsdp_train::audit::{Between, Setting};
 use serde_json::{Value, json};
 
-use super::{Keys, Stated};
+use super::stated::{Keys, Stated};
 use crate::run_setup::Model;
 
 /// Rows up to this length are tried with every window.

@@ -17,8 +17,8 @@ use libloading::os::unix::Library;
 use super::fake_cuda::{self, FakeDevice};
 use super::mixed::Mixed;
 use crate::calibrate::ranks::Ranks;
-use crate::clock::Clock;
 use crate::device::Work;
+use crate::device::clock::Clock;
 use crate::error::CliError;
 
 /// Bytes that the stand-in for NCCL transfers at once: an embedding and its gradient.

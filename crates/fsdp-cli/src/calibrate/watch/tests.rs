@@ -11,7 +11,7 @@ use fsdp_train::{Job, RankTrainer, TrainError};
 
 use super::super::models::shapes;
 use super::Watch;
-use crate::clock::Clock;
+use crate::device::clock::Clock;
 use crate::device::{self, Work};
 use crate::run_setup::Model;
 

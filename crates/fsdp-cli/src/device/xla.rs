@@ -16,9 +16,10 @@ use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_xla::{Devices, ProgramEvent, ProgramForm, ProgramOptions, Reduction, Tracer, XlaError};
 
 pub(crate) use self::wheel::{installed_plugins, plugin_named};
+use super::host;
+use super::together::Together;
 use crate::error::CliError;
-use crate::verify::Together;
-use crate::{host, output};
+use crate::output;
 
 /// The variable that names a plugin if the run file does not, as for test programs of PyTorch/XLA and JAX.
 const PLUGIN_VARIABLE: &str = "PJRT_PLUGIN_LIBRARY_PATH";
@@ -59,15 +60,15 @@ pub(crate) fn devices(run: &RunConfig) -> Result<Devices, CliError> {
     Ok(devices.with_listener(Arc::new(log_event)))
 }
 
-/// The ranks of this process, one of several, that train or are measured: each has one of the devices that the plugin
-/// gives to this process.
+/// The ranks of this process, one of several: each has one of the devices that the plugin gives to this process; and the
+/// oracle, which is on the host.
 ///
 /// # Errors
 /// [`CliError`]: there is no plugin, it does not connect processes, or its device count differs from that of ranks.
 pub(crate) fn processes(
     run: &RunConfig,
     cluster: &Cluster,
-) -> Result<Devices<Processes<HostMemory>>, CliError> {
+) -> Result<Together<Tracer, Devices<Processes<HostMemory>>>, CliError> {
     let pool = HostPool::new();
     let host = cluster.processes(move |_: Rank, _| {
         let pool = Arc::clone(&pool);
@@ -75,19 +76,8 @@ pub(crate) fn processes(
     });
     let limit = Duration::from_secs_f64(run.timeout_s);
     let devices = Devices::among(&plugin(&run.xla)?, host, local_gpus(run, cluster)?, programs(run), limit)?;
-    Ok(devices.with_listener(Arc::new(log_event)))
-}
-
-/// The ranks of this process, one of several, that are compared with the oracle, and the oracle, which is on the host.
-///
-/// # Errors
-/// Those of [`processes`].
-pub(crate) fn verification_processes(
-    run: &RunConfig,
-    cluster: &Cluster,
-) -> Result<Together<Tracer, Devices<Processes<HostMemory>>>, CliError> {
     let oracle = Tracer::new(form(run), false, host::world_options(run, false));
-    Ok(Together::new(oracle, processes(run, cluster)?))
+    Ok(Together::new(oracle, devices.with_listener(Arc::new(log_event))))
 }
 
 /// The GPUs of this process, if the plugin is for GPUs and NVIDIA's driver lists some.

@@ -17,27 +17,27 @@ use fsdp_cuda::torch::{
 use fsdp_cuda::{CudaMemory, CudaOptions, DeviceError, load_compiler};
 use fsdp_sim::{ThreadOptions, Threads};
 
-use crate::cluster::decide;
-use crate::device::{Work, has_nccl};
+use super::host::{self as on_host, threads_per_rank, total_threads};
+use super::together::Together;
+use super::torch;
+use super::work::{Purpose, Work};
+use crate::cluster::{decide, has_nccl, refused};
 use crate::error::CliError;
-use crate::host::{self as on_host, threads_per_rank, total_threads};
-use crate::torch;
-use crate::verify::Together;
 
 /// The topic on which processes announce their GPUs.
 const TOPIC: &str = "gpus";
 
-/// Runs work on ranks on GPUs; with `poison`, released contents are overwritten.
+/// Runs work on ranks on GPUs. To be compared with the oracle, libtorch must use deterministic algorithms.
 ///
 /// # Errors
 /// [`CliError`]: a part of the device is missing, or there are more ranks than GPUs.
-pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::Outcome, CliError> {
+pub(crate) fn on<W: Work>(run: &RunConfig, purpose: Purpose, work: W) -> Result<W::Outcome, CliError> {
     let devices = count()?;
     if !run.share_gpu && run.ranks > devices {
         return Err(TooManyRanks { ranks: run.ranks, devices }.into());
     }
     let nccl = open(!run.share_gpu)?;
-    let threads = start(run, run.ranks)?;
+    let (threads, poison) = (start(run, purpose, run.ranks)?, purpose.poison());
     let options = move |device| CudaOptions { device, threads, poison };
     let kernels = torch::kernels(run);
     let Some(nccl) = nccl else {
@@ -54,19 +54,19 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
 }
 
 /// Runs work on the ranks of this process, one of several, on GPUs; an oracle's rank is on the first GPU of each
-/// process. `poison` as for [`on`].
+/// process.
 ///
 /// # Errors
 /// [`CliError`]: a part of the device is missing, or ranks have no GPU of their own.
 pub(crate) fn among<W: Work>(
     run: &RunConfig,
+    purpose: Purpose,
     cluster: &Cluster,
-    poison: bool,
     work: W,
 ) -> Result<W::Outcome, CliError> {
     let gpus = process_gpus(run, cluster)?;
     let nccl = open(has_nccl(run))?;
-    let threads = start(run, cluster.ranks_on_machine())?;
+    let (threads, poison) = (start(run, purpose, cluster.ranks_on_machine())?, purpose.poison());
     let (first_rank, kernels) = (cluster.assembly().local().start, torch::kernels(run));
     let count = gpus.len();
     let on_gpu = move |device| memory(CudaOptions { device, threads, poison }, kernels);
@@ -112,10 +112,10 @@ fn open(needs_nccl: bool) -> Result<Option<Arc<Nccl>>, CliError> {
 
 /// Starts libtorch and applies per-process settings; returns the host threads per rank, for `ranks` ranks on this
 /// machine.
-fn start(run: &RunConfig, ranks: usize) -> Result<usize, CliError> {
+fn start(run: &RunConfig, purpose: Purpose, ranks: usize) -> Result<usize, CliError> {
     load_cuda("libtorch_cuda.so")?;
     start_cuda()?;
-    set_deterministic(run.deterministic)?;
+    set_deterministic(run.deterministic || purpose != Purpose::Training)?;
     let threads = threads_per_rank(total_threads(run.threads), ranks);
     set_intra_op(threads);
     Ok(threads)
@@ -135,7 +135,7 @@ fn process_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Range<usize>, CliE
         gpus.clone().map(|number| Ok(format!("{} of host {}", gpu_uuid(number)?, host()))).collect();
     let names = names?;
     match decide(cluster, run, TOPIC, &|rank| names[rank.0 - ranks.start].clone(), &shared_gpu)? {
-        Some(why) => Err(CliError::Transport { why }),
+        Some(why) => Err(refused(why)),
         None => Ok(gpus),
     }
 }

@@ -1,4 +1,4 @@
-//! The launcher of a verification over several processes.
+//! The launcher of ranks in several processes.
 
 use std::fmt;
 use std::sync::Arc;

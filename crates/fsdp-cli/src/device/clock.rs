@@ -41,37 +41,32 @@ impl Clock for HostMemory {
 }
 
 #[cfg(feature = "torch")]
-mod torch {
-    use super::{Clock, Error, HostMemory, Instant, Queue};
-    use fsdp_cuda::torch::Torch;
+impl Clock for fsdp_cuda::torch::Torch<HostMemory> {
+    type Mark = Instant;
 
-    impl Clock for Torch<HostMemory> {
-        type Mark = Instant;
-
-        fn mark(&self, queue: Queue) -> Result<Instant, Error> {
-            self.storage().mark(queue)
-        }
-
-        fn milliseconds(&self, from: &Instant, to: &Instant) -> Result<f64, Error> {
-            self.storage().milliseconds(from, to)
-        }
+    fn mark(&self, queue: Queue) -> Result<Instant, Error> {
+        self.storage().mark(queue)
     }
 
-    #[cfg(feature = "cuda")]
-    impl Clock for Torch<fsdp_cuda::CudaMemory> {
-        type Mark = fsdp_cuda::TimedEvent;
+    fn milliseconds(&self, from: &Instant, to: &Instant) -> Result<f64, Error> {
+        self.storage().milliseconds(from, to)
+    }
+}
 
-        fn mark(&self, queue: Queue) -> Result<Self::Mark, Error> {
-            Ok(self.storage().record_timed(queue)?)
-        }
+#[cfg(feature = "cuda")]
+impl Clock for fsdp_cuda::torch::Torch<fsdp_cuda::CudaMemory> {
+    type Mark = fsdp_cuda::TimedEvent;
 
-        fn milliseconds(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64, Error> {
-            Ok(f64::from(to.milliseconds_since(from)?))
-        }
+    fn mark(&self, queue: Queue) -> Result<Self::Mark, Error> {
+        Ok(self.storage().record_timed(queue)?)
+    }
 
-        fn device_name(&self) -> Option<String> {
-            Some(self.storage().name().to_owned())
-        }
+    fn milliseconds(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64, Error> {
+        Ok(f64::from(to.milliseconds_since(from)?))
+    }
+
+    fn device_name(&self) -> Option<String> {
+        Some(self.storage().name().to_owned())
     }
 }
 

@@ -1,0 +1,41 @@
+//! Values of options, as other crates have them.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use fsdp_config::Device;
+use fsdp_core::DType;
+
+/// The name of a value, its help, and the value.
+pub(super) type Named<T> = (&'static str, &'static str, T);
+
+/// What computes.
+pub(super) const DEVICES: [Named<Device>; 4] = [
+    ("cpu", "The kernels of fsdp", Device::Cpu),
+    ("torch-cpu", "libtorch's kernels (feature `torch`)", Device::TorchCpu),
+    ("cuda", "NVIDIA GPUs (feature `cuda`)", Device::Cuda),
+    ("xla", "The PJRT plugin that `PJRT_PLUGIN_LIBRARY_PATH` names (feature `xla`)", Device::Xla),
+];
+
+/// Dtypes of parameters.
+pub(super) const DTYPES: [Named<DType>; 4] = [
+    ("f32", "IEEE 754 single precision", DType::F32),
+    ("bf16", "bfloat16", DType::Bf16),
+    ("f16", "IEEE 754 half precision", DType::F16),
+    ("f64", "IEEE 754 double precision", DType::F64),
+];
+
+/// A parser that takes the names of these values.
+pub(super) fn one_of<T: Copy + Send + Sync + 'static>(
+    values: &'static [Named<T>],
+) -> impl TypedValueParser<Value = T> {
+    let names = values.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    let value = |name: String| values.iter().find(|(known, ..)| *known == name).map(|(.., value)| *value);
+    PossibleValuesParser::new(names).map(move |name| value(name).expect("clap takes no other"))
+}
+
+/// Parses an integer of at least 1.
+pub(super) fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected an integer of at least 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
