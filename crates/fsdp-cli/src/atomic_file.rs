@@ -1,7 +1,7 @@
 //! Writes small files atomically: under a temporary name, then renamed.
 
-use std::fs::Permissions;
-use std::io::{self, Write};
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -23,6 +23,24 @@ pub(crate) fn replace(file: &Path, text: &str) -> io::Result<()> {
     create_temporary(file, text)?.persist(file).map(drop).map_err(|failed| failed.error)
 }
 
+/// Whether a file may be replaced by one that begins with `head`: it does not exist, is empty, or begins like that. Anything but
+/// a regular file, such as a pipe, has no contents to lose.
+///
+/// # Errors
+/// [`io::Error`].
+pub(crate) fn is_replaceable(file: &Path, head: &str) -> io::Result<bool> {
+    match fs::metadata(file) {
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(found) if !found.is_file() || found.len() == 0 => return Ok(true),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    }
+    let mut found = Vec::new();
+    File::open(file)?.take(head.len() as u64).read_to_end(&mut found)?;
+    Ok(found == head.as_bytes())
+}
+
 /// The folder of a file.
 pub(crate) fn folder_of(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
@@ -40,8 +58,6 @@ fn create_temporary(file: &Path, text: &str) -> io::Result<NamedTempFile> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]

@@ -50,6 +50,7 @@ mod progress;
 mod python;
 mod stop_signal;
 mod threads;
+mod toml_text;
 mod units;
 mod version;
 #[cfg(not(feature = "torch"))]

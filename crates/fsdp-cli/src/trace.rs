@@ -7,8 +7,8 @@ mod layer;
 mod observer;
 mod sink;
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Read};
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,6 +21,7 @@ pub(crate) use layer::TraceLayer;
 pub(crate) use observer::SpanObserver;
 use sink::{HEAD, Operation, Sink};
 
+use crate::atomic_file::is_replaceable;
 use crate::error::CliError;
 
 /// The target of operation spans.
@@ -50,25 +51,11 @@ pub(crate) fn check(path: &Path, config: &Resolved) -> Result<(), CliError> {
     if is_data(&config.data, out_dir, path) {
         return refused("is or would become data of the run ([data])");
     }
-    match is_replaceable(path) {
+    match is_replaceable(path, HEAD) {
         Ok(true) => Ok(()),
         Ok(false) => refused("exists already and is not a trace: it would be lost"),
         Err(source) => Err(CliError::create("--trace", path)(source)),
     }
-}
-
-/// Whether a file does not exist, is empty, or begins like a trace. Anything but a regular file, such as a pipe, has no
-/// contents to lose.
-fn is_replaceable(path: &Path) -> std::io::Result<bool> {
-    match fs::metadata(path) {
-        Ok(found) if !found.is_file() || found.len() == 0 => return Ok(true),
-        Ok(_) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
-        Err(error) => return Err(error),
-    }
-    let mut head = Vec::new();
-    File::open(path)?.take(HEAD.len() as u64).read_to_end(&mut head)?;
-    Ok(head == HEAD.as_bytes())
 }
 
 impl TraceFile {

@@ -27,6 +27,7 @@ use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
 use crate::run_setup::{Model, RunSetup};
+use crate::toml_text::strings;
 use folder::Folder;
 use groups::Groups;
 use lines::{Lines, RunFile};
@@ -150,7 +151,7 @@ fn draft(model: &Lines, adapter: &Lines, optimizer: &str, no_decay: &[&str]) -> 
     format!(
         "[model]\n{}\n{adapter}\n[train]\nsteps = 1\n[train.optimizer]\nname = \"{optimizer}\"\nweight_decay = 0\nno_decay = {}\n",
         model.text(),
-        lines::strings(&no_decay)
+        strings(&no_decay)
     )
 }
 

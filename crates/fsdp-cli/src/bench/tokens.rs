@@ -2,10 +2,15 @@
 
 use std::fs;
 
+use fsdp_config::Resolved;
+use fsdp_nn::hf::HfConfig;
 use fsdp_nn::random;
+use fsdp_train::{Job, adapter};
 use tempfile::TempPath;
 
 use crate::error::CliError;
+use crate::run_setup::{self, Model};
+use crate::toml_text::string;
 
 /// Maximum tokens per step: all are in a file and in memory, 256 MiB each.
 const TOKENS_MAX: usize = 1 << 26;
@@ -35,19 +40,31 @@ impl Tokens {
         Ok(Self { file, count: tokens + 1 })
     }
 
-    /// Writes random tokens of a vocabulary.
+    /// The job of a model and a run file that trains on these tokens, which are random ones of a vocabulary.
     ///
     /// # Errors
-    /// [`CliError::Write`].
-    pub(crate) fn write(&self, vocab: usize) -> Result<(), CliError> {
+    /// [`CliError`]: the texts do not fit together, or the tokens cannot be written.
+    pub(crate) fn job(
+        &self,
+        origin: &str,
+        vocab: usize,
+        model: &str,
+        run: &str,
+    ) -> Result<Job<Model>, CliError> {
+        let model =
+            HfConfig::parse(model).map_err(|source| CliError::Model { origin: origin.to_owned(), source })?;
+        let config = Resolved::parse(run, origin, &[])?.config;
+        let architecture = adapter::adapt(&config, model.build()?)?;
         let bytes: Vec<u8> =
             (0..self.count as u64).flat_map(|index| token(vocab, index).to_le_bytes()).collect();
-        fs::write(&self.file, bytes).map_err(CliError::write(&self.file))
+        fs::write(&self.file, bytes).map_err(CliError::write(&self.file))?;
+        let init = run_setup::random(config.model.seed, &architecture);
+        Ok(Job::new(config, architecture, init)?)
     }
 
-    /// The file's path as a TOML string, written like a JSON string: TOML supports the same escapes.
+    /// The file's path as a TOML string.
     pub(crate) fn toml(&self) -> String {
-        serde_json::Value::from(self.file.display().to_string()).to_string()
+        string(&self.file.display().to_string())
     }
 }
 

@@ -4,15 +4,14 @@
 //! Configuration and model are built from the text that a user would write, so that the benchmark takes the path of
 //! every other run.
 
-use fsdp_config::Resolved;
-use fsdp_nn::hf::HfConfig;
-use fsdp_train::{Job, adapter};
+use fsdp_train::Job;
 use serde_json::json;
 
 use super::tokens::Tokens;
 use crate::args::BenchTrainArgs;
 use crate::error::CliError;
-use crate::run_setup::{self, Model};
+use crate::run_setup::Model;
+use crate::toml_text::strings;
 
 /// The job of a benchmark.
 ///
@@ -20,14 +19,8 @@ use crate::run_setup::{self, Model};
 /// [`CliError`]: the dimensions do not fit together.
 pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<Model>, CliError> {
     expect_head_counts(args)?;
-    let model = HfConfig::parse(&model_json(args))
-        .map_err(|source| CliError::Model { origin: "bench train".to_owned(), source })?;
     let tokens = Tokens::of_step("--global-batch", args.global_batch, args.seq)?;
-    let loaded = Resolved::parse(&run_toml(args, &tokens)?, "bench train", &[])?;
-    let architecture = adapter::adapt(&loaded.config, model.build()?)?;
-    tokens.write(args.vocab)?;
-    let init = run_setup::random(loaded.config.model.seed, &architecture);
-    Ok(Job::new(loaded.config, architecture, init)?)
+    tokens.job("bench train", args.vocab, &model_json(args), &run_toml(args, &tokens)?)
 }
 
 /// Reports head counts that do not fit as options; the model would blame a `config.json` that does not exist.
@@ -81,9 +74,6 @@ pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
 }
 
 fn run_toml(args: &BenchTrainArgs, tokens: &Tokens) -> Result<String, CliError> {
-    // A TOML string, written like a JSON string: TOML supports the same escapes.
-    let toml_string = |text: &str| serde_json::Value::from(text).to_string();
-    let wrap: Vec<String> = args.wrap.iter().map(|class| toml_string(class)).collect();
     let adapter = match args.lora_rank {
         Some(rank) => format!("[adapter]\nrank = {rank}\nalpha = {}", 2 * rank),
         None => String::new(),
@@ -105,7 +95,7 @@ global_batch_size = {global_batch}
 grad_clip = 1.0
 optimizer = {{ name = "adamw", lr = 1e-3, betas = [0.9, 0.99], weight_decay = 0.1 }}
 [fsdp]
-wrap = [{wrap}]
+wrap = {wrap}
 param_dtype = "{param_dtype}"
 reduce_dtype = "{reduce_dtype}"
 activation_checkpointing = "{checkpointing}"
@@ -120,7 +110,7 @@ out_dir = "unused"
         steps = args.steps,
         micro_batch = micro_batch(args)?,
         global_batch = args.global_batch,
-        wrap = wrap.join(", "),
+        wrap = strings(&args.wrap),
         param_dtype = args.param_dtype,
         checkpointing = if args.checkpointing { "full" } else { "none" },
         device = args.device.name(),

@@ -2,15 +2,14 @@
 //!
 //! They are built from the text that a user would write, so that every point is from an ordinary run.
 
-use fsdp_config::{Device, Resolved};
+use fsdp_config::Device;
 use fsdp_core::DType;
-use fsdp_nn::hf::HfConfig;
-use fsdp_train::{Job, adapter};
+use fsdp_train::Job;
 use serde_json::json;
 
 use crate::bench::tokens::Tokens;
 use crate::error::CliError;
-use crate::run_setup::{self, Model};
+use crate::run_setup::Model;
 
 /// The architecture of a model's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,15 +120,9 @@ impl Shape {
     /// # Errors
     /// [`CliError`]: the tokens cannot be written.
     pub(super) fn job(&self, device: Device, dtype: DType, ranks: usize) -> Result<Job<Model>, CliError> {
-        let origin = || "calibrate".to_owned();
-        let model = HfConfig::parse(&self.config(device).to_string())
-            .map_err(|source| CliError::Model { origin: origin(), source })?;
         let tokens = Tokens::of_step("--ranks", self.samples * self.rounds * ranks, self.seq)?;
-        tokens.write(self.vocab)?;
-        let config = Resolved::parse(&self.run(&tokens, device, dtype, ranks), &origin(), &[])?.config;
-        let architecture = adapter::adapt(&config, model.build()?)?;
-        let init = run_setup::random(config.model.seed, &architecture);
-        Ok(Job::new(config, architecture, init)?)
+        let (model, run) = (self.config(device).to_string(), self.run(&tokens, device, dtype, ranks));
+        tokens.job("calibrate", self.vocab, &model, &run)
     }
 
     fn config(&self, device: Device) -> serde_json::Value {

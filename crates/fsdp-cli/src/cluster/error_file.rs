@@ -4,12 +4,14 @@
 //! seconds and fails on truncated files: so the file is written under another name and renamed, and processes that did
 //! not fail themselves add a delay to the time.
 
-use std::path::{Path, PathBuf};
+use std::env;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
-use std::{env, fs, io};
 
 use fsdp_comm::process::Verdict;
 use serde_json::json;
+
+use crate::atomic_file;
 
 /// Seconds added by a process that was only told of the failure.
 const DELAY_S: u64 = 60;
@@ -27,7 +29,7 @@ pub(crate) fn write_cause(cause: &str) {
 fn write_at(text: impl FnOnce(u64) -> String) {
     let Some(path) = env::var_os("TORCHELASTIC_ERROR_FILE").map(PathBuf::from) else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    if let Err(error) = replace(&path, &text(now)) {
+    if let Err(error) = atomic_file::replace(&path, &text(now)) {
         // torchrun then shows only the exit code.
         tracing::warn!("cannot write {}: {error}", path.display());
     }
@@ -42,13 +44,6 @@ fn text(cause: &str, details: &str, time: u64) -> String {
     // Users are shown the "call stack".
     let extra = json!({ "py_callstack": details, "timestamp": time.to_string() });
     json!({ "message": { "message": cause, "extraInfo": extra } }).to_string()
-}
-
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".tmp");
-    fs::write(&name, text)?;
-    fs::rename(&name, path)
 }
 
 #[cfg(test)]

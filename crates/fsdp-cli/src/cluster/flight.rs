@@ -1,7 +1,6 @@
 //! Writes the flight record, the last collectives of a process, when the world has failed.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,6 +11,8 @@ use fsdp_comm::FlightRecorder;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_config::RunConfig;
 use serde_json::json;
+
+use crate::atomic_file;
 
 /// The variable through which `fsdp launch` passes the log folder of a process.
 pub(crate) const LOG_DIR: &str = "FSDP_LOG_DIR";
@@ -88,13 +89,10 @@ impl Record {
     }
 
     fn try_write(&self, first: &serde_json::Value) -> io::Result<()> {
-        let mut name = self.file.as_os_str().to_owned();
-        name.push(".tmp");
-        let mut file = BufWriter::new(File::create(&name)?);
-        writeln!(file, "{first}")?;
-        self.recorder.write(&mut file)?;
-        file.into_inner()?.sync_all()?;
-        fs::rename(&name, &self.file)
+        let mut text = Vec::new();
+        writeln!(text, "{first}")?;
+        self.recorder.write(&mut text)?;
+        atomic_file::replace(&self.file, &String::from_utf8_lossy(&text))
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::io::{self, Read};
 use std::path::Path;
 
 use super::{Document, Mark};
+use crate::atomic_file::is_replaceable;
 use crate::error::CliError;
 
 /// The beginning of a report. A file that begins like this may be replaced by another report.
@@ -130,13 +130,9 @@ impl Document for Page {
 /// # Errors
 /// [`CliError::Option`], [`CliError::Create`].
 pub(crate) fn expect_replaceable(option: &'static str, path: &Path) -> Result<(), CliError> {
-    let mut head = Vec::new();
-    let found = fs::File::open(path).and_then(|file| file.take(HEAD.len() as u64).read_to_end(&mut head));
-    match found {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(CliError::create(option, path)(source)),
-        Ok(_) if head.is_empty() || head == HEAD.as_bytes() => Ok(()),
-        Ok(_) => {
+    match is_replaceable(path, HEAD).map_err(CliError::create(option, path))? {
+        true => Ok(()),
+        false => {
             let what = format!(
                 "{} exists already and is not a report: it would be lost; choose another file",
                 path.display()

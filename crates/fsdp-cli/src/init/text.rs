@@ -5,9 +5,7 @@ use std::fmt::Write as _;
 use fsdp_config::{Device, TokenRef};
 
 use super::choices::{Choices, Training};
-
-/// Column of the comments after keys.
-const COMMENT_COLUMN: usize = 40;
+use crate::toml_text::{commented, string, strings};
 
 /// The comment on `eos`.
 const EOS_COMMENT: &str = "ends each text, since the tokenizer adds nothing there";
@@ -162,20 +160,8 @@ impl Text {
     }
 
     fn line(&mut self, line: &str, comment: &str) {
-        let _ = match comment {
-            "" => writeln!(self.0, "{line}"),
-            comment => writeln!(self.0, "{line:<COMMENT_COLUMN$} # {comment}"),
-        };
+        let _ = writeln!(self.0, "{}", commented(line, comment));
     }
-}
-
-/// Formats a TOML string.
-fn string(text: &str) -> String {
-    toml::Value::from(text).to_string()
-}
-
-fn strings(texts: &[String]) -> String {
-    toml::Value::from(texts.to_vec()).to_string()
 }
 
 #[cfg(test)]

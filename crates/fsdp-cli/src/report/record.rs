@@ -12,22 +12,6 @@ use crate::error::CliError;
 /// Maximum length of a line: the start record has some hundred bytes per process, for thousands of processes.
 const LINE_MAX: u64 = 64 << 20;
 
-/// The step columns that are drawn.
-pub(super) const COLUMNS: [&str; 12] = [
-    "loss",
-    "cross_entropy",
-    "router_loss",
-    "z_loss",
-    "expert_imbalance",
-    "grad_norm",
-    "lr",
-    "tokens_per_s",
-    "mfu",
-    "wait_ms",
-    "wait_ms_max",
-    "wait_ms_min",
-];
-
 /// A run.
 #[derive(Debug, Default)]
 pub(super) struct Record {
@@ -35,8 +19,8 @@ pub(super) struct Record {
     pub(super) name: String,
     /// The text of `resolved.toml`, if it exists.
     pub(super) resolved: Option<String>,
-    /// For each of [`COLUMNS`] present in any step: pairs of step and value; NaN for a non-finite value.
-    pub(super) columns: BTreeMap<&'static str, Vec<(f64, f64)>>,
+    /// For each figure of any step: pairs of step and value; NaN for a non-finite value.
+    pub(super) columns: BTreeMap<String, Vec<(f64, f64)>>,
     /// Losses and perplexities of evaluations, by set.
     pub(super) evaluations: BTreeMap<String, Evaluations>,
     /// For each rank, the number of steps in which the others waited for it, among steps that record it.
@@ -111,20 +95,21 @@ impl Record {
             self.unread += 1;
             return;
         };
-        let value = |key: &str| line.figures.get(key).map(|value| value.as_f64().unwrap_or(f64::NAN));
-        let point = |key: &str| value(key).map(|value| (step as f64, value));
+        let figures = line.figures.into_iter();
+        let points = figures.filter(|(_, value)| value.is_number() || value.is_null()).map(|(key, value)| {
+            let value = value.as_f64().unwrap_or(f64::NAN);
+            (key, (step as f64, value))
+        });
         if let Some(set) = line.set {
             let set = self.evaluations.entry(set).or_default();
-            set.loss.extend(point("eval_loss"));
-            set.perplexity.extend(point("eval_perplexity"));
-            return;
+            return points.for_each(|(key, point)| match key.as_str() {
+                "eval_loss" => set.loss.push(point),
+                "eval_perplexity" => set.perplexity.push(point),
+                _ => {}
+            });
         }
         self.steps = self.steps.max(step);
-        for column in COLUMNS {
-            if let Some(point) = point(column) {
-                self.columns.entry(column).or_default().push(point);
-            }
-        }
+        points.for_each(|(key, point)| self.columns.entry(key).or_default().push(point));
         if let Some(rank) = line.slowest_rank {
             *self.slowest.entry(rank).or_default() += 1;
         }

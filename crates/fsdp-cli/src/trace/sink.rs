@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use fsdp_core::Queue;
-use serde::Serialize;
 use serde_json::{Value, json};
 
 /// The text before the events, with which every trace begins.
@@ -26,29 +25,6 @@ pub(super) struct Operation {
     pub(super) overlaps: bool,
     pub(super) start_us: f64,
     pub(super) duration_us: f64,
-}
-
-#[derive(Serialize)]
-struct Complete<'a> {
-    name: &'a str,
-    cat: &'a str,
-    ph: &'static str,
-    pid: u64,
-    tid: u64,
-    ts: f64,
-    dur: f64,
-}
-
-/// The begin or end of an event that may overlap with others of its thread.
-#[derive(Serialize)]
-struct Edge<'a> {
-    name: &'a str,
-    cat: &'a str,
-    ph: &'static str,
-    id: u64,
-    pid: u64,
-    tid: u64,
-    ts: f64,
 }
 
 /// The stages of writing.
@@ -106,44 +82,26 @@ impl<W: Write> Sink<W> {
         if self.ranks.insert(operation.rank) {
             self.name_rank(operation.rank)?;
         }
-        if operation.overlaps {
-            return self.edges(operation);
+        let Operation { rank, name, kind, start_us, duration_us, .. } = operation;
+        let tid = operation.queue as u64;
+        if !operation.overlaps {
+            return self.event(&json!({
+                "name": name, "cat": kind, "ph": "X", "pid": rank, "tid": tid, "ts": start_us, "dur": duration_us,
+            }));
         }
-        self.event(&Complete {
-            name: &operation.name,
-            cat: &operation.kind,
-            ph: "X",
-            pid: operation.rank,
-            tid: operation.queue as u64,
-            ts: operation.start_us,
-            dur: operation.duration_us,
-        })
-    }
-
-    /// Writes an event that may overlap, as its begin and its end.
-    fn edges(&mut self, operation: &Operation) -> io::Result<()> {
+        // An event that may overlap has a begin and an end.
         self.overlapping += 1;
         let id = self.overlapping;
-        let (start_us, end_us) = (operation.start_us, operation.start_us + operation.duration_us);
-        for (ph, ts) in [("b", start_us), ("e", end_us)] {
-            self.event(&Edge {
-                name: &operation.name,
-                cat: &operation.kind,
-                ph,
-                id,
-                pid: operation.rank,
-                tid: operation.queue as u64,
-                ts,
-            })?;
-        }
-        Ok(())
+        [("b", *start_us), ("e", start_us + duration_us)].into_iter().try_for_each(|(ph, ts)| {
+            self.event(&json!({
+                "name": name, "cat": kind, "ph": ph, "id": id, "pid": rank, "tid": tid, "ts": ts,
+            }))
+        })
     }
 
     /// Names a rank and its queues for the viewer.
     fn name_rank(&mut self, rank: u64) -> io::Result<()> {
-        let about = |what: &str, tid: u64, name: &str| -> Value {
-            json!({ "name": what, "ph": "M", "pid": rank, "tid": tid, "args": { "name": name } })
-        };
+        let about = |what: &str, tid: u64, name: &str| json!({ "name": what, "ph": "M", "pid": rank, "tid": tid, "args": { "name": name } });
         self.event(&about("process_name", 0, &format!("rank {rank}")))?;
         for queue in Queue::ALL {
             self.event(&about("thread_name", queue as u64, queue.name()))?;
@@ -151,7 +109,7 @@ impl<W: Write> Sink<W> {
         Ok(())
     }
 
-    fn event(&mut self, event: &impl Serialize) -> io::Result<()> {
+    fn event(&mut self, event: &Value) -> io::Result<()> {
         let before = if self.stage == Stage::Empty { HEAD } else { "," };
         self.stage = Stage::Filled;
         self.out.write_all(before.as_bytes())?;

@@ -11,10 +11,11 @@ use fsdp_config::input_file;
 use fsdp_train::adapter::peft;
 use serde_json::Value as Json;
 
-use super::lines::{Line, Lines, string, strings};
+use super::lines::{Line, Lines};
 use super::titan;
 use crate::error::CliError;
 use crate::output;
+use crate::toml_text::{string, strings};
 
 /// Maximum length of a file of settings; `trainer_state.json` has all losses.
 const SETTINGS_BYTES_MAX: u64 = 1 << 26;

@@ -7,9 +7,10 @@ use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_train::audit::SavedOptimizer;
 
 use super::folder::{Folder, number};
-use super::lines::{self, Line, Lines, strings};
+use super::lines::{self, Line, Lines};
 use super::names;
 use super::program::Program;
+use crate::toml_text::strings;
 
 /// What trainers exclude from weight decay, tried in this order where the optimizer has only numbers of parameters.
 pub(super) const NO_DECAY: [&[&str]; 3] = [&[], &["norm", "ln_", "bias"], &["norm", "ln_"]];

@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Column of the comments after keys.
-const COMMENT_COLUMN: usize = 40;
+use crate::toml_text::commented;
 
 /// How a line begins that the folder says nothing of.
 pub(super) const OPEN: &str = "# fill in: ";
@@ -50,7 +49,7 @@ impl Lines {
             let _ = match line {
                 Line::Key { key, value, comment, is_open } => {
                     let key = format!("{}{key} = {value}", if *is_open { OPEN } else { "" });
-                    writeln!(text, "{key:<COMMENT_COLUMN$} # {comment}")
+                    writeln!(text, "{}", commented(&key, comment))
                 }
                 Line::Note(note) => writeln!(text, "# {note}"),
             };
@@ -90,16 +89,6 @@ impl RunFile {
         }
         text
     }
-}
-
-/// A TOML string.
-pub(super) fn string(text: &str) -> String {
-    toml::Value::from(text).to_string()
-}
-
-/// A TOML list of strings.
-pub(super) fn strings(texts: &[String]) -> String {
-    toml::Value::from(texts.to_vec()).to_string()
 }
 
 /// A number as a run file has it: the shortest text that is the same number.

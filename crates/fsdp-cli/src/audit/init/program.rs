@@ -6,7 +6,8 @@ use fsdp_ckpt::checkpoint::Value;
 use fsdp_ckpt::safetensors::TensorType;
 
 use super::folder::{Folder, Settings, number};
-use super::lines::{self, Line, string};
+use super::lines::{self, Line};
+use crate::toml_text::string;
 
 /// The program that made the folder.
 pub(super) struct Program {

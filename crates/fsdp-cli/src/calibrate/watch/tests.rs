@@ -86,7 +86,7 @@ impl Work for Traced<'_> {
 
 fn traces(ranks: usize) -> (Job<Model>, Vec<Vec<Trace>>) {
     let job = shapes(Device::Cpu)[0].job(Device::Cpu, DType::F32, ranks).unwrap();
-    let traces = device::training(&job.config.run, None, Traced(&job)).unwrap().unwrap();
+    let traces = device::on(&job.config.run, device::Purpose::Training, None, Traced(&job)).unwrap().unwrap();
     (job, traces)
 }
 
