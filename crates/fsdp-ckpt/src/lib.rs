@@ -15,7 +15,6 @@
 //! | [`training`] | finds the weights and optimizer states that training needs, under the names of a model |
 //! | [`transfer`] | moves tensor bytes from a checkpoint into planned files |
 //! | [`conversion`] | converts any readable format into any writable one |
-//! | [`inspect`] | the content of a checkpoint, in numbers |
 //! | [`verify`] | reads all of a checkpoint and reports damage and unprotected bytes |
 //! | [`diff`] | compares two checkpoints of any formats |
 //!
@@ -40,7 +39,6 @@ pub mod export;
 pub mod formats;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod inspect;
 pub mod model_files;
 pub mod native;
 pub mod objects;
