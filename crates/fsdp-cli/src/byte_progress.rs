@@ -28,7 +28,7 @@ pub(crate) struct ByteProgress {
 
 #[derive(Debug)]
 enum Display {
-    Bar { bar: ProgressBar, is_shown: Mutex<bool> },
+    Bar(ProgressBar),
     Lines { last: Mutex<Instant> },
 }
 
@@ -40,7 +40,7 @@ impl ByteProgress {
             let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
             let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden()).with_style(style);
             bar.set_message(label);
-            Display::Bar { bar, is_shown: Mutex::new(false) }
+            Display::Bar(bar)
         } else {
             Display::Lines { last: Mutex::new(start) }
         };
@@ -52,7 +52,7 @@ impl Progress for ByteProgress {
     fn begin(&self, total_bytes: u64) {
         // Work may have several stages, whose bytes add up.
         let total = self.total.fetch_add(total_bytes, Ordering::Relaxed) + total_bytes;
-        if let Display::Bar { bar, .. } = &self.display {
+        if let Display::Bar(bar) = &self.display {
             bar.set_length(total);
         }
     }
@@ -60,11 +60,9 @@ impl Progress for ByteProgress {
     fn advance(&self, bytes: u64) {
         let done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
         match &self.display {
-            Display::Bar { bar, is_shown } => {
+            Display::Bar(bar) => {
                 bar.inc(bytes);
-                let mut is_shown = is_shown.lock().unwrap_or_else(PoisonError::into_inner);
-                if !*is_shown && self.start.elapsed() >= BAR_DELAY {
-                    *is_shown = true;
+                if bar.is_hidden() && self.start.elapsed() >= BAR_DELAY {
                     bar.set_draw_target(ProgressDrawTarget::stderr());
                 }
             }
@@ -82,7 +80,7 @@ impl Progress for ByteProgress {
 
 impl Drop for ByteProgress {
     fn drop(&mut self) {
-        if let Display::Bar { bar, .. } = &self.display {
+        if let Display::Bar(bar) = &self.display {
             bar.finish_and_clear();
         }
     }

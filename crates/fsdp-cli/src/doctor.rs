@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use comfy_table::Table;
-use fsdp_config::{Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport, World, XlaConfig};
+use fsdp_config::{Device, Resolved, RunConfig, World, XlaConfig};
 use fsdp_cuda::doctor::{Finding, Status, examine};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -24,9 +24,6 @@ use crate::document::{self, Document, print};
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::{cluster, logging};
-
-/// How long processes wait for each other, unless a run file sets it.
-const TIMEOUT_S: f64 = 600.0;
 
 /// Whether this program cannot open libraries.
 const IS_STATIC: bool = cfg!(target_feature = "crt-static");
@@ -64,7 +61,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let place = cluster::place()?;
     if place.is_none() && !args.launch && args.file.is_none() {
-        let xla_config = XlaConfig::default();
+        let xla_config = RunConfig::in_folder(".").xla;
         let findings = findings(&xla_config);
         let devices = devices(&findings, &xla_config, true);
         print(&Report { findings, devices }, args.json)?;
@@ -82,24 +79,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
 fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
     let run = match &args.file {
         Some(file) => Resolved::load_for(file, &args.overrides, &|_| World::of_ranks(processes))?.config.run,
-        None => RunConfig {
-            device: Device::Cpu,
-            ranks: processes,
-            share_gpu: false,
-            threads: 0,
-            deterministic: false,
-            kernels: KernelChoice::Fused,
-            out_dir: ".".to_owned(),
-            transport: Transport::Auto,
-            timeout_s: TIMEOUT_S,
-            heartbeat_s: 1.0,
-            peak_tflops: None,
-            metrics: Vec::new(),
-            metrics_listen: None,
-            export_weights: ExportWeights::Last,
-            export_dtype: None,
-            xla: XlaConfig::default(),
-        },
+        None => RunConfig::in_folder("."),
     };
     Ok(RunConfig { ranks: processes, ..run })
 }

@@ -8,7 +8,7 @@ use fsdp_nn::backend::HeadChunks;
 use super::error::ConfigError;
 use super::kind::{BOOL, Kind, POSITIVE, RANKS, SIZE_OR_ZERO, TEXT};
 use super::named::{Named, named};
-use super::reader::Reader;
+use super::reader::{Origin, Reader};
 use super::table::table;
 use super::writer;
 
@@ -88,15 +88,12 @@ table! {
     }
 }
 
-impl Default for XlaConfig {
-    fn default() -> Self {
-        Self {
-            plugin: None,
-            reduction: XlaReduction::Tree,
-            scan_layers: false,
-            dump: None,
-            compile_cache: None,
-        }
+impl RunConfig {
+    /// The defaults of all keys, for a run with this output folder.
+    pub fn in_folder(out_dir: &str) -> Self {
+        let table = toml::Table::from_iter([("out_dir".to_owned(), out_dir.into())]);
+        let origin = Origin::new(Vec::new());
+        Self::read(&Reader::new(&origin, table)).expect("all other keys have defaults")
     }
 }
 

@@ -32,7 +32,7 @@ mod table;
 
 pub use disk_need::DiskNeed;
 pub use foreign::{Foreign, ImportSummary};
-pub use run_state::{Change, RunState};
+pub use run_state::{Change, RunState, leaves};
 pub use saved_model::SavedModel;
 pub use saver::Saved;
 

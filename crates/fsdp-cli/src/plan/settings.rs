@@ -98,53 +98,35 @@ impl Settings {
 
     /// The differences from other settings, as written in run files.
     pub(super) fn differences(&self, from: &Self) -> Vec<String> {
-        let mut all = Vec::new();
-        if self.wrap != from.wrap {
-            all.push(match &self.wrap {
-                WrapPolicy::Classes(classes) => format!("fsdp.wrap = {classes:?}"),
-                WrapPolicy::MinParams(min) => format!("fsdp.min_num_params = {min}"),
-            });
-        }
-        if self.checkpointing != from.checkpointing {
-            all.push(format!("fsdp.activation_checkpointing = \"{}\"", checkpointing(self.checkpointing)));
-        }
-        if self.reshard != from.reshard {
-            all.push(format!("fsdp.reshard_after_forward = {}", reshard(self.reshard)));
-        }
-        for (index, key) in ["forward_prefetch", "backward_prefetch"].into_iter().enumerate() {
-            if self.prefetch[index] != from.prefetch[index] {
-                all.push(format!("fsdp.{key} = {}", self.prefetch[index]));
-            }
-        }
-        if self.accumulation != from.accumulation {
-            let when = if self.accumulation == Accumulation::Reduce { "reduce" } else { "unsharded" };
-            all.push(format!("fsdp.accumulation = \"{when}\""));
-        }
-        if self.offload != from.offload {
-            let offload = if self.offload == Offload::Cpu { "cpu" } else { "none" };
-            all.push(format!("fsdp.offload = \"{offload}\""));
-        }
-        if self.replicas != from.replicas {
-            all.push(format!("fsdp.mesh.replicate = {}", self.replicas));
-        }
-        if self.micro_batch != from.micro_batch {
-            all.push(format!("train.micro_batch_size = {}", self.micro_batch));
-        }
-        all
+        let wrap = match &self.wrap {
+            WrapPolicy::Classes(classes) => format!("wrap = {classes:?}"),
+            WrapPolicy::MinParams(min) => format!("min_num_params = {min}"),
+        };
+        let when = if self.accumulation == Accumulation::Reduce { "reduce" } else { "unsharded" };
+        let offload = if self.offload == Offload::Cpu { "cpu" } else { "none" };
+        let [forward, backward] = self.prefetch;
+        let micro_batch = format!("train.micro_batch_size = {}", self.micro_batch);
+        let all = [
+            (self.wrap != from.wrap, wrap),
+            (
+                self.checkpointing != from.checkpointing,
+                format!("activation_checkpointing = \"{}\"", checkpointing(self.checkpointing)),
+            ),
+            (self.reshard != from.reshard, format!("reshard_after_forward = {}", reshard(self.reshard))),
+            (forward != from.prefetch[0], format!("forward_prefetch = {forward}")),
+            (backward != from.prefetch[1], format!("backward_prefetch = {backward}")),
+            (self.accumulation != from.accumulation, format!("accumulation = \"{when}\"")),
+            (self.offload != from.offload, format!("offload = \"{offload}\"")),
+            (self.replicas != from.replicas, format!("mesh.replicate = {}", self.replicas)),
+        ];
+        let of_table = all.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| format!("fsdp.{key}"));
+        of_table.chain((self.micro_batch != from.micro_batch).then_some(micro_batch)).collect()
     }
 
     /// All variants that change a single setting.
     pub(super) fn neighbors(&self, config: &Resolved, cluster: &Cluster, wraps: &[WrapPolicy]) -> Vec<Self> {
-        let range = Range::of(config, cluster);
         let mut all = self.wrapped(wraps);
-        let base = || self.clone();
-        all.extend(range.checkpointing.map(|checkpointing| Self { checkpointing, ..base() }));
-        all.extend(range.reshard.iter().map(|&reshard| Self { reshard, ..base() }));
-        all.extend(range.prefetch.iter().map(|&prefetch| Self { prefetch, ..base() }));
-        all.extend(range.accumulation.iter().map(|&accumulation| Self { accumulation, ..base() }));
-        all.extend(range.offload.map(|offload| Self { offload, ..base() }));
-        all.extend(range.replicas.iter().map(|&replicas| Self { replicas, ..base() }));
-        all.extend(range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..base() }));
+        all.extend(axes(config, cluster).iter().flatten().map(|change| change(self)));
         all.retain(|settings| settings != self);
         all
     }
@@ -156,21 +138,10 @@ impl Settings {
 
     /// All combinations of settings, with the run file's wrap policy.
     pub(super) fn all(config: &Resolved, cluster: &Cluster) -> Vec<Self> {
-        let range = Range::of(config, cluster);
-        let mut all = vec![Self::of(config)];
-        let mut each = |values: &dyn Fn(&dyn Fn() -> Self) -> Vec<Self>| {
-            all = all.iter().flat_map(|settings| values(&|| settings.clone())).collect();
+        let each = |all: Vec<Self>, axis: Vec<Change>| -> Vec<Self> {
+            all.iter().flat_map(|settings| axis.iter().map(|change| change(settings))).collect()
         };
-        each(&|base| range.checkpointing.map(|checkpointing| Self { checkpointing, ..base() }).into());
-        each(&|base| range.reshard.iter().map(|&reshard| Self { reshard, ..base() }).collect());
-        each(&|base| range.prefetch.iter().map(|&prefetch| Self { prefetch, ..base() }).collect());
-        each(&|base| {
-            range.accumulation.iter().map(|&accumulation| Self { accumulation, ..base() }).collect()
-        });
-        each(&|base| range.offload.map(|offload| Self { offload, ..base() }).into());
-        each(&|base| range.replicas.iter().map(|&replicas| Self { replicas, ..base() }).collect());
-        each(&|base| range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..base() }).collect());
-        all
+        axes(config, cluster).into_iter().fold(vec![Self::of(config)], each)
     }
 }
 
@@ -204,47 +175,51 @@ pub(super) fn wraps(spec: &ModelSpec, given: &WrapPolicy) -> Vec<WrapPolicy> {
     all
 }
 
-/// The values to try.
-struct Range {
-    reshard: Vec<Reshard>,
-    prefetch: [[usize; 2]; 3],
-    checkpointing: [Checkpointing; 3],
-    /// Several values only with several micro-batches.
-    accumulation: Vec<Accumulation>,
-    offload: [Offload; 2],
-    replicas: Vec<usize>,
-    micro_batches: Vec<usize>,
+/// Settings with one of them changed.
+type Change = Box<dyn Fn(&Settings) -> Settings>;
+
+/// Each value of a setting.
+fn axis<T: Clone + 'static>(values: impl IntoIterator<Item = T>, set: fn(&mut Settings, T)) -> Vec<Change> {
+    let change = |value: T| -> Change {
+        Box::new(move |settings| {
+            let mut settings = settings.clone();
+            set(&mut settings, value.clone());
+            settings
+        })
+    };
+    values.into_iter().map(change).collect()
 }
 
-impl Range {
-    fn of(config: &Resolved, cluster: &Cluster) -> Self {
-        let (world, per_node) = (config.run.ranks, cluster.devices_per_node());
-        let dp_degree = config.fsdp.mesh.dp_degree(world);
-        let per_rank = config.train.global_batch_size / dp_degree;
-        let is_size = |size: &usize| per_rank.is_multiple_of(*size) && *size <= MICRO_BATCH_MAX;
-        // A replica spans whole nodes; half nodes, with twice as many replicas, never help.
-        let mut replicas = vec![1];
-        let nodes = world / per_node;
-        replicas.extend((1..).map(|power| 1 << power).take_while(|&count| count <= nodes));
-        replicas.retain(|count| nodes <= 1 || nodes.is_multiple_of(*count));
-        replicas.retain(|count| dp_degree.is_multiple_of(*count));
-        let mut reshard = vec![Reshard::Auto, Reshard::Never];
-        if world > per_node && per_node > 1 {
-            reshard.push(Reshard::ToGroup(per_node));
-        }
-        Self {
-            reshard,
-            prefetch: [[1, 1], [2, 1], [2, 2]],
-            checkpointing: [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full],
-            accumulation: match per_rank {
-                1 => vec![config.fsdp.accumulation],
-                _ => vec![Accumulation::Reduce, Accumulation::Unsharded],
-            },
-            offload: [Offload::None, Offload::Cpu],
-            replicas,
-            micro_batches: (1..=per_rank.max(1)).filter(is_size).collect(),
-        }
+/// The values to try of each setting but the wrap policy.
+fn axes(config: &Resolved, cluster: &Cluster) -> [Vec<Change>; 7] {
+    let (world, per_node) = (config.run.ranks, cluster.devices_per_node());
+    let dp_degree = config.fsdp.mesh.dp_degree(world);
+    let per_rank = config.train.global_batch_size / dp_degree;
+    let is_size = move |size: &usize| per_rank.is_multiple_of(*size) && *size <= MICRO_BATCH_MAX;
+    // A replica spans whole nodes; half nodes, with twice as many replicas, never help.
+    let mut replicas = vec![1];
+    let nodes = world / per_node;
+    replicas.extend((1..).map(|power| 1 << power).take_while(|&count| count <= nodes));
+    replicas.retain(|count| nodes <= 1 || nodes.is_multiple_of(*count));
+    replicas.retain(|count| dp_degree.is_multiple_of(*count));
+    let mut reshard = vec![Reshard::Auto, Reshard::Never];
+    if world > per_node && per_node > 1 {
+        reshard.push(Reshard::ToGroup(per_node));
     }
+    let accumulation = match per_rank {
+        1 => vec![config.fsdp.accumulation],
+        _ => vec![Accumulation::Reduce, Accumulation::Unsharded],
+    };
+    let checkpointing = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full];
+    [
+        axis(checkpointing, |settings, value| settings.checkpointing = value),
+        axis(reshard, |settings, value| settings.reshard = value),
+        axis([[1, 1], [2, 1], [2, 2]], |settings, value| settings.prefetch = value),
+        axis(accumulation, |settings, value| settings.accumulation = value),
+        axis([Offload::None, Offload::Cpu], |settings, value| settings.offload = value),
+        axis(replicas, |settings, value| settings.replicas = value),
+        axis((1..=per_rank.max(1)).filter(is_size), |settings, value| settings.micro_batch = value),
+    ]
 }
 
 /// The value as written in run files.

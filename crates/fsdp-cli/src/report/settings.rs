@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use toml::{Table, Value};
+use fsdp_train::checkpoint::leaves;
 
 use super::record::Record;
 use crate::document::Document;
@@ -38,32 +38,13 @@ pub(super) fn write(page: &mut Page, runs: &[Record]) {
 
 fn rows(runs: &[Record]) -> Vec<Row> {
     let leaves: Vec<BTreeMap<String, String>> =
-        runs.iter().map(|run| leaves(run.resolved.as_deref())).collect();
+        runs.iter().map(|run| run.resolved.as_deref().map_or_else(BTreeMap::new, leaves)).collect();
     let mut keys: Vec<&String> = leaves.iter().flat_map(BTreeMap::keys).collect();
     keys.sort();
     keys.dedup();
     let value =
         |of: &BTreeMap<String, String>, key: &str| of.get(key).map_or(ABSENT.to_owned(), Clone::clone);
     keys.iter().map(|&key| (key.clone(), leaves.iter().map(|of| value(of, key)).collect())).collect()
-}
-
-/// Flattens a TOML text to dotted keys and their values.
-fn leaves(text: Option<&str>) -> BTreeMap<String, String> {
-    let mut leaves = BTreeMap::new();
-    if let Some(table) = text.and_then(|text| text.parse::<Table>().ok()) {
-        flatten("", &table, &mut leaves);
-    }
-    leaves
-}
-
-fn flatten(prefix: &str, table: &Table, leaves: &mut BTreeMap<String, String>) {
-    for (name, value) in table {
-        let key = format!("{prefix}{name}");
-        match value {
-            Value::Table(table) => flatten(&format!("{key}."), table, leaves),
-            value => drop(leaves.insert(key, value.to_string())),
-        }
-    }
 }
 
 #[cfg(test)]

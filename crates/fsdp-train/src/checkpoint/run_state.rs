@@ -294,7 +294,7 @@ fn differences(saved: &BTreeMap<String, String>, given: &BTreeMap<String, String
 }
 
 /// The dotted keys of a TOML text, with their values.
-fn leaves(text: &str) -> BTreeMap<String, String> {
+pub fn leaves(text: &str) -> BTreeMap<String, String> {
     let mut leaves = BTreeMap::new();
     match toml::from_str::<Table>(text) {
         Ok(table) => flatten("", &Value::Table(table), &mut leaves),
