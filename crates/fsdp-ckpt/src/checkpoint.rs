@@ -29,7 +29,7 @@ pub use flatten::{Nested, Nesting, Tree, flatten, nest};
 pub use optimizer_name::OptimizerName;
 pub(crate) use optimizer_name::{number_span, parameter_span, with_parameter};
 pub(crate) use peft::Copies;
-pub(crate) use region::{element_count, len_bytes, packed_strides};
+pub(crate) use region::{element_count, is_box_inside, len_bytes, packed_strides};
 pub use role::Roles;
 pub(crate) use role::has_model_step;
 pub use value::{Global, Value};

@@ -17,6 +17,12 @@ pub enum Error {
         /// Number of ranks; 0 if a mesh of no ranks was requested.
         world: usize,
     },
+    /// The placements of a tensor do not give every coordinate of its mesh one box.
+    #[error("{what}")]
+    Distribution {
+        /// The problem, as a sentence about "it", the tensor.
+        what: String,
+    },
     /// The model description contradicts itself.
     #[error("invalid model: {what}")]
     Model {

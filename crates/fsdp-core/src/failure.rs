@@ -72,6 +72,7 @@ impl Error {
     pub fn kind(&self) -> FailureKind {
         match self {
             Error::Mesh { .. }
+            | Error::Distribution { .. }
             | Error::Model { .. }
             | Error::WrapClass { .. }
             | Error::TiedAcrossUnits { .. }

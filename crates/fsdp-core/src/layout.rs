@@ -20,9 +20,9 @@ const ALIGNMENT_BYTES: usize = 16;
 /// alignment in every dtype.
 const ROWLESS_ROW_LEN: usize = 16;
 
-/// The position of a parameter in its segment.
+/// Where a parameter lies in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Placement {
+pub struct Extent {
     /// The parameter.
     pub param: ParamId,
     /// First element within the unsharded segment.
@@ -49,7 +49,7 @@ pub struct Segment {
     /// Size of the shard axis, S.
     pub shards: usize,
     /// The parameters, in the order of their offsets.
-    pub params: Vec<Placement>,
+    pub params: Vec<Extent>,
 }
 
 impl Segment {
@@ -66,7 +66,7 @@ impl Segment {
     /// The pieces of parameters that shard number `shard` holds, in the order of offsets.
     pub fn pieces(&self, shard: usize) -> Vec<Piece> {
         let (start, len) = (shard * self.shard_len(), self.shard_len());
-        let overlaps = |place: &Placement| {
+        let overlaps = |place: &Extent| {
             let from = place.offset.max(start);
             let to = (place.offset + place.len).min(start + len);
             (from < to).then(|| Piece {
@@ -158,8 +158,8 @@ impl Layout {
         Self { shards, units, places }
     }
 
-    /// Returns the unit, segment and placement of a parameter; `None` if it is in no unit.
-    pub fn find(&self, id: ParamId) -> Option<(UnitId, SegmentId, Placement)> {
+    /// Returns the unit, segment and extent of a parameter; `None` if it is in no unit.
+    pub fn find(&self, id: ParamId) -> Option<(UnitId, SegmentId, Extent)> {
         let (unit, segment, index) = self.places.get(id.0).copied().flatten()?;
         Some((unit, segment, self.unit(unit).segments[segment.0].params[index]))
     }
@@ -233,22 +233,17 @@ fn place(
     dtype: DType,
 ) -> Segment {
     let mut row = 0;
-    let mut placements = Vec::with_capacity(params.len());
+    let mut extents = Vec::with_capacity(params.len());
     for &id in params {
         while !(row * row_len * dtype.size_bytes()).is_multiple_of(ALIGNMENT_BYTES) {
             row += 1;
         }
         let param = spec.param(id);
         let param_row_len = param.row_len().unwrap_or(1);
-        placements.push(Placement {
-            param: id,
-            offset: row * row_len,
-            len: param.len(),
-            row_len: param_row_len,
-        });
+        extents.push(Extent { param: id, offset: row * row_len, len: param.len(), row_len: param_row_len });
         row += param.len().div_ceil(row_len);
     }
-    Segment { trainable, row_len, rows_per_rank: row.div_ceil(shards), shards, params: placements }
+    Segment { trainable, row_len, rows_per_rank: row.div_ceil(shards), shards, params: extents }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! | [`model`] | the description of a model: parameters, modules, blocks |
 //! | [`wrap`] | the grouping of parameters into units |
 //! | [`layout`] | the position of every element of a unit on every rank |
+//! | [`distribution`] | which box of a tensor each coordinate of a mesh holds |
 //! | [`tree`] | the one order in which gradients are added |
 //! | [`schedule`] | a step as operations on queues, compiled from policies |
 //! | [`checker`] | proves a schedule safe before it runs |
@@ -24,6 +25,7 @@
 pub mod checker;
 pub mod comm;
 mod digest;
+pub mod distribution;
 mod dtype;
 pub mod engine;
 mod error;

@@ -37,12 +37,7 @@ impl Region {
                 range.start <= range.end && element_count(shape).is_some_and(|len| range.end <= len)
             }
             Region::Box { offsets, sizes, strides } => {
-                let dims = shape.len();
-                let ends = offsets.iter().zip(sizes).map(|(offset, size)| offset.checked_add(*size));
-                offsets.len() == dims
-                    && sizes.len() == dims
-                    && strides.len() == dims
-                    && ends.zip(shape).all(|(end, dim)| end.is_some_and(|end| end <= *dim))
+                strides.len() == shape.len() && is_box_inside(offsets, sizes, shape)
             }
         }
     }
@@ -65,6 +60,14 @@ impl Region {
             _ => self,
         }
     }
+}
+
+/// Whether a box has an offset and a size in each dimension of this shape and is inside of it.
+pub(crate) fn is_box_inside(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> bool {
+    let ends = offsets.iter().zip(sizes).map(|(offset, size)| offset.checked_add(*size));
+    offsets.len() == shape.len()
+        && sizes.len() == shape.len()
+        && ends.zip(shape).all(|(end, dim)| end.is_some_and(|end| end <= *dim))
 }
 
 /// Number of elements of a tensor or box. `None` if it does not fit in 64 bits.

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use super::{
     contents::{Contents, FileKind, TORCH_INDEX, contents, kind_of, start_of},
-    dcp, deepspeed, native, rank_files,
-    rank_kind::RankKind,
-    safetensors_files, torch_file, torch_index, trainer_folder, xla,
+    dcp, deepspeed, native,
+    rank_kind::reader_of,
+    safetensors_files, torch_file, torch_index, trainer_folder,
 };
 use crate::{
     checkpoint::{Checkpoint, Source},
@@ -73,19 +73,11 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
 
 /// Opens a `torch.save` file, together with its siblings if it is a rank's file.
 fn open_torch(path: &Path) -> Result<Checkpoint, Error> {
-    match RankKind::of(path) {
-        Ok(Some(kind)) => open_ranks(kind, path),
+    match reader_of(path) {
+        Ok(Some(open_ranks)) => open_ranks(path),
         Ok(None) => torch_file::open(path),
         // The number in the name of a plain file need not be a rank.
         Err(error) => torch_file::open(path).map_err(|_| error),
-    }
-}
-
-fn open_ranks(kind: RankKind, path: &Path) -> Result<Checkpoint, Error> {
-    match kind {
-        RankKind::Xla => xla::open(path),
-        RankKind::DTensors => rank_files::open(path),
-        RankKind::DeepSpeed => deepspeed::open(path),
     }
 }
 
@@ -116,8 +108,8 @@ fn open_contents(dir: &Path, contents: Contents) -> Result<Checkpoint, Error> {
         Contents::Safetensors(names) => safetensors_files::open_files(dir, &names),
         Contents::TorchIndex(index) => torch_index::open(&index),
         Contents::TorchFile(path) => open_torch(&path),
-        Contents::TorchFiles(files) => match RankKind::of(dir)? {
-            Some(kind) => open_ranks(kind, dir),
+        Contents::TorchFiles(files) => match reader_of(dir)? {
+            Some(open_ranks) => open_ranks(dir),
             None => Err(several_files(dir, &files)),
         },
         Contents::DeepSpeed => deepspeed::open(dir),

@@ -9,7 +9,11 @@ use crate::checkpoint::Value;
 pub(crate) fn field<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     let items = match value {
         Value::Dict(items) => items,
-        Value::Object { state: Some(state), .. } => return field(state, name),
+        // For a class with slots, the second item holds the attributes.
+        Value::Object { state: Some(state), .. } => match &**state {
+            Value::Tuple(two) if two.len() == 2 => return field(&two[1], name),
+            state => return field(state, name),
+        },
         _ => return None,
     };
     items.iter().find(|(key, _)| text(key) == Some(name)).map(|(_, value)| value)

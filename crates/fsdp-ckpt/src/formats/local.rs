@@ -1,8 +1,11 @@
 //! A tensor as one rank's file holds it: a view of stored elements.
 
-use super::shards::Shard;
+use std::ops::Range;
+
+use super::rank_fault::strided;
 use crate::{
     checkpoint::{Chunk, Key, Region, Role, Tensor, element_count},
+    error::Fault,
     safetensors::TensorType,
     torch::StoredTensor,
 };
@@ -50,14 +53,20 @@ impl LocalTensor {
         self.chunk_at(vec![0; self.shape.len()], &self.shape)
     }
 
-    /// The local tensor as a shard; `None` if its elements are not one contiguous run in C order.
-    pub(crate) fn shard(&self) -> Option<Shard> {
+    /// The local tensor as one run of elements. Fails if they are not contiguous in C order.
+    pub(crate) fn flat(&self, name: &str) -> Result<LocalTensor, Fault> {
         let len = self.len();
         match self.whole().region {
             Region::Flat(range) if range == (0..len) => {
-                Some(Shard { source: self.source, offset: self.offset, len })
+                Ok(LocalTensor { shape: vec![len], strides: vec![1], ..self.clone() })
             }
-            _ => None,
+            _ => Err(strided(name)),
         }
+    }
+
+    /// A range of a tensor of one dimension that is contiguous.
+    pub(crate) fn run(&self, range: Range<u64>) -> LocalTensor {
+        let offset = self.offset + range.start * self.dtype.size_bytes() as u64;
+        LocalTensor { shape: vec![range.end - range.start], offset, ..self.clone() }
     }
 }

@@ -3,15 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    rank_fault::{other_name, same_name},
+    rank_fault::other_name,
     rank_names::{RankName, RankSet},
+    tree::add_tree,
 };
 use crate::{
     bytes::Section,
-    checkpoint::{Checkpoint, Object, Role, Source, Value, flatten, join},
+    checkpoint::{Checkpoint, Global, Role, Source, Value},
     error::{Error, Fault},
     file_io::PathFile,
-    formats::{fields::text, local::LocalTensor},
+    formats::fields::text,
     torch::{self, Item, add_opaque},
 };
 
@@ -67,31 +68,10 @@ impl RankFile {
         role: Role,
         into: &mut Checkpoint,
     ) -> Result<(), Error> {
-        let root = Item::Dict(items);
-        let leaves = flatten(&root).map_err(|fault| fault.in_file(&self.path))?;
-        for (path, item) in leaves {
-            let name = join(&path);
-            let is_new = match item {
-                Item::Tensor(stored) => {
-                    let tensor = LocalTensor::of(stored, self.source).to_tensor(path, role);
-                    into.tensors.insert(name.clone(), tensor).is_none()
-                }
-                Item::Wrapped { .. } => {
-                    return Err(self.unexpected(format!("`{name}`"), "a plain tensor or value here"));
-                }
-                item => {
-                    if item.holds_tensor() {
-                        into.notes.push(format!("the object `{name}` holds tensors, which are not read"));
-                    }
-                    let object = Object { path, role, value: item.to_value() };
-                    into.values.insert(name.clone(), object).is_none()
-                }
-            };
-            if !is_new {
-                return Err(same_name(&name).in_file(&self.path));
-            }
-        }
-        Ok(())
+        let wrapped =
+            |name: &str, _: &Global| Fault::unexpected(format!("`{name}`"), "a plain tensor or value here");
+        add_tree(&Item::Dict(items), self.source, role, wrapped, into)
+            .map_err(|fault| fault.in_file(&self.path))
     }
 }
 

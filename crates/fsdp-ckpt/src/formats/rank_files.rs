@@ -7,31 +7,30 @@
 //!
 //! FSDP1's flat parameters (its local state dict) and partial sums are not read.
 
-mod merge;
 mod sharded;
 mod spec;
 
-#[cfg(test)]
-mod tests;
-
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use super::{
     detect::several_files,
-    rank_fault::placement,
+    merge::{Part, Place, RankParts, merge},
+    rank_fault::{disagrees, placement},
     rank_file::RankFile,
     rank_names::{Companion, DOUBTFUL, FoundSets, RankSet, doubt, find, sets_of},
     torch_file::{is_flat, part},
+    tree::add_value,
 };
 use crate::{
-    checkpoint::{Checkpoint, Global, Key, Object, Role, flatten, join},
+    checkpoint::{Checkpoint, Global, Key, Role, flatten, join},
     error::Error,
     file_io::{Files, directory_of},
     formats::local::LocalTensor,
     torch::Item,
 };
-use merge::{RankTensor, RankTensors};
-use sharded::ShardedTensor;
 
 /// VeRL keeps the optimizer and the extra state of each rank in separate files.
 const COMPANIONS: [Companion; 2] = [
@@ -119,15 +118,16 @@ fn whole_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
 /// Whether a file has distributed tensors and all of their meshes have one rank.
 fn is_of_one_rank(path: &Path) -> Result<bool, Error> {
     let file = RankFile::open(path, &mut Checkpoint::default())?;
-    let mut meshes = Vec::new();
+    let mut ranks = Vec::new();
     for (name, item) in flatten(&file.root).map_err(|fault| fault.in_file(&file.path))? {
         if let Item::Wrapped { class, state } = item
             && is_dtensor(class)
+            && let Place::At(whole, _) = spec::parse(&file, &join(&name), state)?.1
         {
-            meshes.push(spec::parse(&file, &join(&name), state)?.1.distribution.mesh);
+            ranks.push(whole.ranks());
         }
     }
-    Ok(!meshes.is_empty() && meshes.iter().flatten().all(|&ranks| ranks == 1))
+    Ok(!ranks.is_empty() && ranks.iter().all(|&ranks| ranks == 1))
 }
 
 /// File names, for messages.
@@ -139,44 +139,47 @@ fn file_names(paths: &[PathBuf]) -> Vec<String> {
 /// format.
 fn add_set(set: &RankSet, prefix: &[Key], ranks_max: usize, into: &mut Checkpoint) -> Result<String, Error> {
     let files = RankFile::open_all(set, into)?;
-    let (mut ranks, mut sharded) = (Vec::new(), Vec::new());
-    for (rank, file) in files.iter().enumerate().take(ranks_max) {
-        let (tensors, of_rank) = rank_tensors(file, rank, prefix, into)?;
-        ranks.push(tensors);
-        sharded.push((&*file.path, of_rank));
+    let world = files.len().min(ranks_max);
+    let (mut ranks, mut sharded) = (Vec::new(), BTreeMap::new());
+    for (rank, file) in files[..world].iter().enumerate() {
+        ranks.push(rank_parts(file, (rank, world), prefix, &mut sharded, into)?);
     }
-    let kind = match sharded.iter().any(|(_, tensors)| !tensors.is_empty()) {
-        true => "ShardedTensors (FSDP1)",
-        false => "DTensors",
-    };
-    merge::merge(&ranks, into)?;
-    sharded::merge(&sharded, into)?;
+    merge(&ranks, into)?;
+    if let Some((name, path)) = sharded.iter().find(|(name, _)| !into.tensors.contains_key(*name)) {
+        return Err(placement(name, "no file holds a piece of it").in_file(path));
+    }
+    let kind = if sharded.is_empty() { "DTensors" } else { "ShardedTensors (FSDP1)" };
     Ok(format!("PyTorch {kind}, one file per rank"))
 }
 
-/// Reads the tensors of a file. The values of rank 0 are added to the checkpoint.
-fn rank_tensors(
+/// Reads the tensors of a file. The values of rank 0 are added to the checkpoint, and the names of sharded tensors, which
+/// may have no piece in this file, to `sharded`.
+fn rank_parts(
     file: &RankFile,
-    rank: usize,
+    (rank, world): (usize, usize),
     prefix: &[Key],
+    sharded: &mut BTreeMap<String, PathBuf>,
     into: &mut Checkpoint,
-) -> Result<(RankTensors, Vec<ShardedTensor>), Error> {
-    let mut found = RankTensors { path: file.path.clone(), rank, tensors: Vec::new() };
-    let mut sharded = Vec::new();
+) -> Result<RankParts, Error> {
+    let mut parts = Vec::new();
     for (path, item) in flatten(&file.root).map_err(|fault| fault.in_file(&file.path))? {
         let path = [prefix, &path[..]].concat();
         let name = join(&path);
         match item {
             Item::Tensor(stored) => {
                 let local = LocalTensor::of(stored, file.source);
-                found.tensors.push(RankTensor { path, local, part: None });
+                parts.push(Part::copy(path, Role::Other, local, rank, world));
             }
             Item::Wrapped { class, state } if is_dtensor(class) => {
-                let (local, part) = spec::parse(file, &name, state)?;
-                found.tensors.push(RankTensor { path, local, part: Some(part) });
+                let (local, place, saved) = spec::parse(file, &name, state)?;
+                if let Some(saved) = saved.filter(|saved| *saved != rank as u64) {
+                    return Err(disagrees("rank", rank, saved, " by its name").in_file(&file.path));
+                }
+                parts.push(Part { path, role: Role::Other, local, place, windows: None });
             }
             Item::Wrapped { class, state } if is_sharded(class) && !is_flat(&name) => {
-                sharded.push(sharded::parse(file, rank, path, state)?);
+                parts.extend(sharded::parse(file, rank, &path, state)?);
+                sharded.entry(name).or_insert_with(|| file.path.clone());
             }
             Item::Wrapped { class, .. } if is_flat(&name) => {
                 return Err(part(&name, class).in_file(&file.path));
@@ -187,14 +190,11 @@ fn rank_tensors(
                 return Err(placement(&name, why).in_file(&file.path));
             }
             item if rank == 0 => {
-                if item.holds_tensor() {
-                    into.notes.push(format!("the object `{name}` holds tensors, which are not read"));
-                }
                 let role = if prefix.is_empty() { Role::Other } else { Role::Optimizer };
-                into.values.insert(name, Object { path, role, value: item.to_value() });
+                add_value(item, path, role, into).map_err(|fault| fault.in_file(&file.path))?;
             }
             _ => {}
         }
     }
-    Ok((found, sharded))
+    Ok(RankParts { path: file.path.clone(), parts })
 }

@@ -11,55 +11,43 @@ use super::{
 };
 use crate::{checkpoint::Checkpoint, error::Error, file_io::Files, torch::Item};
 
-/// A format with one file per rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RankKind {
-    /// PyTorch/XLA FSDP: [`xla::open`].
-    Xla,
-    /// PyTorch's distributed or sharded tensors: [`rank_files::open`].
-    DTensors,
-    /// DeepSpeed ZeRO: [`deepspeed::open`].
-    DeepSpeed,
+/// Reads the checkpoint of a format with one file per rank.
+type Reader = fn(&Path) -> Result<Checkpoint, Error>;
+
+/// The reader for a file, or for the files in a directory whose names contain a rank; `None` if it is none of these
+/// formats.
+///
+/// # Errors
+/// If a directory cannot be listed, or the file was not written by `torch.save`.
+pub(super) fn reader_of(path: &Path) -> Result<Option<Reader>, Error> {
+    let mut first_error = None;
+    for set in sets_at(path)? {
+        // The first file of a set that can be opened tells, so that a damaged file does not hide the format.
+        let mut error_in_set = None;
+        for file in set {
+            match RankFile::open(&file, &mut Checkpoint::default()) {
+                Ok(file) => {
+                    if let Some(reader) = reader_for(&file.root) {
+                        return Ok(Some(reader));
+                    }
+                    error_in_set = None;
+                    break;
+                }
+                Err(error) => _ = error_in_set.get_or_insert(error),
+            }
+        }
+        first_error = first_error.or(error_in_set);
+    }
+    first_error.map_or(Ok(None), Err)
 }
 
-impl RankKind {
-    /// Detects the format of a file, or of the files in a directory whose names contain a rank; `None` if it is none of
-    /// these formats.
-    ///
-    /// # Errors
-    /// If a directory cannot be listed, or the file was not written by `torch.save`.
-    pub fn of(path: impl AsRef<Path>) -> Result<Option<RankKind>, Error> {
-        let mut first_error = None;
-        for set in sets_at(path.as_ref())? {
-            match RankKind::of_set(&set) {
-                Ok(None) => {}
-                Ok(found) => return Ok(found),
-                Err(error) => _ = first_error.get_or_insert(error),
-            }
-        }
-        first_error.map_or(Ok(None), Err)
-    }
-
-    /// The format of the first file of a set that can be opened, so that a damaged file does not hide it.
-    fn of_set(set: &[PathBuf]) -> Result<Option<RankKind>, Error> {
-        let mut first_error = None;
-        for file in set {
-            match RankFile::open(file, &mut Checkpoint::default()) {
-                Ok(opened) => return Ok(RankKind::of_root(&opened.root)),
-                Err(error) => _ = first_error.get_or_insert(error),
-            }
-        }
-        first_error.map_or(Ok(None), Err)
-    }
-
-    fn of_root(root: &Item) -> Option<RankKind> {
-        if xla::is_rank_file(root) {
-            Some(RankKind::Xla)
-        } else if rank_files::is_rank_file(root) {
-            Some(RankKind::DTensors)
-        } else {
-            deepspeed::is_rank_file(root).then_some(RankKind::DeepSpeed)
-        }
+fn reader_for(root: &Item) -> Option<Reader> {
+    if xla::is_rank_file(root) {
+        Some(|path| xla::open(path))
+    } else if rank_files::is_rank_file(root) {
+        Some(|path| rank_files::open(path))
+    } else {
+        deepspeed::is_rank_file(root).then_some(|path| deepspeed::open(path))
     }
 }
 

@@ -8,11 +8,12 @@ use std::path::Path;
 
 use crate::{
     bytes::Section,
-    checkpoint::{Checkpoint, Global, Key, Object, Role, Source, Value, flatten, join},
+    checkpoint::{Checkpoint, Global, Key, Object, Role, Source, Value},
     error::{Error, Fault},
     file_io::PathFile,
     formats::{
-        deepspeed, local::LocalTensor, rank_fault::part_of_ranks, trainer_folder::check_saved_name, xla,
+        deepspeed, fields::text, rank_fault::part_of_ranks, trainer_folder::check_saved_name, tree::add_tree,
+        xla,
     },
     native::{RUN_STATE, value_to_run_state},
     torch::{self, Item, TorchFile, add_opaque},
@@ -39,7 +40,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         sources: vec![Source::File { path: path.to_owned(), len }],
         ..Checkpoint::default()
     };
-    fill(&mut checkpoint, &torch_file).map_err(|fault| section.fault(fault))?;
+    fill(&mut checkpoint, &mut torch_file).map_err(|fault| section.fault(fault))?;
     checkpoint.protections = torch_file.protections(0);
     checkpoint.assign_roles();
     Ok(checkpoint)
@@ -66,40 +67,22 @@ fn refuse_rank_file(root: &Item) -> Result<(), Fault> {
     if deepspeed::is_rank_file(root) { Err(part_of_ranks("DeepSpeed")) } else { Ok(()) }
 }
 
-fn fill(checkpoint: &mut Checkpoint, file: &TorchFile) -> Result<(), Fault> {
+fn fill(checkpoint: &mut Checkpoint, file: &mut TorchFile) -> Result<(), Fault> {
     add_opaque(&file.root, &[], &mut checkpoint.opaque);
     checkpoint.notes.extend(file.note.map(str::to_owned));
-    let run_state = run_state(&file.root);
-    let is_of_run = |path: &[Key]| matches!(path.first(), Some(Key::Name(first)) if first == RUN_STATE);
-    for (path, item) in flatten(&file.root)? {
-        if run_state.is_some() && is_of_run(&path) {
-            continue;
-        }
-        let name = join(&path);
-        match item {
-            Item::Tensor(stored) => {
-                checkpoint.tensors.insert(name, LocalTensor::of(stored, 0).to_tensor(path, Role::Model));
-            }
-            Item::Wrapped { class, .. } => return Err(part(&name, class)),
-            item => {
-                if item.holds_tensor() {
-                    checkpoint.notes.push(format!("the object `{name}` holds tensors, which are not read"));
-                }
-                let object = Object { path, role: Role::Other, value: item.to_value() };
-                checkpoint.values.insert(name, object);
-            }
-        }
-    }
+    let run_state = take_run_state(&mut file.root);
     checkpoint.values.extend(run_state.map(|object| (RUN_STATE.to_owned(), object)));
-    Ok(())
+    add_tree(&file.root, 0, Role::Other, part, checkpoint)
 }
 
-/// The run state that came from a native checkpoint. It stays one value, as in other formats: flattening it would drop
-/// its empty dicts and make it unrecognizable.
-fn run_state(root: &Item) -> Option<Object> {
-    let item = root.get(RUN_STATE).filter(|item| !item.holds_tensor())?;
-    let value = item.to_value();
+/// Removes the run state that came from a native checkpoint. It stays one value, as in other formats: flattening it would
+/// drop its empty dicts and make it unrecognizable.
+fn take_run_state(root: &mut Item) -> Option<Object> {
+    let value = root.get(RUN_STATE).filter(|item| !item.holds_tensor())?.to_value();
     value_to_run_state(&value)?;
+    if let Item::Dict(items) = root {
+        items.retain(|(key, _)| text(key) != Some(RUN_STATE));
+    }
     Some(Object { path: vec![Key::Name(RUN_STATE.to_owned())], role: Role::Other, value })
 }
 

@@ -5,6 +5,7 @@
 
 use std::{ops::Range, path::Path, sync::Arc};
 
+use fsdp_core::distribution::shard;
 use serde_json::json;
 
 use super::manifest::tensor_text;
@@ -194,8 +195,8 @@ impl RankFile {
 /// # Panics
 /// If `world_size` is 0.
 pub fn even_rows(row_count: usize, world_size: usize) -> Vec<Range<usize>> {
-    let share = row_count.div_ceil(world_size);
-    (0..world_size).map(|rank| (rank * share).min(row_count)..((rank + 1) * share).min(row_count)).collect()
+    let of_rank = |rank| shard(row_count as u64, world_size as u64, rank as u64);
+    (0..world_size).map(of_rank).map(|rows| rows.start as usize..rows.end as usize).collect()
 }
 
 /// Number of rows of a tensor of this shape.

@@ -16,6 +16,8 @@ mod metadata;
 
 use std::collections::BTreeSet;
 
+use fsdp_core::distribution::shard;
+
 use super::{OutputTensor, Selection};
 use crate::{
     checkpoint::{Key, join},
@@ -77,19 +79,14 @@ fn add_tensor(files: &mut [RankFile], tensor: &OutputTensor) -> Vec<PlacedChunk>
         let item = files[0].add_rows(tensor, 0, row_count);
         return vec![PlacedChunk { first_row: 0, row_count, item }];
     }
-    // Like torch.chunk: all ranks have the same number of rows, except that the last ones may have fewer or none.
-    let per_rank = row_count.div_ceil(files.len() as u64);
-    let mut first_row = 0;
-    let mut chunks = Vec::new();
-    for file in files {
-        let row_count = per_rank.min(row_count - first_row);
-        if row_count == 0 {
-            break;
-        }
-        chunks.push(PlacedChunk { first_row, row_count, item: file.add_rows(tensor, first_row, row_count) });
-        first_row += row_count;
-    }
-    chunks
+    let world = files.len() as u64;
+    let rows = (0..world).map(|rank| shard(row_count, world, rank));
+    let held = files.iter_mut().zip(rows).filter(|(_, rows)| !rows.is_empty());
+    held.map(|(file, rows)| {
+        let (first_row, row_count) = (rows.start, rows.end - rows.start);
+        PlacedChunk { first_row, row_count, item: file.add_rows(tensor, first_row, row_count) }
+    })
+    .collect()
 }
 
 #[cfg(test)]

@@ -65,6 +65,14 @@ impl Item {
         found.next().map(|(_, item)| item)
     }
 
+    /// The attributes in the state of an object. For a class with slots, the second item holds them.
+    pub(crate) fn attributes(&self) -> &Item {
+        match self {
+            Item::Tuple(two) if two.len() == 2 => &two[1],
+            state => state,
+        }
+    }
+
     /// Whether it is or holds a tensor.
     pub(crate) fn holds_tensor(&self) -> bool {
         match self {

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use fsdp_ckpt::{
     checkpoint::{Checkpoint, Role, Value},
-    formats::{deepspeed, rank_kind::RankKind, torch_file},
+    formats::{self, deepspeed, torch_file},
 };
 
 use crate::{bytes_of, fixture};
@@ -64,9 +64,10 @@ fn file_and_directory_open_same_checkpoint() {
     let file = dir.join("zero_pp_rank_1_mp_rank_00_optim_states.pt");
     for path in [dir, file] {
         assert_eq!(deepspeed::open(&path).unwrap().tensors, open(3).tensors);
-        assert_eq!(RankKind::of(&path).unwrap(), Some(RankKind::DeepSpeed));
+        assert_eq!(formats::open(&path).unwrap().tensors, open(3).tensors);
     }
-    assert_eq!(RankKind::of(fixture("deepspeed_layout/zero2")).unwrap(), Some(RankKind::DeepSpeed));
+    let found = formats::open(fixture("deepspeed_layout/zero2")).unwrap();
+    assert_eq!(found.format, "DeepSpeed ZeRO stage 2, one file per rank");
 }
 
 /// Copies the directory of a ZeRO stage, leaving out some files and renaming others.

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use fsdp_ckpt::{
     checkpoint::{Checkpoint, Role},
-    formats::{self, rank_files, rank_kind::RankKind, torch_file},
+    formats::{self, rank_files, torch_file},
 };
 
 use crate::{bytes_of, fixture};
@@ -123,12 +123,14 @@ fn directory_without_rank_files_is_rejected_with_example() {
 
 #[test]
 fn rank_file_formats_are_detected_by_content() {
-    let kind = |path: &str| RankKind::of(fixture(path)).unwrap();
-    assert_eq!(kind("fsdp2_rank_pth"), Some(RankKind::DTensors));
-    assert_eq!(kind("xla_fsdp_2rank"), Some(RankKind::Xla));
-    assert_eq!(kind("xla_fsdp_2rank/flat_rank-00000001-of-00000002.pth"), Some(RankKind::Xla));
-    assert_eq!(kind("full.pth"), None);
-    assert_eq!(kind("hf_sharded"), None);
+    let format = |path: &str| formats::open(fixture(path)).unwrap().format;
+    assert_eq!(format("fsdp2_rank_pth"), "PyTorch DTensors, one file per rank");
+    let xla = "xla_fsdp_2rank/flat_rank-00000001-of-00000002.pth";
+    assert_eq!(format(xla), "PyTorch/XLA FSDP, one file per rank");
+    assert_eq!(format("full.pth"), "PyTorch file (torch.save)");
+    // The reader of rank files takes directories of several sets, too, and says what is wrong.
+    let several = formats::open(fixture("xla_fsdp_2rank")).unwrap_err().to_string();
+    assert!(several.contains("it holds files of several checkpoints"), "{several}");
 }
 
 /// Compares the model with what the writer's own tools load; the prefix `model.` of names is ignored.

@@ -11,7 +11,7 @@ use super::{
     storage::{Location, Storage},
 };
 use crate::{
-    checkpoint::{Key, Region, join, len_bytes},
+    checkpoint::{Key, is_box_inside, join, len_bytes},
     error::Fault,
     pickle::{Graph, Node, NodeId},
     safetensors::TensorType,
@@ -177,7 +177,7 @@ fn read_kind<'a>(
         let (Some(offsets), Some(sizes)) = (dims("offsets"), dims("sizes")) else {
             return Err(unexpected(place(), "a tensor whose chunks have offsets and sizes"));
         };
-        if !is_inside(&offsets, &sizes, &shape) {
+        if !is_box_inside(&offsets, &sizes, &shape) {
             let chunk = format!("a chunk at {offsets:?} of size {sizes:?}, which is outside of it");
             return Err(Fault::new(format!("tensor `{name}` of shape {shape:?} has {chunk}")));
         }
@@ -199,10 +199,6 @@ fn read_dtype(graph: &Graph, name: &str, id: NodeId) -> Result<TensorType, Fault
     let Node::Global(found) = graph[*found] else { return Err(bad()) };
     let unknown = || format!("tensor `{name}` has the dtype {}, which is not supported", found.path());
     dtype(found).ok_or_else(|| Fault::unsupported(unknown()))
-}
-
-fn is_inside(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> bool {
-    offsets.len() == sizes.len() && Region::packed(offsets.to_vec(), sizes.to_vec()).is_inside(shape)
 }
 
 /// The paths of names in the nested state dict, as recorded by the save planner.

@@ -6,17 +6,16 @@
 use super::{
     optimizer::add_optimizer,
     parse::{FlatStates, ModelStates},
-    place::{len_checked, place},
+    place::Flats,
 };
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Role, Tensor},
+    checkpoint::{Checkpoint, Key, Role, Tensor, element_count},
     error::{Error, Fault},
     formats::{
+        merge::{self, Part, RankParts, Window},
         optimizer::put_tensor,
-        rank_fault::{disagrees, not_in_rank, other_type, strided, too_short},
-        shards::{Shard, chunks_of, len_of},
+        rank_fault::{disagrees, not_in_rank, other_type},
     },
-    safetensors::TensorType,
 };
 
 /// Adds the parameters, buffers and optimizer states of all ranks, which are in rank order.
@@ -27,16 +26,14 @@ pub(super) fn merge(
 ) -> Result<(), Error> {
     check_ranks(flats, models)?;
     let (first, model) = (&flats[0], &models[0]);
-    let groups = flats.iter().map(|rank| {
-        let shards = rank.groups.iter().enumerate();
-        shards.map(|(index, tensor)| rank.shard(&format!("flat group {index}"), tensor)).collect()
+    let held = flats.iter().map(|rank| {
+        let groups = rank.groups.iter().enumerate();
+        groups.map(|(index, tensor)| rank.flat(&format!("flat group {index}"), tensor)).collect()
     });
-    let groups = groups.collect::<Result<Vec<Vec<Shard>>, Error>>()?;
-    let dtype = first.groups.first().map_or(TensorType::F32, |group| group.dtype);
-    for placed in place(first, model, &groups, dtype)? {
-        put(into, first, model_tensor(placed.name, placed.shape, dtype, placed.chunks))?;
-    }
-    add_frozen(first, models, into)?;
+    let weights = Flats { ranks: flats, model, held: held.collect::<Result<_, Error>>()? };
+    let put = weights.put(Role::Model, |name| vec![Key::Name(name.to_owned())], into);
+    put.map_err(|fault| fault.in_file(&first.path))?;
+    add_frozen(models, into)?;
     // The module holds a shared parameter in 16 bits; its other name has full precision.
     for (name, other) in &model.shared {
         if let Some(tensor) = into.tensors.get(other).filter(|_| !into.tensors.contains_key(name)) {
@@ -48,18 +45,11 @@ pub(super) fn merge(
         let is_buffer = model.buffer_names.contains(name);
         // In stage 3, the module holds only placeholders of parameters.
         if is_buffer || (first.stage < 3 && !into.tensors.contains_key(name)) {
-            put(into, first, local.to_tensor(vec![Key::Name(name.clone())], Role::Model))?;
+            let tensor = local.to_tensor(vec![Key::Name(name.clone())], Role::Model);
+            put_tensor(into, tensor).map_err(|fault| fault.in_file(&first.path))?;
         }
     }
-    add_optimizer(flats, model, &groups, into)
-}
-
-pub(super) fn put(into: &mut Checkpoint, first: &FlatStates, tensor: Tensor) -> Result<(), Error> {
-    put_tensor(into, tensor).map_err(|fault| fault.in_file(&first.path))
-}
-
-fn model_tensor(name: &str, shape: &[u64], dtype: TensorType, chunks: Vec<Chunk>) -> Tensor {
-    Tensor { path: vec![Key::Name(name.to_owned())], role: Role::Model, dtype, shape: shape.to_vec(), chunks }
+    add_optimizer(&weights, into)
 }
 
 /// Checks that the rank files belong to one checkpoint and are complete.
@@ -107,29 +97,21 @@ fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error
 }
 
 /// Adds frozen parameters, which have no flat copy; stage 3 partitions each of them over the ranks.
-fn add_frozen(first: &FlatStates, models: &[ModelStates], into: &mut Checkpoint) -> Result<(), Error> {
+fn add_frozen(models: &[ModelStates], into: &mut Checkpoint) -> Result<(), Error> {
     let model = &models[0];
-    for (name, shape) in &model.frozen_shapes {
-        let mut shards = Vec::with_capacity(models.len());
-        let mut dtype = None;
-        for rank in models {
-            let in_rank = |fault: Fault| fault.in_file(&rank.path);
-            let fragment = rank.frozen_fragments.get(name);
-            let fragment = fragment.ok_or_else(|| in_rank(not_in_rank(name, &model.path)))?;
-            let expected = *dtype.get_or_insert(fragment.dtype);
-            if expected != fragment.dtype {
-                return Err(in_rank(other_type(name, expected, fragment.dtype, &model.path)));
-            }
-            shards.push(fragment.shard().ok_or_else(|| in_rank(strided(name)))?);
-        }
-        let len = len_checked(name, shape).map_err(|fault| fault.in_file(&model.path))?;
-        let held = len_of(&shards).unwrap_or(u64::MAX);
-        if held < len {
-            return Err(too_short(name, len, held).in_file(&model.path));
-        }
-        let dtype = dtype.expect("there is at least one file of the model");
-        let chunks = chunks_of(&shards, 0..len, dtype.size_bytes() as u64);
-        put(into, first, model_tensor(name, shape, dtype, chunks))?;
+    let mut ranks = Vec::with_capacity(models.len());
+    for (rank, state) in models.iter().enumerate() {
+        let part = |(name, shape): &(String, Vec<u64>)| {
+            let fragment = state.frozen_fragments.get(name).ok_or_else(|| not_in_rank(name, &model.path))?;
+            let len = element_count(shape);
+            let len =
+                len.ok_or_else(|| Fault::unexpected(format!("the size of `{name}`"), "less than 2^64"))?;
+            let window = Window { path: vec![Key::Name(name.clone())], shape: shape.clone(), range: 0..len };
+            Part::run(name, Role::Model, fragment, (rank, models.len()), [window].into())
+        };
+        let parts = model.frozen_shapes.iter().map(part).collect::<Result<_, _>>();
+        let parts = parts.map_err(|fault| fault.in_file(&state.path))?;
+        ranks.push(RankParts { path: state.path.clone(), parts });
     }
-    Ok(())
+    merge::merge(&ranks, into)
 }

@@ -2,30 +2,20 @@
 //!
 //! States with another layout are left out with a note; the weights can still be read.
 
-use super::{
-    merge::put,
-    parse::{FlatStates, ModelStates},
-    place::place,
-};
+use super::{parse::FlatStates, place::Flats};
 use crate::{
-    checkpoint::{Checkpoint, Role, Tensor},
-    error::Error,
+    checkpoint::{Checkpoint, Role},
+    error::{Error, Fault},
     formats::{
-        optimizer::{StateItem, put_groups, put_value, state_path},
+        local::LocalTensor,
+        optimizer::{StateItem, put_groups, put_tensor, put_value, state_path},
         rank_fault::not_in_rank,
-        shards::Shard,
     },
-    safetensors::TensorType,
 };
 
 /// Adds the optimizer states that have the layout of the flat copies.
-pub(super) fn add_optimizer(
-    flats: &[FlatStates],
-    model: &ModelStates,
-    groups: &[Vec<Shard>],
-    into: &mut Checkpoint,
-) -> Result<(), Error> {
-    let first = &flats[0];
+pub(super) fn add_optimizer(weights: &Flats<'_>, into: &mut Checkpoint) -> Result<(), Error> {
+    let (first, model) = (&weights.ranks[0], weights.model);
     if first.states.is_empty() {
         return Ok(());
     }
@@ -35,17 +25,15 @@ pub(super) fn add_optimizer(
     };
     for (name, item) in empty {
         match item {
-            StateItem::Tensor(tensor) if !tensor.shape.is_empty() => match flat_state(flats, groups, name)? {
-                Ok((dtype, state)) => {
-                    for placed in place(first, model, &state, dtype)? {
-                        let path = state_path(placed.name, name);
-                        let (shape, chunks) = (placed.shape.to_vec(), placed.chunks);
-                        put(into, first, Tensor { path, role: Role::Optimizer, dtype, shape, chunks })?;
-                    }
+            StateItem::Tensor(tensor) if !tensor.shape.is_empty() => match flat_state(weights, name)? {
+                Ok(held) => {
+                    let state = Flats { held, ..*weights };
+                    let put = state.put(Role::Optimizer, |parameter| state_path(parameter, name), into);
+                    put.map_err(|fault| fault.in_file(&first.path))?;
                 }
                 Err(why) => into.notes.push(format!("the optimizer's `{name}` is left out: {why}")),
             },
-            _ => add_scalar(first, model, groups, name, into)?,
+            _ => add_scalar(weights, name, into).map_err(|fault| fault.in_file(&first.path))?,
         }
     }
     put_groups(into, &first.settings, |group, _| {
@@ -60,50 +48,39 @@ fn item<'a>(rank: &'a FlatStates, group: usize, name: &str) -> Option<&'a StateI
     items.iter().find(|(found, _)| found == name).map(|(_, item)| item)
 }
 
-/// A state of all ranks and groups as flat tensors, or the reason why it does not have this layout.
-#[expect(clippy::type_complexity, reason = "damage is an error, another layout a note")]
-fn flat_state(
-    flats: &[FlatStates],
-    groups: &[Vec<Shard>],
-    name: &str,
-) -> Result<Result<(TensorType, Vec<Vec<Shard>>), String>, Error> {
+/// A state of all ranks and groups as flat tensors, or the reason why it does not have this layout: damage is an error,
+/// another layout a note.
+fn flat_state(weights: &Flats<'_>, name: &str) -> Result<Result<Vec<Vec<LocalTensor>>, String>, Error> {
     let mut dtype = None;
-    let mut all = Vec::with_capacity(flats.len());
-    for (rank, groups) in flats.iter().zip(groups) {
+    let mut all = Vec::with_capacity(weights.ranks.len());
+    for (rank, groups) in weights.ranks.iter().zip(&weights.held) {
         let mut state = Vec::with_capacity(groups.len());
         for (group, flat) in groups.iter().enumerate() {
             let label = format!("{name} of flat group {group}");
             let Some(StateItem::Tensor(tensor)) = item(rank, group, name) else {
-                return Err(not_in_rank(&label, &flats[0].path).in_file(&rank.path));
+                return Err(not_in_rank(&label, &weights.ranks[0].path).in_file(&rank.path));
             };
             // The last rank's padding is cut from the weights but not from the states.
-            let padded = rank.paddings.get(group).and_then(|padding| flat.len.checked_add(*padding));
-            let is_as_long = tensor.len() == flat.len || Some(tensor.len()) == padded;
+            let padded = rank.paddings.get(group).and_then(|padding| flat.len().checked_add(*padding));
+            let is_as_long = tensor.len() == flat.len() || Some(tensor.len()) == padded;
             if !is_as_long || *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
                 return Ok(Err(format!("{} has it in a different length or type", rank.path.display())));
             }
-            state.push(Shard { len: flat.len, ..rank.shard(&label, tensor)? });
+            state.push(rank.flat(&label, tensor)?.run(0..flat.len()));
         }
         all.push(state);
     }
-    Ok(dtype.map(|dtype| (dtype, all)).ok_or_else(|| "there are no flat groups".to_owned()))
+    Ok(Ok(all))
 }
 
 /// Adds a scalar state of a flat group to each of the group's parameters.
-fn add_scalar(
-    first: &FlatStates,
-    model: &ModelStates,
-    groups: &[Vec<Shard>],
-    name: &str,
-    into: &mut Checkpoint,
-) -> Result<(), Error> {
-    let dtype = first.groups.first().map_or(TensorType::F32, |group| group.dtype);
-    for placed in place(first, model, groups, dtype)? {
-        let path = state_path(placed.name, name);
-        match item(first, placed.group, name) {
-            Some(StateItem::Tensor(tensor)) => put(into, first, tensor.to_tensor(path, Role::Optimizer))?,
+fn add_scalar(weights: &Flats<'_>, name: &str, into: &mut Checkpoint) -> Result<(), Fault> {
+    for located in weights.located()? {
+        let path = state_path(located.name, name);
+        match item(&weights.ranks[0], located.group, name) {
+            Some(StateItem::Tensor(tensor)) => put_tensor(into, tensor.to_tensor(path, Role::Optimizer))?,
             Some(StateItem::Value(value)) => put_value(into, path, value.clone()),
-            None => into.notes.push(format!("flat group {} has no `{name}`", placed.group)),
+            None => into.notes.push(format!("flat group {} has no `{name}`", located.group)),
         }
     }
     Ok(())

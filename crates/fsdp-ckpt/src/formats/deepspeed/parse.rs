@@ -9,9 +9,7 @@ use crate::{
         fields::{count, entries, items, sizes, text},
         local::LocalTensor,
         optimizer::{Settings, StateItem, groups},
-        rank_fault::strided,
         rank_file::RankFile,
-        shards::Shard,
     },
     torch::{Item, StoredTensor},
 };
@@ -52,9 +50,9 @@ pub(super) struct ModelStates {
 }
 
 impl FlatStates {
-    /// A flat tensor as a shard; fails if it is strided.
-    pub(super) fn shard(&self, what: &str, tensor: &LocalTensor) -> Result<Shard, Error> {
-        tensor.shard().ok_or_else(|| strided(what).in_file(&self.path))
+    /// A flat tensor as one run of elements; fails if it is strided.
+    pub(super) fn flat(&self, what: &str, tensor: &LocalTensor) -> Result<LocalTensor, Error> {
+        tensor.flat(what).map_err(|fault| fault.in_file(&self.path))
     }
 }
 

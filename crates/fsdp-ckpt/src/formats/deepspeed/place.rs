@@ -6,123 +6,118 @@
 
 use std::ops::Range;
 
-use super::parse::{FlatStates, ModelStates, Shapes};
+use super::parse::{FlatStates, ModelStates};
 use crate::{
-    checkpoint::{Chunk, element_count},
-    error::{Error, Fault},
-    formats::{
-        rank_fault::too_short,
-        shards::{Shard, chunks_of, len_of},
-    },
+    checkpoint::{Checkpoint, Chunk, Key, Role, Tensor, element_count},
+    error::Fault,
+    formats::{local::LocalTensor, merge::chunks_of, optimizer::put_tensor, rank_fault::too_short},
     safetensors::TensorType,
 };
 
-/// A parameter, the flat group in which it begins, and its chunks.
-pub(super) struct Placed<'a> {
+/// Flat tensors of one layout: the copies of the weights, or a state of the optimizer.
+pub(super) struct Flats<'a> {
+    pub(super) ranks: &'a [FlatStates],
+    pub(super) model: &'a ModelStates,
+    /// By rank and group.
+    pub(super) held: Vec<Vec<LocalTensor>>,
+}
+
+/// A parameter in flat tensors.
+pub(super) struct Located<'a> {
     pub(super) name: &'a str,
-    pub(super) shape: &'a [u64],
+    shape: &'a [u64],
+    /// The flat group in which it begins.
     pub(super) group: usize,
-    pub(super) chunks: Vec<Chunk>,
+    /// Its elements: in the groups of each rank in stage 3, otherwise in its group of all ranks.
+    range: Range<u64>,
 }
 
-/// Locates all parameters in flat tensors, which are given by rank and group.
-pub(super) fn place<'a>(
-    first: &FlatStates,
-    model: &'a ModelStates,
-    flats: &[Vec<Shard>],
-    dtype: TensorType,
-) -> Result<Vec<Placed<'a>>, Error> {
-    let size = dtype.size_bytes() as u64;
-    let placed = if first.stage == 3 {
-        place_cut_parameters(&model.param_shapes, flats, size)
-    } else {
-        place_cut_groups(&model.param_shapes, flats, size)
-    };
-    placed.map_err(|fault| fault.in_file(&first.path))
+impl<'a> Flats<'a> {
+    fn are_parameters_cut(&self) -> bool {
+        self.ranks[0].stage == 3
+    }
+
+    /// Locates all parameters.
+    pub(super) fn located(&self) -> Result<Vec<Located<'a>>, Fault> {
+        let (first, groups, world) = (&self.held[0], &self.model.param_shapes, self.ranks.len() as u64);
+        if self.are_parameters_cut() {
+            let group = |start| (1..first.len()).filter(|&end| len_of(&first[..end]) <= start).count();
+            return successive(groups.iter().flatten(), world, len_of(first), 0, group);
+        }
+        if groups.len() != first.len() {
+            let place = format!("the number of flat groups, {},", first.len());
+            return Err(Fault::unexpected(place, "the number of groups of parameters"));
+        }
+        let mut located = Vec::new();
+        for (group, parameters) in groups.iter().enumerate() {
+            let held = len_of(self.held.iter().map(|groups| &groups[group]));
+            // Groups are padded to a multiple of twice the number of ranks.
+            located.extend(successive(parameters.iter(), 1, held, 2 * world - 1, |_| group)?);
+        }
+        Ok(located)
+    }
+
+    /// Adds all parameters, under paths made of their names.
+    pub(super) fn put(
+        &self,
+        role: Role,
+        path: impl Fn(&str) -> Vec<Key>,
+        into: &mut Checkpoint,
+    ) -> Result<(), Fault> {
+        let dtype = self.held[0].first().map_or(TensorType::F32, |flat| flat.dtype);
+        for Located { name, shape, group, range } in self.located()? {
+            let chunks = if self.are_parameters_cut() {
+                let pieces: Vec<LocalTensor> =
+                    self.held.iter().flat_map(|groups| runs(groups, &range)).collect();
+                chunks_of(&pieces, 0..element_count(shape).unwrap_or(0))
+            } else {
+                chunks_of(self.held.iter().map(|groups| &groups[group]), range)
+            };
+            put_tensor(into, Tensor { path: path(name), role, dtype, shape: shape.to_vec(), chunks })?;
+        }
+        Ok(())
+    }
 }
 
-pub(super) fn len_checked(name: &str, shape: &[u64]) -> Result<u64, Fault> {
-    element_count(shape).ok_or_else(|| Fault::unexpected(format!("the size of `{name}`"), "less than 2^64"))
-}
-
-fn left_over(what: String) -> Fault {
-    Fault::unexpected(what, "used by parameters; names and weights do not belong together")
-}
-
-/// Stage 3: every parameter is cut over the ranks.
-fn place_cut_parameters<'a>(
-    groups: &'a [Shapes],
-    flats: &[Vec<Shard>],
-    size: u64,
-) -> Result<Vec<Placed<'a>>, Fault> {
-    let world = flats.len() as u64;
-    let held = len_of(&flats[0]).unwrap_or(u64::MAX);
-    let mut placed = Vec::new();
+/// Locates parameters that follow one another, each cut into so many equal pieces. At most `padding` elements may be left
+/// over.
+fn successive<'a>(
+    parameters: impl Iterator<Item = &'a (String, Vec<u64>)>,
+    pieces: u64,
+    held: u64,
+    padding: u64,
+    group: impl Fn(u64) -> usize,
+) -> Result<Vec<Located<'a>>, Fault> {
+    let mut located = Vec::new();
     let mut start = 0u64;
-    for (name, shape) in groups.iter().flatten() {
-        let len = len_checked(name, shape)?;
-        let each = len.div_ceil(world);
-        let end = start.checked_add(each).filter(|end| *end <= held);
-        let end = end.ok_or_else(|| too_short(name, start.saturating_add(each), held))?;
-        let pieces: Vec<Shard> = flats.iter().flat_map(|groups| runs(groups, start..end, size)).collect();
-        let group = group_at(&flats[0], start);
-        placed.push(Placed { name, shape, group, chunks: chunks_of(&pieces, 0..len, size) });
+    for (name, shape) in parameters {
+        let len = element_count(shape);
+        let len = len.ok_or_else(|| Fault::unexpected(format!("the size of `{name}`"), "less than 2^64"))?;
+        let end = start.saturating_add(len.div_ceil(pieces));
+        if end > held {
+            return Err(too_short(name, end, held));
+        }
+        located.push(Located { name, shape, group: group(start), range: start..end });
         start = end;
     }
-    if start != held {
-        return Err(left_over(format!("the last {} elements of its flat groups", held - start)));
+    if held - start > padding {
+        let what = format!("the last {} elements of its flat groups", held - start);
+        return Err(Fault::unexpected(what, "used by parameters; names and weights do not belong together"));
     }
-    Ok(placed)
+    Ok(located)
 }
 
 /// The runs of a rank's flat tensors that make up a range of their sequence.
-fn runs(flats: &[Shard], range: Range<u64>, size: u64) -> Vec<Shard> {
-    let run = |chunk: Chunk| Shard {
+fn runs(flats: &[LocalTensor], range: &Range<u64>) -> Vec<LocalTensor> {
+    let run = |chunk: Chunk| LocalTensor {
+        shape: vec![chunk.region.len().expect("a run of a file can be counted")],
         source: chunk.source,
         offset: chunk.offset,
-        len: chunk.region.len().expect("a run of a file can be counted"),
+        ..flats[0].clone()
     };
-    chunks_of(flats, range, size).into_iter().map(run).collect()
+    chunks_of(flats, range.clone()).into_iter().map(run).collect()
 }
 
-/// The index of the flat tensor that holds an element of their sequence.
-fn group_at(flats: &[Shard], element: u64) -> usize {
-    let mut end = 0;
-    let ends = flats.iter().map(|flat| {
-        end += flat.len;
-        end
-    });
-    let last = flats.len().saturating_sub(1);
-    ends.take(last).filter(|end| *end <= element).count()
-}
-
-/// Stages 1 and 2: every group is cut over the ranks.
-fn place_cut_groups<'a>(
-    groups: &'a [Shapes],
-    flats: &[Vec<Shard>],
-    size: u64,
-) -> Result<Vec<Placed<'a>>, Fault> {
-    let world = flats.len() as u64;
-    if groups.len() != flats[0].len() {
-        let place = format!("the number of flat groups, {},", flats[0].len());
-        return Err(Fault::unexpected(place, "the number of groups of parameters"));
-    }
-    let mut placed = Vec::new();
-    for (group, parameters) in groups.iter().enumerate() {
-        let shards: Vec<Shard> = flats.iter().map(|flats| flats[group]).collect();
-        let held = len_of(&shards).unwrap_or(u64::MAX);
-        let mut start = 0u64;
-        for (name, shape) in parameters {
-            let len = len_checked(name, shape)?;
-            let end = start.checked_add(len).filter(|end| *end <= held);
-            let end = end.ok_or_else(|| too_short(name, start.saturating_add(len), held))?;
-            placed.push(Placed { name, shape, group, chunks: chunks_of(&shards, start..end, size) });
-            start = end;
-        }
-        // Groups are padded to a multiple of twice the number of ranks.
-        if held - start >= 2 * world {
-            return Err(left_over(format!("the last {} elements of flat group {group}", held - start)));
-        }
-    }
-    Ok(placed)
+fn len_of<'a>(flats: impl IntoIterator<Item = &'a LocalTensor>) -> u64 {
+    flats.into_iter().fold(0, |len, flat| len.saturating_add(flat.len()))
 }

@@ -3,37 +3,38 @@
 //! PyTorch 2.11 describes the mesh by a layout; earlier versions store the tensor of ranks. Both give the shape of the
 //! mesh. All versions store the rank's coordinate.
 
-use super::merge::Part;
+use fsdp_core::distribution::{Distribution, Placement};
+
 use crate::{
     checkpoint::{Value, element_count},
     error::Error,
     formats::{
         fields::{count, field, items, sizes},
         local::LocalTensor,
-        mesh::{Distribution, Placement},
+        merge::Place,
         rank_fault::placement as placement_fault,
         rank_file::RankFile,
     },
     torch::Item,
 };
 
-/// The local tensor and its place in the distributed tensor.
-pub(super) fn parse(file: &RankFile, name: &str, state: &Item) -> Result<(LocalTensor, Part), Error> {
-    // For a class with slots, the second item holds the attributes; the first is a dict of other attributes or `None`.
-    let state = match state {
-        Item::Tuple(states) if states.len() == 2 => &states[1],
-        state => state,
-    };
+/// The local tensor, its place in the distributed tensor, and the rank, if the mesh records it.
+pub(super) fn parse(
+    file: &RankFile,
+    name: &str,
+    state: &Item,
+) -> Result<(LocalTensor, Place, Option<u64>), Error> {
+    let state = state.attributes();
     let Some(Item::Tensor(local)) = state.get("_local_tensor") else {
         return Err(file.unexpected(format!("`_local_tensor` of `{name}`"), "a tensor"));
     };
     let spec = state.get("_spec").map(Item::to_value);
     let spec = spec.ok_or_else(|| file.unexpected(format!("`_spec` of `{name}`"), "present"))?;
-    let part = part(&spec).map_err(|why| placement_fault(name, why).in_file(&file.path))?;
-    Ok((LocalTensor::of(local, file.source), part))
+    let (place, rank) = place(&spec).map_err(|why| placement_fault(name, why).in_file(&file.path))?;
+    Ok((LocalTensor::of(local, file.source), place, rank))
 }
 
-fn part(spec: &Value) -> Result<Part, String> {
+fn place(spec: &Value) -> Result<(Place, Option<u64>), String> {
     let missing = |what: &str| format!("its specification has no known {what}");
     let shape = field(spec, "tensor_meta").and_then(global_shape).ok_or_else(|| missing("shape"))?;
     element_count(&shape).ok_or_else(|| format!("its shape {shape:?} has too many elements"))?;
@@ -43,14 +44,21 @@ fn part(spec: &Value) -> Result<Part, String> {
     let rank = field(mesh, "_rank").and_then(count);
     let mesh = mesh_shape(mesh).ok_or_else(|| missing("mesh shape"))?;
     let placements = field(spec, "placements").and_then(items).ok_or_else(|| missing("placements"))?;
-    let placements = placements.iter().map(placement).collect::<Result<_, _>>()?;
-    let distribution = Distribution { shape, mesh, placements };
-    distribution.check()?;
-    let mesh = &distribution.mesh;
-    if coordinate.len() != mesh.len() || coordinate.iter().zip(mesh).any(|(at, ranks)| at >= ranks) {
+    if placements.len() != mesh.len() {
+        let (dims, placements) = (mesh.len(), placements.len());
+        return Err(format!("its mesh has {dims} dimensions, but there are {placements} placements"));
+    }
+    if coordinate.len() != mesh.len() || coordinate.iter().zip(&mesh).any(|(at, ranks)| at >= ranks) {
         return Err(format!("its coordinate {coordinate:?} is outside of its mesh {mesh:?}"));
     }
-    Ok(Part { distribution, coordinate, rank })
+    let placements = placements.iter().map(placement).collect::<Result<Vec<_>, _>>()?;
+    if placements.contains(&Placement::Partial) {
+        let supported = "only sharded and replicated tensors are supported";
+        return Err(format!("its placement is Partial, a sum that is still to be taken; {supported}"));
+    }
+    let axes = mesh.into_iter().zip(placements).collect();
+    let whole = Distribution::new(shape, axes).map_err(|error| error.to_string())?;
+    Ok((Place::At(whole, coordinate), rank))
 }
 
 /// The shape in a `TensorMeta`, a named tuple of shape, strides and dtype.
@@ -99,7 +107,8 @@ fn placement(value: &Value) -> Result<Placement, String> {
     };
     match &class.name[..] {
         "Replicate" => Ok(Placement::Replicate),
-        "Shard" => Ok(Placement::Shard { dim: dim()? }),
+        "Partial" | "_Partial" => Ok(Placement::Partial),
+        "Shard" => Ok(Placement::Shard(dim()?)),
         "_StridedShard" => {
             let split_factor = number("split_factor", 1);
             let split_factor = split_factor.ok_or("its strided shard has no split factor")?;
@@ -147,11 +156,11 @@ mod tests {
         let old = object("DeviceMesh", vec![], &[("mesh", tensor), coordinate]);
         for mesh in [new, old] {
             let placements = vec![object("Replicate", vec![], &[]), shard(1)];
-            let part = part(&spec(mesh, placements)).unwrap();
-            assert_eq!(part.distribution.mesh, [2, 3]);
-            assert_eq!(part.distribution.shape, [10, 6]);
-            assert_eq!(part.distribution.placements, [Placement::Replicate, Placement::Shard { dim: 1 }]);
-            assert_eq!(part.coordinate, [1, 0]);
+            let (Place::At(whole, coordinate), None) = place(&spec(mesh, placements)).unwrap() else {
+                panic!("it is at a coordinate, of a rank that is not recorded")
+            };
+            assert_eq!(whole.axes(), [(2, Placement::Replicate), (3, Placement::Shard(1))]);
+            assert_eq!((whole.shape(), &coordinate[..]), (&[10, 6][..], &[1, 0][..]));
         }
         let flattened = object("_MeshLayout", vec![], &[("shape", Value::Tuple(vec![ints(&[2, 3])]))]);
         assert_eq!(mesh_shape(&object("DeviceMesh", vec![], &[("_layout", flattened)])), Some(vec![6]));
@@ -166,12 +175,12 @@ mod tests {
             object("DeviceMesh", vec![], &[("_layout", layout), ("_coordinate_on_dim", ints(&[at]))])
         };
         let partial = object("Partial", vec![], &[("reduce_op", Value::Str("sum".into()))]);
-        let why = part(&spec(mesh(0), vec![partial])).unwrap_err();
+        let why = place(&spec(mesh(0), vec![partial])).unwrap_err();
         assert!(why.contains("Partial"), "{why}");
-        assert!(part(&spec(mesh(2), vec![shard(0)])).unwrap_err().contains("outside of its mesh"));
-        assert!(part(&spec(mesh(0), vec![shard(2)])).unwrap_err().contains("dimension 2"));
-        assert!(part(&spec(mesh(0), vec![])).unwrap_err().contains("0 placements"));
-        assert!(part(&object("DTensorSpec", vec![], &[])).unwrap_err().contains("no known shape"));
-        part(&spec(mesh(1), vec![shard(0)])).unwrap();
+        assert!(place(&spec(mesh(2), vec![shard(0)])).unwrap_err().contains("outside of its mesh"));
+        assert!(place(&spec(mesh(0), vec![shard(2)])).unwrap_err().contains("dimension 2"));
+        assert!(place(&spec(mesh(0), vec![])).unwrap_err().contains("0 placements"));
+        assert!(place(&object("DTensorSpec", vec![], &[])).unwrap_err().contains("no known shape"));
+        place(&spec(mesh(1), vec![shard(0)])).unwrap();
     }
 }

@@ -5,178 +5,109 @@
 //! parameters do not decay. If counts or shapes contradict this (frozen parameters, optimizers with factored states),
 //! the optimizer is left out with a note, since its names would be guesses.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, rc::Rc};
 
-use super::rank_state::{OptimizerState, Part, RankState, Sharded, clean, split_key};
+use super::rank_state::{OptimizerState, RankState, Sharded, clean, split_key};
 use crate::{
-    checkpoint::{Checkpoint, Key, Role, Tensor, Value},
+    checkpoint::{Checkpoint, Key, Role, Value},
     error::{Error, Fault},
     formats::{
         fields::{count, items},
-        local::LocalTensor,
-        optimizer::{Settings, StateItem, put_groups, put_tensor, put_value, state_path},
-        rank_fault::{not_in_rank, other_shape, other_type, strided, too_short},
-        shards::{Shard, chunks_of, len_of},
+        merge::{self, Part, RankParts, Window},
+        optimizer::{Settings, StateItem, put_groups, put_value, state_path},
+        rank_fault::other_shape,
     },
-    safetensors::TensorType,
 };
 
 /// Adds the model and the optimizer of `ranks`, which are in rank order and complete, to a checkpoint.
 pub(super) fn merge(ranks: &[RankState], into: &mut Checkpoint) -> Result<(), Error> {
+    let mut parts = Vec::with_capacity(ranks.len());
+    for (rank, state) in ranks.iter().enumerate() {
+        let of_model = model_parts(state, (rank, ranks.len())).map_err(|fault| fault.in_file(&state.path))?;
+        parts.push(RankParts { path: state.path.clone(), parts: of_model });
+    }
     let first = &ranks[0];
-    let in_first = |fault: Fault| fault.in_file(&first.path);
-    let sharded = first.sharded().map_err(in_first)?;
-    for rank in &ranks[1..] {
-        check_same_parameters(first, &sharded, rank).map_err(|fault| fault.in_file(&rank.path))?;
-    }
-    for parameter in &sharded {
-        let tensors = same_in_all(ranks, &parameter.key, |rank| rank.model.get(&parameter.key))?;
-        let shards = shards_of(ranks, parameter, &parameter.key, &tensors)?;
-        for part in &parameter.parts {
-            let path = vec![Key::Name(part.name.clone())];
-            let tensor = sharded_tensor(path, Role::Model, tensors[0].dtype, part, &shards);
-            put_tensor(into, tensor).map_err(in_first)?;
-        }
-    }
-    for (key, buffer) in first.model.iter().filter(|(key, _)| split_key(key).is_none()) {
-        same_in_all(ranks, key, |rank| rank.model.get(key))?;
-        let tensor = buffer.to_tensor(vec![Key::Name(clean(key))], Role::Model);
-        put_tensor(into, tensor).map_err(in_first)?;
-    }
-    match &first.optimizer {
-        Some(optimizer) => merge_optimizer(ranks, &sharded, optimizer, into),
-        None => Ok(()),
-    }
-}
-
-/// Checks that a rank has the same sharded parameters as the first rank, and no other keys.
-fn check_same_parameters(first: &RankState, sharded: &[Sharded], rank: &RankState) -> Result<(), Fault> {
-    let other = &first.path;
-    if let Some(key) = rank.keys.iter().find(|key| !first.model.contains_key(*key)) {
-        let place = format!("`{key}`, which {} does not have,", other.display());
-        return Err(Fault::unexpected(place, "in the files of all ranks or of none"));
-    }
-    let theirs = rank.sharded()?;
-    let theirs: BTreeMap<&str, &Sharded> = theirs.iter().map(|same| (&same.key[..], same)).collect();
-    for parameter in sharded {
-        let Some(same) = theirs.get(&parameter.key[..]) else {
-            return Err(not_in_rank(&parameter.key, other));
-        };
-        if same.shape != parameter.shape {
-            return Err(other_shape(&parameter.key, &parameter.shape, &same.shape, other));
-        }
-        if same.parts != parameter.parts {
-            let place = format!("what is flattened into `{}`", parameter.key);
-            return Err(Fault::unexpected(place, "the same in the files of all ranks"));
-        }
-    }
-    Ok(())
-}
-
-/// The tensors of all ranks, which must agree in shape and dtype.
-fn same_in_all<'a>(
-    ranks: &'a [RankState],
-    name: &str,
-    find: impl Fn(&'a RankState) -> Option<&'a LocalTensor>,
-) -> Result<Vec<&'a LocalTensor>, Error> {
-    let mut tensors: Vec<&LocalTensor> = Vec::with_capacity(ranks.len());
-    for rank in ranks {
-        let (in_rank, other) = (|fault: Fault| Err(fault.in_file(&rank.path)), &ranks[0].path);
-        let Some(found) = find(rank) else { return in_rank(not_in_rank(name, other)) };
-        let first = tensors.first().copied().unwrap_or(found);
-        if found.shape != first.shape {
-            return in_rank(other_shape(name, &first.shape, &found.shape, other));
-        }
-        if found.dtype != first.dtype {
-            return in_rank(other_type(name, first.dtype, found.dtype, other));
-        }
-        tensors.push(found);
-    }
-    Ok(tensors)
-}
-
-/// The shards of a parameter or of one of its states, which must hold all of its elements.
-fn shards_of(
-    ranks: &[RankState],
-    parameter: &Sharded,
-    name: &str,
-    tensors: &[&LocalTensor],
-) -> Result<Vec<Shard>, Error> {
-    let got = &tensors[0].shape;
-    // A one-dimensional shard is a run of the flattened parameter; otherwise it is rows of a parameter that was not
-    // flattened.
-    if got.len() != 1 && (got.len() != parameter.shape.len() || got.get(1..) != parameter.shape.get(1..)) {
-        let path = &ranks[0].path;
-        return Err(other_shape(name, &parameter.shape, got, path).in_file(path));
-    }
-    let mut shards = Vec::with_capacity(ranks.len());
-    for (rank, tensor) in ranks.iter().zip(tensors) {
-        shards.push(tensor.shard().ok_or_else(|| strided(name).in_file(&rank.path))?);
-    }
-    let len = len_of(&shards).unwrap_or(u64::MAX);
-    if len < parameter.len {
-        return Err(too_short(name, parameter.len, len).in_file(&ranks[0].path));
-    }
-    Ok(shards)
-}
-
-fn sharded_tensor(path: Vec<Key>, role: Role, dtype: TensorType, part: &Part, shards: &[Shard]) -> Tensor {
-    let chunks = chunks_of(shards, part.range.clone(), dtype.size_bytes() as u64);
-    Tensor { path, role, dtype, shape: part.shape.clone(), chunks }
-}
-
-fn merge_optimizer(
-    ranks: &[RankState],
-    sharded: &[Sharded],
-    optimizer: &OptimizerState,
-    into: &mut Checkpoint,
-) -> Result<(), Error> {
-    let checked = numbered(sharded, optimizer).and_then(|numbered| {
-        check_shapes(&ranks[0], &numbered, optimizer)?;
-        Ok(numbered)
-    });
-    let numbered = match checked {
-        Ok(numbered) => numbered,
-        Err(why) => {
-            into.notes.push(format!("the optimizer is left out: {why}"));
-            return Ok(());
-        }
-    };
-    for (number, items) in &optimizer.states {
-        let parameter = numbered[number];
-        let put = |into: &mut Checkpoint, tensor| {
-            put_tensor(into, tensor).map_err(|fault| fault.in_file(&ranks[0].path))
-        };
-        for (name, item) in items {
-            let label = format!("optimizer.state.{number}.{name}");
-            let find = |rank| state_tensor(rank, *number, name);
-            for part in &parameter.parts {
-                let path = state_path(&part.name, name);
-                match item {
-                    StateItem::Value(value) => put_value(into, path, value.clone()),
-                    StateItem::Tensor(local) if local.shape.is_empty() => {
-                        same_in_all(ranks, &label, find)?;
-                        put(into, local.to_tensor(path, Role::Optimizer))?;
-                    }
-                    StateItem::Tensor(local) => {
-                        let tensors = same_in_all(ranks, &label, find)?;
-                        let shards = shards_of(ranks, parameter, &label, &tensors)?;
-                        put(into, sharded_tensor(path, Role::Optimizer, local.dtype, part, &shards))?;
-                    }
+    if let Some(optimizer) = &first.optimizer {
+        let numbered = numbered(&first.sharded, optimizer);
+        match numbered.and_then(|numbered| check_shapes(first, &numbered, optimizer).map(|()| numbered)) {
+            Ok(numbered) => {
+                for (rank, (state, of_rank)) in ranks.iter().zip(&mut parts).enumerate() {
+                    let found = optimizer_parts(state, (rank, ranks.len()), &numbered);
+                    of_rank.parts.extend(found.map_err(|fault| fault.in_file(&state.path))?);
                 }
+                add_values(optimizer, &numbered, into);
+            }
+            Err(why) => into.notes.push(format!("the optimizer is left out: {why}")),
+        }
+    }
+    merge::merge(&parts, into)
+}
+
+/// The shards and buffers in a rank's file.
+fn model_parts(state: &RankState, place: (usize, usize)) -> Result<Vec<Part>, Fault> {
+    let mut parts = Vec::with_capacity(state.model.len());
+    for parameter in &state.sharded {
+        let Some(local) = state.model.get(&parameter.key) else { continue };
+        // A one-dimensional shard is a run of the flattened parameter; otherwise it is rows of a parameter that was not
+        // flattened.
+        let (got, whole) = (&local.shape, &parameter.shape);
+        if got.len() != 1 && (got.len() != whole.len() || got.get(1..) != whole.get(1..)) {
+            return Err(other_shape(&parameter.key, whole, got, &state.path));
+        }
+        let windows = windows(parameter, |name| vec![Key::Name(name.to_owned())]);
+        parts.push(Part::run(&parameter.key, Role::Model, local, place, windows)?);
+    }
+    for (key, buffer) in state.model.iter().filter(|(key, _)| split_key(key).is_none()) {
+        let (path, (rank, world)) = (vec![Key::Name(clean(key))], place);
+        parts.push(Part::copy(path, Role::Model, buffer.clone(), rank, world));
+    }
+    Ok(parts)
+}
+
+fn windows(parameter: &Sharded, path: impl Fn(&str) -> Vec<Key>) -> Rc<[Window]> {
+    let parts = parameter.parts.iter();
+    parts
+        .map(|part| Window { path: path(&part.name), shape: part.shape.clone(), range: part.range.clone() })
+        .collect()
+}
+
+/// The tensors of a rank's optimizer: parts of what their parameters are parts of, and scalars.
+fn optimizer_parts(
+    state: &RankState,
+    place: (usize, usize),
+    numbered: &BTreeMap<u64, &Sharded>,
+) -> Result<Vec<Part>, Fault> {
+    let mut parts = Vec::new();
+    let states = state.optimizer.iter().flat_map(|optimizer| &optimizer.states);
+    for (number, items) in states {
+        for (name, item) in items {
+            let (Some(parameter), StateItem::Tensor(local)) = (numbered.get(number), item) else { continue };
+            if local.shape.is_empty() {
+                let copy = |window: &Window| {
+                    Part::copy(window.path.clone(), Role::Optimizer, local.clone(), place.0, place.1)
+                };
+                parts.extend(windows(parameter, |parameter| state_path(parameter, name)).iter().map(copy));
+            } else {
+                let windows = windows(parameter, |parameter| state_path(parameter, name));
+                let label = format!("optimizer.state.{number}.{name}");
+                parts.push(Part::run(&label, Role::Optimizer, local, place, windows)?);
             }
         }
     }
-    put_groups(into, &optimizer.groups, |_, params| named(params, &numbered));
-    Ok(())
+    Ok(parts)
 }
 
-fn state_tensor<'a>(rank: &'a RankState, number: u64, name: &str) -> Option<&'a LocalTensor> {
-    let items = rank.optimizer.as_ref()?.states.get(&number)?;
-    items.iter().find_map(|(found, item)| match item {
-        StateItem::Tensor(tensor) if found == name => Some(tensor),
-        _ => None,
-    })
+/// Adds the states that are no tensors, and the settings.
+fn add_values(optimizer: &OptimizerState, numbered: &BTreeMap<u64, &Sharded>, into: &mut Checkpoint) {
+    for (number, items) in &optimizer.states {
+        for (name, item) in items {
+            let StateItem::Value(value) = item else { continue };
+            for part in &numbered[number].parts {
+                put_value(into, state_path(&part.name, name), value.clone());
+            }
+        }
+    }
+    put_groups(into, &optimizer.groups, |_, params| named(params, numbered));
 }
 
 /// Maps parameter numbers to parameters.

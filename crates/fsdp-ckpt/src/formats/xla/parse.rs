@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::{
     METADATA,
-    rank_state::{OptimizerState, RankState},
+    rank_state::{OptimizerState, RankState, Sharded, split_key},
 };
 use crate::{
     checkpoint::{Value, element_count},
-    error::Error,
+    error::{Error, Fault},
     formats::{
         fields::{count, entries, field, items, sizes, text},
         local::LocalTensor,
@@ -32,12 +32,10 @@ pub(super) fn rank_state(file: &RankFile) -> Result<RankState, Error> {
         path: file.path.clone(),
         rank: number("rank")?,
         world_size: number("world_size")?,
-        shard_info: shard_info(file, &metadata)?,
-        flatten_info: flatten_info(file, &metadata)?,
         ..RankState::default()
     };
     if let Some(model) = file.root.get("model") {
-        fill_model(file, model, &mut state)?;
+        fill_model(file, model, &metadata, &mut state)?;
     }
     if let Some(optimizer) = file.root.get("optimizer") {
         state.optimizer = Some(optimizer_state(file, optimizer)?);
@@ -45,54 +43,57 @@ pub(super) fn rank_state(file: &RankFile) -> Result<RankState, Error> {
     Ok(state)
 }
 
-fn fill_model(file: &RankFile, model: &Item, state: &mut RankState) -> Result<(), Error> {
+fn fill_model(file: &RankFile, model: &Item, metadata: &Value, state: &mut RankState) -> Result<(), Error> {
     let Item::Dict(pairs) = model else { return Err(file.unexpected("`model`", "a dict")) };
+    let tables = Tables::read(metadata).map_err(|fault| fault.in_file(&file.path))?;
     for (key, item) in pairs {
         let key = text(key).ok_or_else(|| file.unexpected(format!("the key {key:?} of `model`"), "text"))?;
         let Item::Tensor(stored) = item else {
             return Err(file.unexpected(format!("`model.{key}`"), "a tensor"));
         };
-        state.keys.push(key.to_owned());
         state.model.insert(key.to_owned(), LocalTensor::of(stored, file.source));
+        if let Some(place) = split_key(key) {
+            state.sharded.push(tables.sharded(key, place).map_err(|fault| fault.in_file(&file.path))?);
+        }
     }
     Ok(())
 }
 
-type ShardInfo = BTreeMap<(String, String), (String, Vec<u64>)>;
-
-fn shard_info(file: &RankFile, metadata: &Value) -> Result<ShardInfo, Error> {
-    let unexpected =
-        |place: &str| file.unexpected(format!("`shard_metadata.shard_info{place}`"), "a dict by name");
-    let modules = field(metadata, "shard_info").and_then(entries).ok_or_else(|| unexpected(""))?;
-    let mut info = ShardInfo::new();
-    for (module, shards) in modules {
-        for (shard, entry) in entries(shards).ok_or_else(|| unexpected(&format!(".{module}")))? {
-            let name = field(entry, "_orig_name").and_then(text);
-            let shape = field(entry, "_orig_size").and_then(sizes);
-            let (Some(name), Some(shape)) = (name, shape) else {
-                let place = format!("the entry of `{module}.{shard}` in shard_metadata.shard_info");
-                return Err(file.unexpected(place, "a dict with `_orig_name` and `_orig_size`"));
-            };
-            info.insert((module.to_owned(), shard.to_owned()), (name.to_owned(), shape));
-        }
-    }
-    Ok(info)
+/// The tables of `shard_metadata`, by module and by flattened parameter.
+pub(super) struct Tables<'a> {
+    shards: BTreeMap<&'a str, &'a Value>,
+    flattened: BTreeMap<&'a str, &'a Value>,
 }
 
-type FlattenInfo = BTreeMap<String, Vec<(String, Vec<u64>)>>;
+impl Tables<'_> {
+    pub(super) fn read(metadata: &Value) -> Result<Tables<'_>, Fault> {
+        let table = |name: &str| match field(metadata, name) {
+            None if name == "flatten_info" => Ok(BTreeMap::new()),
+            table => table
+                .and_then(entries)
+                .map(BTreeMap::from_iter)
+                .ok_or_else(|| Fault::unexpected(format!("`shard_metadata.{name}`"), "a dict by name")),
+        };
+        Ok(Tables { shards: table("shard_info")?, flattened: table("flatten_info")? })
+    }
 
-fn flatten_info(file: &RankFile, metadata: &Value) -> Result<FlattenInfo, Error> {
-    let Some(flattened) = field(metadata, "flatten_info") else { return Ok(FlattenInfo::new()) };
-    let flattened = entries(flattened)
-        .ok_or_else(|| file.unexpected("`shard_metadata.flatten_info`", "a dict by name"))?;
-    let entry = |(name, entry): (&str, &Value)| {
-        let parts = flattened_parts(entry).ok_or_else(|| {
-            let place = format!("the entry of `{name}` in shard_metadata.flatten_info");
-            file.unexpected(place, "names, shapes and matching numbers of elements")
-        })?;
-        Ok((name.to_owned(), parts))
-    };
-    flattened.into_iter().map(entry).collect()
+    /// The parameter that a shard is a part of.
+    pub(super) fn sharded(&self, key: &str, (module, shard): (&str, &str)) -> Result<Sharded, Fault> {
+        let entry = self.shards.get(module).and_then(|shards| field(shards, shard));
+        let name = entry.and_then(|entry| field(entry, "_orig_name")).and_then(text);
+        let shape = entry.and_then(|entry| field(entry, "_orig_size")).and_then(sizes);
+        let (Some(name), Some(shape)) = (name, shape) else {
+            let place = format!("the entry of `{key}` in shard_metadata.shard_info");
+            return Err(Fault::unexpected(place, "present, with `_orig_name` and `_orig_size`"));
+        };
+        let full = if module.is_empty() { name.to_owned() } else { format!("{module}.{name}") };
+        let flattened = self.flattened.get(&full[..]).map(|entry| {
+            let place = format!("the entry of `{full}` in shard_metadata.flatten_info");
+            let expected = "names, shapes and matching numbers of elements";
+            flattened_parts(entry).ok_or_else(|| Fault::unexpected(place, expected))
+        });
+        Sharded::new(key, &full, &shape, flattened.transpose()?.as_deref())
+    }
 }
 
 /// The names and shapes in `(names, shapes, element counts)`; `None` if these do not agree.

@@ -14,20 +14,19 @@ use crate::{
 /// Prefix of the keys of shards, after the path of their module.
 const SHARD_STEP: &str = "_fsdp_shard";
 
+/// Names and shapes of parameters.
+pub(super) type Named = [(String, Vec<u64>)];
+
 /// The contents of a rank's file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RankState {
     pub(super) path: PathBuf,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Keys of shards and buffers, in file order.
-    pub(super) keys: Vec<String>,
     /// Shards and buffers by key.
     pub(super) model: BTreeMap<String, LocalTensor>,
-    /// For each module path and key of a shard in it: name and shape of the parameter.
-    pub(super) shard_info: BTreeMap<(String, String), (String, Vec<u64>)>,
-    /// For each flattened parameter: names and shapes of the parameters in it.
-    pub(super) flatten_info: BTreeMap<String, Vec<(String, Vec<u64>)>>,
+    /// The parameters that the shards are parts of, in file order.
+    pub(super) sharded: Vec<Sharded>,
     pub(super) optimizer: Option<OptimizerState>,
 }
 
@@ -63,27 +62,19 @@ pub(super) struct Part {
     pub(super) range: Range<u64>,
 }
 
-impl RankState {
-    /// All sharded parameters, in the order of the file.
-    pub(super) fn sharded(&self) -> Result<Vec<Sharded>, Fault> {
-        self.keys
-            .iter()
-            .filter_map(|key| Some((key, split_key(key)?)))
-            .map(|(key, at)| self.sharded_at(key, at))
-            .collect()
-    }
-
-    fn sharded_at(&self, key: &str, (module, shard): (&str, &str)) -> Result<Sharded, Fault> {
-        let info = self.shard_info.get(&(module.to_owned(), shard.to_owned()));
-        let (name, shape) = info.ok_or_else(|| {
-            let place = format!("the entry of `{key}` in shard_metadata.shard_info");
-            Fault::unexpected(place, "present, with its original name and size")
-        })?;
-        let full = if module.is_empty() { name.clone() } else { format!("{module}.{name}") };
+impl Sharded {
+    /// A parameter by the key of its shards, its name and its shape, and the names and shapes of what was flattened into
+    /// it, if anything was.
+    pub(super) fn new(
+        key: &str,
+        full: &str,
+        shape: &[u64],
+        flattened: Option<&Named>,
+    ) -> Result<Sharded, Fault> {
         let too_large = || Fault::unexpected(format!("the size of `{full}`"), "less than 2^64");
         let len = element_count(shape).ok_or_else(too_large)?;
-        let parts = match self.flatten_info.get(&full) {
-            None => vec![Part { name: clean(&full), shape: shape.clone(), range: 0..len }],
+        let parts = match flattened {
+            None => vec![Part { name: clean(full), shape: shape.to_vec(), range: 0..len }],
             Some(flattened) => {
                 let base = full.rsplit_once('.').map_or("", |(base, _)| base);
                 parts_of(base, flattened).ok_or_else(too_large)?
@@ -94,7 +85,7 @@ impl RankState {
             let place = format!("the sum of sizes in shard_metadata.flatten_info of `{full}`, {end},");
             return Err(Fault::unexpected(place, "the number of elements of the flattened parameter"));
         }
-        Ok(Sharded { key: key.to_owned(), parts, shape: shape.clone(), len })
+        Ok(Sharded { key: key.to_owned(), parts, shape: shape.to_vec(), len })
     }
 }
 

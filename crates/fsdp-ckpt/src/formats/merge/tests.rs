@@ -4,21 +4,16 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 
-use super::merge::{Part, RankTensor, RankTensors, merge};
+use super::*;
 use crate::{
-    checkpoint::{Checkpoint, Key, Region, Source, Tensor, packed_strides},
-    error::Error,
-    formats::{
-        local::LocalTensor,
-        mesh::{Distribution, Placement},
-    },
+    checkpoint::{Source, packed_strides},
     safetensors::TensorType,
 };
 
 /// The files of ranks, with two bytes per element, and their parsed contents.
 struct Written {
     bytes: Vec<Vec<u8>>,
-    ranks: Vec<RankTensors>,
+    ranks: Vec<RankParts>,
 }
 
 fn key(name: &str) -> Vec<Key> {
@@ -32,18 +27,6 @@ fn places(mesh: &[u64]) -> Vec<Vec<u64>> {
     })
 }
 
-/// The indices of a dimension that a rank holds, by cutting a list as `torch.chunk` does.
-fn indices(d: &Distribution, dim: usize, place: &[u64]) -> Vec<u64> {
-    let mut indices: Vec<u64> = (0..d.shape[dim]).collect();
-    for (mesh_dim, placement) in d.placements.iter().enumerate() {
-        if *placement == (Placement::Shard { dim }) {
-            let each = indices.len().div_ceil(d.mesh[mesh_dim] as usize).max(1);
-            indices = indices.chunks(each).nth(place[mesh_dim] as usize).unwrap_or_default().to_vec();
-        }
-    }
-    indices
-}
-
 /// Distributes tensors whose elements are their flat indices. If `transposed`, local tensors are stored with their
 /// dimensions reversed.
 fn write(mesh: &[u64], tensors: &[(Vec<u64>, Vec<Placement>)], transposed: bool) -> Written {
@@ -53,9 +36,9 @@ fn write(mesh: &[u64], tensors: &[(Vec<u64>, Vec<Placement>)], transposed: bool)
         let bytes = &mut written.bytes[rank];
         let mut found = Vec::new();
         for (number, (shape, placements)) in tensors.iter().enumerate() {
-            let (shape, placements) = (shape.clone(), placements.clone());
-            let d = Distribution { shape, mesh: mesh.to_vec(), placements };
-            let held: Vec<Vec<u64>> = (0..d.shape.len()).map(|dim| indices(&d, dim, place)).collect();
+            let axes = mesh.iter().copied().zip(placements.iter().copied()).collect();
+            let whole = Distribution::new(shape.clone(), axes).unwrap();
+            let held: Vec<Vec<u64>> = whole.local_box(place).into_iter().map(Iterator::collect).collect();
             let sizes: Vec<u64> = held.iter().map(|indices| indices.len() as u64).collect();
             let strides = if transposed {
                 let mut strides = packed_strides(&sizes.iter().rev().copied().collect::<Vec<_>>());
@@ -72,7 +55,7 @@ fn write(mesh: &[u64], tensors: &[(Vec<u64>, Vec<Placement>)], transposed: bool)
             for dim in 0..sizes.len() {
                 let step = |(flat, at): (u64, u64)| {
                     let inner = held[dim].iter().zip(0..);
-                    let (size, stride) = (d.shape[dim], strides[dim]);
+                    let (size, stride) = (shape[dim], strides[dim]);
                     inner.map(move |(index, i): (&u64, u64)| (flat * size + index, at + i * stride))
                 };
                 elements = elements.into_iter().flat_map(step).collect();
@@ -82,16 +65,17 @@ fn write(mesh: &[u64], tensors: &[(Vec<u64>, Vec<Placement>)], transposed: bool)
                 bytes[at..at + 2].copy_from_slice(&(flat as u16).to_le_bytes());
             }
             let local = LocalTensor { dtype: TensorType::Bf16, shape: sizes, strides, source: rank, offset };
-            let part = Part { distribution: d, coordinate: place.clone(), rank: Some(rank as u64) };
-            found.push(RankTensor { path: key(&format!("t{number}")), local, part: Some(part) });
+            let place = Place::At(whole, place.clone());
+            let path = key(&format!("t{number}"));
+            found.push(Part { path, role: Role::Model, local, place, windows: None });
         }
         let offset = bytes.len() as u64;
         bytes.extend([7, rank as u8]);
         let local =
             LocalTensor { dtype: TensorType::Bf16, shape: vec![], strides: vec![], source: rank, offset };
-        found.push(RankTensor { path: key("plain"), local, part: None });
+        found.push(Part::copy(key("plain"), Role::Model, local, rank, places.len()));
         let path = PathBuf::from(format!("rank{rank}"));
-        written.ranks.push(RankTensors { path, rank, tensors: found });
+        written.ranks.push(RankParts { path, parts: found });
     }
     written
 }
@@ -108,7 +92,7 @@ fn merged(written: &Written) -> Result<Checkpoint, Error> {
 /// The elements of a tensor, read chunk by chunk.
 fn read(written: &Written, tensor: &Tensor) -> Vec<u16> {
     let mut out = vec![u16::MAX; tensor.len() as usize];
-    let mut put = |element: u64, chunk: &crate::checkpoint::Chunk, distance: u64| {
+    let mut put = |element: u64, chunk: &Chunk, distance: u64| {
         let at = (chunk.offset + 2 * distance) as usize;
         let bytes = &written.bytes[chunk.source][at..at + 2];
         out[element as usize] = u16::from_le_bytes([bytes[0], bytes[1]]);
@@ -145,11 +129,7 @@ fn worlds() -> impl Strategy<Value = (Vec<u64>, Tensors)> {
         let tensor = shape.prop_flat_map(move |shape| {
             let dims = shape.len();
             let placement = (any::<bool>(), any::<prop::sample::Index>()).prop_map(move |(shard, dim)| {
-                if shard && dims > 0 {
-                    Placement::Shard { dim: dim.index(dims) }
-                } else {
-                    Placement::Replicate
-                }
+                if shard && dims > 0 { Placement::Shard(dim.index(dims)) } else { Placement::Replicate }
             });
             (Just(shape), prop::collection::vec(placement, mesh_dims))
         });
@@ -183,7 +163,7 @@ proptest! {
 }
 
 fn small() -> Written {
-    let shard = vec![Placement::Shard { dim: 0 }];
+    let shard = vec![Placement::Shard(0)];
     write(&[3], &[(vec![7, 2], shard), (vec![4], vec![Placement::Replicate])], false)
 }
 
@@ -200,39 +180,47 @@ fn fault(written: &Written) -> (PathBuf, String) {
     }
 }
 
-fn part(written: &mut Written, rank: usize) -> &mut Part {
-    written.ranks[rank].tensors[0].part.as_mut().unwrap()
+/// Replaces the distribution of the first tensor in a rank's file.
+fn distribute(written: &mut Written, rank: usize, shape: &[u64], placement: Placement) {
+    let whole = Distribution::new(shape.to_vec(), vec![(3, placement)]).unwrap();
+    written.ranks[rank].parts[0].place = Place::At(whole, vec![rank as u64]);
+}
+
+fn coordinate(written: &mut Written, rank: usize) -> &mut Vec<u64> {
+    let Place::At(_, coordinate) = &mut written.ranks[rank].parts[0].place else { panic!("it has one") };
+    coordinate
 }
 
 #[test]
 fn rank_mismatch_error_names_file_and_tensor() {
     let mut written = small();
-    part(&mut written, 1).distribution.shape = vec![8, 2];
+    distribute(&mut written, 1, &[8, 2], Placement::Shard(0));
     let expected = "tensor `t0` has the shape [8, 2] in it, but [7, 2] follows from rank0".to_owned();
     assert_eq!(fault(&written), ("rank1".into(), expected));
 
     let mut written = small();
-    part(&mut written, 2).distribution.placements = vec![Placement::Shard { dim: 1 }];
+    distribute(&mut written, 2, &[7, 2], Placement::Shard(1));
     let (path, found) = fault(&written);
     assert_eq!(path, PathBuf::from("rank2"));
     assert!(found.contains("rank0 distributes it differently"), "{found}");
 
     let mut written = small();
-    written.ranks[1].tensors[0].local.dtype = TensorType::F16;
+    written.ranks[1].parts[0].local.dtype = TensorType::F16;
     let (path, found) = fault(&written);
     assert_eq!(path, PathBuf::from("rank1"));
     assert!(found.contains(" is F16 in it and BF16 in "), "{found}");
 
+    // Plain in one file, sharded in the others.
     let mut written = small();
-    written.ranks[1].tensors[0].part = None;
-    assert!(fault(&written).1.contains("distributed in only one of this file and rank0"));
+    distribute(&mut written, 1, &[7, 2], Placement::Replicate);
+    assert!(fault(&written).1.contains("rank0 distributes it differently"));
 }
 
 #[test]
 fn wrong_local_tensor_shape_is_rejected() {
     for rank in 0..3 {
         let mut written = small();
-        written.ranks[rank].tensors[0].local.shape[0] += 1;
+        written.ranks[rank].parts[0].local.shape[0] += 1;
         let (path, found) = fault(&written);
         assert_eq!(path, PathBuf::from(format!("rank{rank}")));
         assert!(found.starts_with("tensor `t0` has the shape"), "{found}");
@@ -242,12 +230,12 @@ fn wrong_local_tensor_shape_is_rejected() {
 #[test]
 fn tensor_missing_from_one_rank_is_error() {
     let mut written = small();
-    written.ranks[2].tensors.remove(0);
+    written.ranks[2].parts.remove(0);
     let expected = not_in_rank("t0", "rank0");
     assert_eq!(fault(&written), ("rank2".into(), expected));
 
     let mut written = small();
-    written.ranks[0].tensors.remove(1);
+    written.ranks[0].parts.remove(1);
     let expected = not_in_rank("t1", "rank1");
     assert_eq!(fault(&written), ("rank0".into(), expected));
 }
@@ -255,38 +243,38 @@ fn tensor_missing_from_one_rank_is_error() {
 #[test]
 fn plain_tensor_shape_mismatch_is_error() {
     let mut written = small();
-    let plain = written.ranks[1].tensors.last_mut().unwrap();
-    (plain.local.shape, plain.local.strides) = (vec![1], vec![1]);
+    let plain = written.ranks[1].parts.pop().unwrap();
+    let local = LocalTensor { shape: vec![1], strides: vec![1], ..plain.local };
+    written.ranks[1].parts.push(Part::copy(plain.path, Role::Model, local, 1, 3));
     assert!(fault(&written).1.contains("tensor `plain` has the shape"));
 }
 
 #[test]
 fn two_files_of_same_rank_are_rejected() {
     let mut written = small();
-    let place = part(&mut written, 1);
-    (place.rank, place.coordinate) = (None, vec![0]);
-    written.ranks[1].tensors[0].local = written.ranks[0].tensors[0].local.clone();
+    *coordinate(&mut written, 1) = vec![0];
     let (path, found) = fault(&written);
     assert_eq!(path, PathBuf::from("rank1"));
     assert!(found.starts_with("rank0 and rank1 are both of rank 0; "), "{found}");
 
     let mut written = small();
-    part(&mut written, 1).rank = Some(2);
+    let again = written.ranks[1].parts[0].clone();
+    written.ranks[1].parts.push(again);
     let (path, found) = fault(&written);
     assert_eq!(path, PathBuf::from("rank1"));
-    assert!(found.contains("its rank is 2, where 1 was expected"), "{found}");
+    assert!(found.starts_with("two tensors have the name `t0`"), "{found}");
 }
 
 #[test]
 fn equal_meshes_are_merged_as_replicas() {
     // Two groups of two ranks, each of which holds the whole tensor.
-    let shard = vec![Placement::Shard { dim: 0 }];
+    let shard = vec![Placement::Shard(0)];
     let mut written = write(&[2], &[(vec![5], shard)], false);
     let again = written.ranks.clone();
     written.ranks.extend(again);
-    for (rank, tensors) in written.ranks.iter_mut().enumerate() {
-        tensors.rank = rank;
-        tensors.tensors[0].part.as_mut().unwrap().rank = Some(rank as u64);
+    for (rank, of_rank) in written.ranks.iter_mut().enumerate() {
+        let plain = of_rank.parts.pop().unwrap();
+        of_rank.parts.push(Part::copy(plain.path, Role::Model, plain.local, rank, 4));
     }
     let checkpoint = merged(&written).unwrap();
     checkpoint.check_coverage().unwrap();
@@ -294,9 +282,65 @@ fn equal_meshes_are_merged_as_replicas() {
 
     // The files of the second coordinate both claim the first one.
     for rank in [1, 3] {
-        let local = written.ranks[0].tensors[0].local.clone();
-        written.ranks[rank].tensors[0].local = local;
-        written.ranks[rank].tensors[0].part.as_mut().unwrap().coordinate = vec![0];
+        let local = written.ranks[0].parts[0].local.clone();
+        written.ranks[rank].parts[0].local = local;
+        *coordinate(&mut written, rank) = vec![0];
     }
     assert!(fault(&written).1.contains("no file holds position [1]"));
+}
+
+/// Pieces that say where they begin: a rank may have several or none, and a copy of one is read once.
+#[test]
+fn pieces_that_state_their_box_are_joined() {
+    let whole = write(&[4], &[(vec![7, 2], vec![Placement::Shard(0)])], false);
+    let mut written = write(&[4], &[(vec![7, 2], vec![Placement::Shard(0)])], false);
+    for (rank, of_rank) in written.ranks.iter_mut().enumerate() {
+        let place = Place::From { offsets: vec![2 * rank as u64, 0], shape: vec![7, 2] };
+        of_rank.parts.truncate(1);
+        of_rank.parts[0].place = place;
+    }
+    let (copy, moved) = (written.ranks[0].parts[0].clone(), written.ranks[2].parts.pop().unwrap());
+    written.ranks[1].parts.extend([copy, moved]);
+    let checkpoint = merged(&written).unwrap();
+    checkpoint.check_coverage().unwrap();
+    assert_eq!(checkpoint.tensors["t0"].chunks.len(), 4);
+    let expected = merged(&whole).unwrap();
+    assert_eq!(read(&written, &checkpoint.tensors["t0"]), read(&whole, &expected.tensors["t0"]));
+
+    // A lost piece is found when coverage is checked.
+    written.ranks[3].parts.clear();
+    assert!(merged(&written).unwrap().check_coverage().is_err());
+    // A piece of another shape is not.
+    let Place::From { shape, .. } = &mut written.ranks[1].parts[0].place else { panic!("it begins there") };
+    shape[0] = 8;
+    assert!(fault(&written).1.contains("tensor `t0` has the shape [8, 2] in it"));
+}
+
+proptest! {
+    #[test]
+    fn chunks_locate_every_element_of_range(
+        lens in prop::collection::vec(0u64..6, 1..6),
+        ends in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+    ) {
+        let run = |(source, len): (usize, &u64)| LocalTensor {
+            dtype: TensorType::F32, shape: vec![*len], strides: vec![1], source, offset: 100 * source as u64
+        };
+        let runs: Vec<LocalTensor> = lens.iter().enumerate().map(run).collect();
+        // The place of each element of the sequence, one by one.
+        let places = runs.iter().flat_map(|run| (0..run.len()).map(|i| (run.source, run.offset + 4 * i)));
+        let places: Vec<(usize, u64)> = places.collect();
+        let ends = [ends.0, ends.1].map(|end| end.index(places.len() + 1) as u64);
+        let range = ends[0].min(ends[1])..ends[0].max(ends[1]);
+        let mut seen = 0;
+        for chunk in chunks_of(&runs, range.clone()) {
+            let Region::Flat(elements) = chunk.region else { panic!("runs are flat") };
+            prop_assert_eq!(elements.start, seen);
+            for (i, element) in elements.enumerate() {
+                let place = places[(range.start + element) as usize];
+                prop_assert_eq!(place, (chunk.source, chunk.offset + 4 * i as u64));
+                seen += 1;
+            }
+        }
+        prop_assert_eq!(seen, range.end - range.start);
+    }
 }
