@@ -6,7 +6,6 @@
 
 mod fault;
 mod file_action;
-mod names;
 
 use std::{io, ops::Range, path::PathBuf};
 
@@ -14,7 +13,6 @@ use fsdp_core::FailureKind;
 
 pub use fault::Fault;
 pub use file_action::FileAction;
-pub use names::{DtypeDifference, NameDifferences, ShapeDifference};
 
 use file_action::advice;
 
@@ -77,25 +75,13 @@ pub enum Error {
         /// What the path is, and what to name instead.
         reason: String,
     },
-    /// The file, model or plan has no tensor of this name.
-    #[error(
-        "{} has no tensor `{tensor}` (it has {tensor_count}); `names()` lists those it has", path.display()
-    )]
-    UnknownTensor {
-        /// The file, model or planned file.
-        path: PathBuf,
-        /// The requested name.
-        tensor: String,
-        /// Number of tensors that it has.
-        tensor_count: usize,
-    },
     /// The tensors of a model differ from the expected ones.
     #[error("the tensors in {} do not match the requested model: {differences}", path.display())]
     NamesDiffer {
         /// Path of the model.
         path: PathBuf,
         /// All differences.
-        differences: Box<NameDifferences>,
+        differences: String,
     },
     /// A request that the content of a file or the format of an output cannot fulfill.
     #[error("{}: {reason}", path.display())]
@@ -113,27 +99,13 @@ pub enum Error {
         /// What was written and what was planned.
         reason: String,
     },
-    /// Another process holds the resource or has not yet done its part; a retry may succeed.
+    /// Another process holds the resource or has not yet done its part, or the disk is full; a retry may succeed.
     #[error("{}: {reason}", path.display())]
     Unavailable {
-        /// The path that is locked or missing.
+        /// The path that is locked, missing or full.
         path: PathBuf,
         /// The obstacle and the remedy.
         reason: String,
-    },
-    /// The disk does not have enough space for a save.
-    #[error(
-        "{}: a save needs {needed} bytes, but the disk has {free} left; make room there, or choose another \
-         out_dir",
-        path.display()
-    )]
-    NoSpace {
-        /// The directory that contains all checkpoints.
-        path: PathBuf,
-        /// Bytes needed by a save.
-        needed: u64,
-        /// Bytes available.
-        free: u64,
     },
     /// The caller canceled the operation.
     #[error("interrupted; nothing was left behind")]
@@ -157,7 +129,7 @@ impl Error {
             Error::Several { problems } => {
                 problems.iter().map(Error::kind).max().unwrap_or(FailureKind::Input)
             }
-            Error::Unavailable { .. } | Error::NoSpace { .. } => FailureKind::Temporary,
+            Error::Unavailable { .. } => FailureKind::Temporary,
             Error::Unplanned { .. } => FailureKind::Permanent,
             Error::Canceled => FailureKind::Interrupted,
             Error::NotRegular { .. }
@@ -165,7 +137,6 @@ impl Error {
             | Error::NotWhole { .. }
             | Error::Unsupported { .. }
             | Error::WrongPath { .. }
-            | Error::UnknownTensor { .. }
             | Error::NamesDiffer { .. }
             | Error::BadRequest { .. } => FailureKind::Input,
         }
@@ -228,7 +199,8 @@ impl Error {
     }
 
     pub(crate) fn unknown_tensor(path: impl Into<PathBuf>, tensor: &str, tensor_count: usize) -> Error {
-        Error::UnknownTensor { path: path.into(), tensor: tensor.to_owned(), tensor_count }
+        let reason = format!("it has no tensor `{tensor}` among its {tensor_count}; `names()` lists them");
+        Error::bad_request(path, reason)
     }
 }
 

@@ -9,6 +9,7 @@
 //! not made durable may be lost or kept, in any order.
 
 pub(crate) mod disk;
+pub(crate) mod hurry;
 #[cfg(feature = "object-store")]
 pub(crate) mod object;
 pub(crate) mod url;
@@ -16,7 +17,7 @@ pub(crate) mod url;
 #[cfg(test)]
 mod conformance;
 #[cfg(test)]
-pub(crate) mod faulty;
+pub(crate) mod testing;
 
 use std::{ffi::OsString, fmt, io, path::Path};
 

@@ -49,6 +49,7 @@ pub mod transfer;
 pub mod verify;
 
 mod bytes;
+mod differences;
 mod file_io;
 mod files;
 mod floats;
@@ -64,4 +65,4 @@ mod zip;
 
 pub use files::url::is_url;
 
-pub use error::{DtypeDifference, Error, Fault, FileAction, NameDifferences, ShapeDifference};
+pub use error::{Error, Fault, FileAction};

@@ -75,7 +75,7 @@ impl ModelReader {
     /// The shape, dtype and size of a tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if the model has no such tensor.
+    /// [`Error::BadRequest`] if the model has no such tensor.
     pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
         self.locate(name)?.entry(name)
     }

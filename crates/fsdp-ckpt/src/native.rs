@@ -55,37 +55,5 @@ pub(crate) use run_dir::step_of;
 pub use run_dir::{RunDir, RunLock};
 pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};
 
-use std::path::Path;
-
-use crate::{digest::Digest, error::Error, file_io::PathFile};
-
-/// The error for a step that already has a checkpoint.
-fn already_there(path: &Path) -> Error {
-    let reason =
-        "it exists already, and a checkpoint is never overwritten; remove it to save this step again";
-    Error::wrong_path(path, reason)
-}
-
-/// Returns the first bytes of a file, if its length and their digest match the manifest.
-fn read_header(
-    (file, got): &(PathFile, u64),
-    len: u64,
-    prefix_len: u64,
-    header: Digest,
-) -> Result<Vec<u8>, Error> {
-    if *got != len {
-        let reason = format!("it has {got} bytes, but the manifest says {len}; it was cut off or replaced");
-        return Err(Error::malformed(file.path(), reason));
-    }
-    let prefix = file.read_first(prefix_len)?;
-    let got = header.kind.of(&prefix);
-    if got != header {
-        let reason =
-            format!("its header (bytes 0..{prefix_len}) gives {got}, but the manifest says {header}");
-        return Err(Error::malformed(file.path(), reason));
-    }
-    Ok(prefix)
-}
-
 #[cfg(test)]
 mod tests;

@@ -1,13 +1,8 @@
 //! Small files in object stores, for callers that store more than checkpoints there.
 
-#[cfg(feature = "object-store")]
-use std::sync::atomic::Ordering;
-use std::{
-    io::Write,
-    path::Path,
-    sync::{Arc, OnceLock, atomic::AtomicBool},
-};
+use std::{io::Write, path::Path};
 
+pub use crate::files::hurry::hurry_when;
 use crate::{
     error::{Error, FileAction},
     file_io::{Files, failed},
@@ -16,21 +11,6 @@ use crate::{
 
 /// Number of bytes that are copied at a time.
 const PIECE_BYTES: u64 = 1 << 20;
-
-/// Set when requests should not be repeated for long.
-static HURRY: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-
-/// From the moment that the flag is set on, requests to stores that fail are repeated for ten seconds at most: the user or a
-/// scheduler waits for this process to end. The first flag that is given counts.
-pub fn hurry_when(flag: Arc<AtomicBool>) {
-    HURRY.get_or_init(|| flag);
-}
-
-/// Whether a flag was [given](hurry_when) and is set.
-#[cfg(feature = "object-store")]
-pub(crate) fn is_hurried() -> bool {
-    HURRY.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
-}
 
 /// Reads an object; `None` if it does not exist.
 ///

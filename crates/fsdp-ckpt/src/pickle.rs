@@ -13,6 +13,7 @@ mod fill;
 mod globals;
 mod graph;
 mod input;
+mod limits;
 mod machine;
 mod memo;
 mod opaque;
@@ -26,23 +27,12 @@ mod tests;
 
 pub(crate) use globals::Known;
 pub(crate) use graph::{Graph, Node, NodeId, ObjectNode};
+pub(crate) use limits::PICKLE_BYTES_MAX;
 pub(crate) use opaque::Unknown;
 pub(crate) use value::Budget;
 
 use crate::{checkpoint::Global, error::Fault};
-
-/// Maximum length of a pickle.
-pub(crate) const PICKLE_BYTES_MAX: usize = 1 << 30;
-/// Maximum number of values, counting shared ones once.
-const NODES_MAX: usize = 1 << 26;
-/// Maximum number of memo entries.
-const MEMO_MAX: usize = 1 << 26;
-/// Maximum bytes of one text, byte string or large integer.
-const STRING_BYTES_MAX: usize = 1 << 28;
-/// Maximum depth of nested containers.
-const DEPTH_MAX: u32 = 200;
-/// Maximum bytes of expanded values, in which shared parts count at every place.
-const EXPANDED_BYTES_MAX: u64 = 1 << 28;
+use limits::too_large;
 
 /// Whether a class or function is in the table.
 pub(crate) fn is_known(global: &Global) -> bool {
@@ -70,9 +60,4 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Graph, Fault> {
 pub(crate) fn parse_first(bytes: &[u8]) -> Result<(Graph, usize), Fault> {
     let (nodes, root, len) = machine::run(bytes)?;
     Ok((Graph::checked(nodes, root)?, len))
-}
-
-/// The fault for a limit that is exceeded at byte `at`.
-fn too_large(at: usize, what: &str, limit: usize) -> Fault {
-    Fault::at(at, format!("it has more than {limit} {what}"))
 }

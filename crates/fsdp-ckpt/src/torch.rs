@@ -11,7 +11,7 @@
 mod attributes;
 mod container;
 mod item;
-pub(crate) mod legacy;
+mod legacy;
 mod opaque;
 mod rebuild;
 mod storage;
@@ -33,6 +33,7 @@ use crate::{
     zip::{Archive, Record},
 };
 use container::Container;
+pub(crate) use container::LEGACY_MAGIC;
 use rebuild::Builder;
 
 /// The note for a graph whose opaque parts were dropped.
@@ -74,7 +75,7 @@ impl TorchFile {
 /// If it is not such a file, is damaged, or holds something unsupported. The error names the file, the item and the
 /// problem.
 pub(crate) fn open(section: Section<'_>) -> Result<TorchFile, Error> {
-    if section.read(0..section.len().min(legacy::MAGIC.len() as u64))? == legacy::MAGIC {
+    if section.read(0..section.len().min(LEGACY_MAGIC.len() as u64))? == LEGACY_MAGIC {
         return legacy::read(section);
     }
     container::check_magic(section)?;

@@ -3,7 +3,25 @@
 //! Nearly all boxes of real checkpoints are whole rows or whole tensors. They become flat ranges here, so that code
 //! that moves bytes has one simple case to optimize.
 
-use super::Region;
+use std::ops::Range;
+
+/// The elements of a tensor that a chunk contains, and their layout in the source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Region {
+    /// A range of the tensor flattened in C order, stored contiguously. Covers whole rows, and flattened shards that
+    /// start anywhere.
+    Flat(Range<u64>),
+    /// A box of the tensor; the element at index `i` of the box is stored `sum(i * strides)` elements after the first
+    /// one.
+    Box {
+        /// First index in each dimension.
+        offsets: Vec<u64>,
+        /// Size in each dimension.
+        sizes: Vec<u64>,
+        /// Stride of each dimension, in elements.
+        strides: Vec<u64>,
+    },
+}
 
 impl Region {
     /// Returns a box whose elements are stored contiguously in C order.

@@ -167,7 +167,7 @@ impl ExportPlan {
     /// The entry of a tensor in the header of its file.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if the plan has no such tensor.
+    /// [`Error::BadRequest`] if the plan has no such tensor.
     pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
         let (file, tensor) = self.locate(name)?;
         Ok(&self.files()[file].header.entries()[tensor])

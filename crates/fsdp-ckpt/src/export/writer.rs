@@ -37,7 +37,7 @@ impl ExportWriter {
     /// Writes whole rows from `first_row` on, given as bytes in the tensor's dtype.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] if `bytes` are not whole rows, or the rows do not exist;
+    /// [`Error::BadRequest`]; [`Error::BadRequest`] if `bytes` are not whole rows, or the rows do not exist;
     /// [`Error::Io`], also if the disk is full. After an error, drop the export or [`abort`](super::Export::abort) it.
     pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {
         let place = self.plan.locate(name)?;

@@ -4,7 +4,7 @@ use std::{os::unix::net::UnixListener, process::Command, sync::mpsc, time::Durat
 
 use super::*;
 use crate::files::disk::Disk;
-use crate::files::faulty::{Fault, FaultyFiles};
+use crate::files::testing::{Fault, FaultyFiles};
 
 const TEMPORARY: &str = "/model.tmp";
 

@@ -18,6 +18,7 @@ mod fault;
 mod parts;
 mod patience;
 mod patient;
+mod runtime;
 mod stores;
 mod upload;
 
@@ -32,10 +33,10 @@ use std::{
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, path::Path as Key};
 
 use blocks::{Blocks, ObjectReader};
-use fault::{StoreFault, changed, failed};
+use fault::{StoreFault, failed};
 use parts::Limits;
+use runtime::wait;
 pub(crate) use stores::at;
-use stores::wait;
 use upload::{Upload, UploadFile};
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile, url};
@@ -196,8 +197,6 @@ impl FileSystem for ObjectFiles {
 }
 
 #[cfg(test)]
-pub(crate) mod faulty;
-#[cfg(test)]
-pub(crate) mod server;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use crate::{
     file_io::{Files, PathFile},
     model_files::{INDEX_FILE, SINGLE_FILE},
     native::{Attempt, MANIFEST_FILE},
-    torch::legacy,
+    torch::LEGACY_MAGIC,
 };
 
 /// The first bytes of a zip archive, as `torch.save` writes them.
@@ -56,7 +56,7 @@ pub(super) fn kind_of(start: &[u8]) -> FileKind {
     match start {
         [] => FileKind::Empty,
         start if start.starts_with(ZIP_START) => FileKind::Zip,
-        start if start.starts_with(legacy::MAGIC) => FileKind::Legacy,
+        start if start.starts_with(LEGACY_MAGIC) => FileKind::Legacy,
         // A header length below 2^40, then the header, which may begin with white space.
         [_, _, _, _, _, 0, 0, 0, header @ ..] if is_object_start(header) => FileKind::Safetensors,
         start if start.trim_ascii_start().starts_with(b"{") => FileKind::Json,

@@ -31,7 +31,7 @@ mod storage;
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    checkpoint::{Checkpoint, Global, Key, Object, Protection, Role, Source, Tensor, Value, flatten, join},
+    checkpoint::{Checkpoint, Key, Object, Protection, Role, Source, Tensor, Value, flatten, join},
     error::{Error, Fault},
     file_io::{Files, PathFile},
     formats::local::LocalTensor,
@@ -120,26 +120,11 @@ fn parse(path: &Path) -> Result<Graph, Error> {
     // Every object in the metadata must be understood, since the metadata describes everything else.
     match graph.first_unknown() {
         None => Ok(graph),
-        Some(unknown) => match other_tool(&unknown.global) {
-            Some(tool) => Err(of_other_tool(tool).in_file(path)),
+        Some(unknown) => match metadata::other_tool(&unknown.global) {
+            Some(tool) => Err(metadata::of_other_tool(tool).in_file(path)),
             None => Err(refused(unknown.fault())),
         },
     }
-}
-
-/// The tool whose directories look like PyTorch's, recognized by the module of a class in its metadata.
-fn other_tool(unknown: &Global) -> Option<&'static str> {
-    match unknown.module.split('.').next() {
-        Some("megatron") => Some(metadata::MEGATRON),
-        Some("bytecheckpoint") => Some("ByteCheckpoint"),
-        _ => None,
-    }
-}
-
-/// The error for a checkpoint of another tool that resembles PyTorch's.
-fn of_other_tool(tool: &str) -> Fault {
-    let looks = "which only resembles one of PyTorch";
-    Fault::unsupported(format!("it is a checkpoint of {tool}, {looks}; convert it with {tool} first"))
 }
 
 /// A checkpoint under construction, assembled from its items.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::{
     contents::{Contents, FileKind, TORCH_INDEX, contents, kind_of, start_of},
     dcp, deepspeed, native,
+    rank_fault::{part_of_directory, several_files},
     rank_kind::reader_of,
     safetensors_files, torch_file, torch_index, trainer_folder,
 };
@@ -93,7 +94,7 @@ fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
     let read: Vec<&PathBuf> = checkpoint.sources.iter().map(Source::path).collect();
     let beside: Vec<String> = names.into_iter().filter(|name| !read.contains(&&dir.join(name))).collect();
     if !is_native && !read.is_empty() {
-        trainer_folder::add(&mut checkpoint, dir, &beside)?;
+        trainer_folder::add(&mut checkpoint, dir, &beside, |path| open(path))?;
     }
     Ok(checkpoint)
 }
@@ -134,21 +135,6 @@ fn unknown_directory(dir: &Path) -> Result<Error, Error> {
         format!("it is not a checkpoint itself; name one of those in it: {}", shown(&candidates))
     };
     Ok(Error::wrong_path(dir, reason))
-}
-
-/// The error for several weight files that no index or name joins.
-pub(super) fn several_files(dir: &Path, files: &[String]) -> Error {
-    let reason = format!(
-        "it holds several files of weights and nothing says that they belong together; name one of them: {}",
-        shown(files)
-    );
-    Error::wrong_path(dir, reason)
-}
-
-/// The error for a file that is part of a checkpoint.
-pub(super) fn part_of_directory(file: &Path, directory: &Path) -> Error {
-    let directory = directory.display();
-    Error::wrong_path(file, format!("it is a part of a checkpoint; name the directory {directory} instead"))
 }
 
 fn shown(names: &[String]) -> String {

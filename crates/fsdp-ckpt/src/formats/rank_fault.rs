@@ -1,8 +1,14 @@
-//! Error messages shared by all formats with one file per rank: why files do not make up one checkpoint.
+//! Error messages shared by formats of several files: why files do not make up one checkpoint.
 
 use std::{fmt::Display, path::Path};
 
-use crate::{error::Fault, safetensors::TensorType};
+use crate::{
+    error::{Error, Fault, listed},
+    safetensors::TensorType,
+};
+
+/// Maximum number of names that a message lists.
+const LISTED_MAX: usize = 8;
 
 /// No file name contains a rank; `example` is a name that does.
 pub(crate) fn no_rank_files(example: &str) -> Fault {
@@ -120,4 +126,19 @@ pub(crate) fn same_bytes(first: &Path) -> Fault {
         "it holds the same bytes as {}, which no two ranks do: one was copied over the other; fetch them again",
         first.display()
     ))
+}
+
+/// The error for several weight files that no index or name joins.
+pub(crate) fn several_files(dir: &Path, files: &[String]) -> Error {
+    let reason = format!(
+        "it holds several files of weights and nothing says that they belong together; name one of them: {}",
+        listed(files, LISTED_MAX)
+    );
+    Error::wrong_path(dir, reason)
+}
+
+/// The error for a file that is part of a checkpoint.
+pub(crate) fn part_of_directory(file: &Path, directory: &Path) -> Error {
+    let directory = directory.display();
+    Error::wrong_path(file, format!("it is a part of a checkpoint; name the directory {directory} instead"))
 }

@@ -16,9 +16,8 @@ use std::{
 };
 
 use super::{
-    detect::several_files,
     merge::{Part, Place, RankParts, merge},
-    rank_fault::{disagrees, placement},
+    rank_fault::{disagrees, placement, several_files},
     rank_file::RankFile,
     rank_names::{Companion, DOUBTFUL, FoundSets, RankSet, doubt, find, sets_of},
     torch_file::{is_flat, part},

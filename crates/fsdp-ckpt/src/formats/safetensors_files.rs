@@ -14,7 +14,7 @@ use crate::{
     checkpoint::{Checkpoint, Chunk, Key, Region, Role, Source, Tensor, len_bytes},
     error::Error,
     file_io::{Files, directory_of},
-    formats::detect::{part_of_directory, several_files},
+    formats::rank_fault::{part_of_directory, several_files},
     model_files::{ModelReader, index::in_two_files},
     native::{MANIFEST_FILE, SHARD_MARK},
     safetensors::{SafetensorsReader, TensorEntry},

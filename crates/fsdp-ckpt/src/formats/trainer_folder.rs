@@ -7,7 +7,6 @@
 
 use std::path::{Path, PathBuf};
 
-use super::detect;
 use crate::{
     checkpoint::{Checkpoint, Key, Role},
     error::{Error, Fault, listed},
@@ -104,11 +103,16 @@ pub(super) fn check_saved_name(path: &Path, folder: &str) -> Result<(), Fault> {
     Err(Fault::new(reason))
 }
 
-/// Adds the contents of the files beside a model.
+/// Adds the contents of the files beside a model, which `open` reads.
 ///
 /// # Errors
 /// [`Error::Malformed`] if the checkpoint that was opened as the model holds no model.
-pub(super) fn add(model: &mut Checkpoint, dir: &Path, names: &[String]) -> Result<(), Error> {
+pub(super) fn add(
+    model: &mut Checkpoint,
+    dir: &Path,
+    names: &[String],
+    open: fn(&Path) -> Result<Checkpoint, Error>,
+) -> Result<(), Error> {
     let beside: Vec<String> = names.iter().filter(|name| is_beside_model(name)).cloned().collect();
     if !beside.is_empty() && model.tensors.values().all(|tensor| tensor.role != Role::Model) {
         return Err(no_model(dir, &beside));
@@ -122,7 +126,7 @@ pub(super) fn add(model: &mut Checkpoint, dir: &Path, names: &[String]) -> Resul
         let is_under_key = is_numbered(name, OPTIMIZER_FOLDER) && !has_optimizer;
         has_optimizer |= is_under_key;
         let prefix = if is_under_key { Vec::new() } else { vec![Key::Name(stem.to_owned())] };
-        let mut part = detect::open(dir.join(name))?;
+        let mut part = open(&dir.join(name))?;
         // Run facts come from the trainer's own state; values may be named after the file.
         part.run_state.clear();
         model.join(part, &prefix, Some(role))?;

@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use super::ModelReader;
-use crate::error::{Error, NameDifferences};
-use crate::safetensors::TensorType;
+use crate::{differences::Differences, error::Error, safetensors::TensorType};
 
 impl ModelReader {
     /// Checks that the model has exactly the expected tensors, by name and shape, each of a dtype that `accepts` (a
@@ -43,15 +42,16 @@ where
     N: AsRef<str>,
     S: AsRef<[usize]>,
 {
-    let mut differences = NameDifferences::default();
+    let mut differences = Differences::default();
     let mut seen = BTreeSet::new();
     for (name, shape) in expected {
         let (name, shape) = (name.as_ref(), shape.as_ref());
         seen.insert(name.to_owned());
         let found = find(name);
         differences.expect(name, shape, found.as_ref().map(|(_, shape)| &shape[..]));
-        let dtype = found.map(|(dtype, _)| dtype).filter(|dtype| !accepts(*dtype));
-        differences.wrong_type.extend(dtype.map(|dtype| (name.to_owned(), dtype)));
+        if let Some((dtype, _)) = found.filter(|(dtype, _)| !accepts(*dtype)) {
+            differences.no_float(name, dtype);
+        }
     }
     let extra = names.filter(|name| !seen.contains(*name) && !ignored(name));
     differences.extra = extra.map(str::to_owned).collect();

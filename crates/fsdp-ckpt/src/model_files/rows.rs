@@ -14,7 +14,7 @@ impl ModelReader {
     /// Fills `out` with the bytes of whole rows of a tensor, in the dtype of the file.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] if the rows do not exist or do not match the length of `out`;
+    /// [`Error::BadRequest`]; [`Error::BadRequest`] if the rows do not exist or do not match the length of `out`;
     /// [`Error::Io`].
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
         self.locate(name)?.read_rows(name, rows, out)

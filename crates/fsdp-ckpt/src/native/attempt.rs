@@ -28,6 +28,14 @@ impl Attempt {
     }
 }
 
+/// Returns the name of a file without the prefix of its attempt.
+pub(super) fn plain_name(name: &str) -> &str {
+    match name.split_once('/') {
+        Some((attempt, plain)) if Attempt::named(attempt).is_some() => plain,
+        _ => name,
+    }
+}
+
 impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, RankFile, RankReport, RunLock,
-    SavePlan, already_there, objects::describe_equal_checkpoints, read_header,
+    SavePlan, objects::describe_equal_checkpoints, reader::read_header, run_dir::already_there,
 };
 use crate::{digest::DigestKind, error::Error, file_io::Files};
 

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 pub(super) use text::tensor_text;
 
-use super::{objects::plain_name, plan::row_count, seal};
+use super::{attempt::plain_name, plan::row_count, seal};
 use crate::{
     checkpoint::{Key, Object, Role},
     digest::{Digest, DigestKind},

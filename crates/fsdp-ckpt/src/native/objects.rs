@@ -13,7 +13,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Attempt, MANIFEST_FILE, Manifest, RunDir, RunLock, run_dir::step_of};
+use super::{Attempt, MANIFEST_FILE, Manifest, RunDir, RunLock, attempt::plain_name, run_dir::step_of};
 use crate::error::Error;
 
 impl RunDir {
@@ -101,12 +101,4 @@ pub(super) fn describe_equal_checkpoints(one: &[u8], other: &[u8]) -> bool {
         Some(manifest)
     };
     plain(one).is_some_and(|one| plain(other) == Some(one))
-}
-
-/// Returns the name of a file without the prefix of its attempt.
-pub(super) fn plain_name(name: &str) -> &str {
-    match name.split_once('/') {
-        Some((attempt, plain)) if Attempt::named(attempt).is_some() => plain,
-        _ => name,
-    }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Attempt, RankFile, RunDir, SavePlan, already_there};
+use super::{Attempt, RankFile, RunDir, SavePlan, run_dir::already_there};
 use crate::{
     digest::{Digest, DigestKind},
     error::Error,
@@ -85,7 +85,7 @@ impl RankSave {
     /// of its dtype.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if this rank saves no rows of the tensor; [`Error::BadRequest`] if `bytes` are not
+    /// [`Error::BadRequest`] if this rank saves no rows of the tensor; [`Error::BadRequest`] if `bytes` are not
     /// whole rows, or are more than remain; [`Error::Unplanned`] for rows out of order; [`Error::Io`]. After an error
     /// the save has failed.
     pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {

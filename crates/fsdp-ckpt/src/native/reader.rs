@@ -10,12 +10,13 @@ use std::{
 };
 
 use super::{
-    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, objects::plain_name, read_header,
+    MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, attempt::plain_name,
     seal::SEALED_LEN_MAX,
 };
 use crate::{
+    differences::Differences,
     digest::{Digest, DigestKind},
-    error::{DtypeDifference, Error, Fault, NameDifferences},
+    error::{Error, Fault},
     file_io::{Files, PathFile},
     safetensors::{HEADER_LEN_MAX, Header, TensorSpec, malformed},
 };
@@ -116,7 +117,7 @@ impl NativeReader {
     /// Returns the description of a whole tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`].
+    /// [`Error::BadRequest`].
     pub fn tensor(&self, name: &str) -> Result<&ManifestTensor, Error> {
         let tensors = &self.manifest.tensors;
         tensors.get(name).ok_or_else(|| Error::unknown_tensor(&self.dir, name, tensors.len()))
@@ -127,14 +128,13 @@ impl NativeReader {
     /// # Errors
     /// [`Error::NamesDiffer`] with *all* tensors that are missing, unexpected, or of another shape or dtype.
     pub fn check_tensors<'a>(&self, expected: impl IntoIterator<Item = &'a TensorSpec>) -> Result<(), Error> {
-        let (mut differences, mut seen) = (NameDifferences::default(), BTreeSet::new());
+        let (mut differences, mut seen) = (Differences::default(), BTreeSet::new());
         for spec in expected {
             seen.insert(spec.name.as_str());
             let found = self.manifest.tensors.get(&spec.name);
             differences.expect(&spec.name, &spec.shape, found.map(|tensor| &tensor.shape[..]));
             if let Some(got) = found.map(|tensor| tensor.dtype).filter(|got| *got != spec.dtype) {
-                let (tensor, expected) = (spec.name.clone(), spec.dtype);
-                differences.wrong_dtype.push(DtypeDifference { tensor, expected, got });
+                differences.wrong_dtype(&spec.name, spec.dtype, got);
             }
         }
         let extra = self.manifest.tensors.keys().filter(|name| !seen.contains(name.as_str()));
@@ -210,4 +210,25 @@ fn compare(manifest: &Manifest, listed: &ManifestFile, header: &Header) -> Resul
         }
         None => Ok(()),
     }
+}
+
+/// Returns the first bytes of a file, if its length and their digest match the manifest.
+pub(super) fn read_header(
+    (file, got): &(PathFile, u64),
+    len: u64,
+    prefix_len: u64,
+    header: Digest,
+) -> Result<Vec<u8>, Error> {
+    if *got != len {
+        let reason = format!("it has {got} bytes, but the manifest says {len}; it was cut off or replaced");
+        return Err(Error::malformed(file.path(), reason));
+    }
+    let prefix = file.read_first(prefix_len)?;
+    let got = header.kind.of(&prefix);
+    if got != header {
+        let reason =
+            format!("its header (bytes 0..{prefix_len}) gives {got}, but the manifest says {header}");
+        return Err(Error::malformed(file.path(), reason));
+    }
+    Ok(prefix)
 }

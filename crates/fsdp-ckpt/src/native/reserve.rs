@@ -64,7 +64,7 @@ impl RunLock {
     /// size of a save. Object stores are never full.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Io`]. Nothing is reserved then.
+    /// [`Error::Unavailable`] if there is too little space; [`Error::Io`]. Nothing is reserved then.
     pub fn reserve(&self, space: &SaveSpace) -> Result<(), Error> {
         let run = self.run();
         if !run.renames() {
@@ -85,7 +85,7 @@ impl RunLock {
     /// Checks that there is space for one save after the existing checkpoints are [cleared](RunLock::clear).
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Io`].
+    /// [`Error::Unavailable`] if there is too little space; [`Error::Io`].
     pub fn expect_room_after_clearing(&self, space: &SaveSpace) -> Result<(), Error> {
         let RunDir { files, .. } = self.run();
         if !self.run().renames() {
@@ -99,7 +99,10 @@ impl RunLock {
         if needed <= free {
             return Ok(());
         }
-        Err(Error::NoSpace { path: self.run().checkpoints().to_owned(), needed, free })
+        let reason = format!(
+            "a save needs {needed} bytes, but the disk has {free} left; make room there, or choose another out_dir"
+        );
+        Err(Error::unavailable(self.run().checkpoints(), reason))
     }
 
     /// Returns `false` if the file system only sets lengths, without allocating space.

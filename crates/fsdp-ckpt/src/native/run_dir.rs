@@ -318,3 +318,10 @@ pub(crate) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (RunDir::name_of(step) == name).then_some(step)
 }
+
+/// The error for a step that already has a checkpoint.
+pub(super) fn already_there(path: &Path) -> Error {
+    let reason =
+        "it exists already, and a checkpoint is never overwritten; remove it to save this step again";
+    Error::wrong_path(path, reason)
+}

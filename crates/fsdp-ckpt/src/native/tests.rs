@@ -16,7 +16,7 @@ use crate::{
     checkpoint::{Key, Role},
     error::Error,
     file_io::Files,
-    files::faulty::{FaultyFiles, Survival},
+    files::testing::{FaultyFiles, Survival},
     safetensors::{TensorSpec, TensorType},
 };
 

@@ -5,10 +5,9 @@
 use std::ops::Index;
 
 use super::{
-    DEPTH_MAX,
     globals::Known,
+    limits::{DEPTH_MAX, too_large},
     opaque::{OpaqueNode, Unknown},
-    too_large,
 };
 use crate::error::Fault;
 

@@ -1,6 +1,6 @@
 //! Reads the bytes of a pickle from front to back, with checked lengths.
 
-use super::{STRING_BYTES_MAX, too_large};
+use super::limits::{STRING_BYTES_MAX, too_large};
 use crate::error::Fault;
 
 /// A position in the bytes of a pickle.

@@ -6,13 +6,13 @@
 //! share one node each.
 
 use super::{
-    MEMO_MAX, NODES_MAX,
     globals::Known,
     graph::{Node, NodeId, ObjectNode},
     input::Input,
+    limits::{MEMO_MAX, NODES_MAX, too_large},
     memo::Memo,
-    opaque::{self, Unknown},
-    opcode as op, rebuild, too_large,
+    opaque::Unknown,
+    opcode as op, rebuild,
 };
 use crate::{checkpoint::Global, error::Fault};
 
@@ -230,7 +230,7 @@ impl<'a> Machine<'a> {
 
     /// The object of an unknown class; `None` if the class is known.
     fn opaque(&self, class: NodeId, args: NodeId) -> Result<Option<Node>, Fault> {
-        match (opaque::called(self, class, args), self.node(args)) {
+        match (rebuild::opaque(self, class, args), self.node(args)) {
             (Some(object), Node::Tuple(_)) => Ok(Some(object)),
             (Some(_), other) => Err(wrong_operand(self.at, "a tuple of arguments", other)),
             (None, _) => Ok(None),

@@ -3,10 +3,7 @@
 //! Their meaning is unknown, so they stay opaque. Nothing is looked up or run. An object keeps only the name of its
 //! class and the parts that the pickle put into it, because these may include tensors.
 
-use super::{
-    graph::{Node, NodeId},
-    machine::Machine,
-};
+use super::graph::NodeId;
 use crate::{checkpoint::Global, error::Fault};
 
 /// A class or function that is not in the table.
@@ -51,39 +48,4 @@ impl OpaqueNode {
         (self.parts, self.pairs) = (Vec::new(), Vec::new());
         had_parts
     }
-}
-
-/// The object that a call of an unknown class or function returns; `None` if the callee is known.
-pub(super) fn called(machine: &Machine<'_>, callee: NodeId, args: NodeId) -> Option<Node> {
-    let class = match machine.node(callee) {
-        Node::Unknown(unknown) => made_class(machine, &unknown.global, args),
-        Node::Opaque(object) => object.class.clone(),
-        _ => return None,
-    };
-    Some(Node::Opaque(Box::new(OpaqueNode { class, parts: vec![args], pairs: Vec::new() })))
-}
-
-/// The class of the result: functions of `copyreg` make an object of their first argument.
-fn made_class(machine: &Machine<'_>, callee: &Global, args: NodeId) -> Global {
-    let makes_first = matches!(&callee.module[..], "copyreg" | "copy_reg");
-    let first = match machine.node(args) {
-        Node::Tuple(args) => args.first().map(|&first| machine.node(first)),
-        _ => None,
-    };
-    match first {
-        Some(Node::Unknown(class)) if makes_first => class.global.clone(),
-        _ => callee.clone(),
-    }
-}
-
-/// Evaluates `getattr` of an opaque value: a nested class, an enum member or a method.
-pub(super) fn attribute(machine: &Machine<'_>, of: NodeId, name: NodeId) -> Option<Node> {
-    let Node::Str(name) = machine.node(name) else { return None };
-    let global = match machine.node(of) {
-        Node::Unknown(of) => &of.global,
-        Node::Opaque(of) => &of.class,
-        _ => return None,
-    };
-    let global = Global { module: global.module.clone(), name: format!("{}.{name}", global.name) };
-    Some(Node::Unknown(Box::new(Unknown { global, offset: machine.at as u64 })))
 }

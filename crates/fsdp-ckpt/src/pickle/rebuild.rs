@@ -1,15 +1,15 @@
 //! Evaluates calls that stand for plain values: containers and bytes that a pickle writes as a call of their
 //! constructor.
 //!
-//! Any other call stays an object with its class and arguments.
+//! Any other call stays an object with its class and arguments, and a call of an unknown class or function an opaque one.
 
 use super::{
     globals::Known,
     graph::{Node, NodeId, ObjectNode},
     machine::{Machine, wrong_use},
-    opaque,
+    opaque::{OpaqueNode, Unknown},
 };
-use crate::error::Fault;
+use crate::{checkpoint::Global, error::Fault};
 
 /// The result of calling `class` with a tuple of arguments.
 pub(super) fn call(machine: &mut Machine<'_>, class: Known, args: NodeId) -> Result<Node, Fault> {
@@ -107,7 +107,7 @@ fn bytes(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
 /// unevaluated objects.
 fn part_of_class(machine: &Machine<'_>, object: Node, args: &[NodeId]) -> Option<Node> {
     let [of, name] = args else { return None };
-    if let Some(unknown) = opaque::attribute(machine, *of, *name) {
+    if let Some(unknown) = attribute(machine, *of, *name) {
         return Some(unknown);
     }
     let (Node::Global(of), Node::Str(name)) = (machine.node(*of), machine.node(*name)) else { return None };
@@ -131,4 +131,39 @@ fn encode(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
         }
         _ => None,
     }
+}
+
+/// The object that a call of an unknown class or function returns; `None` if the callee is known.
+pub(super) fn opaque(machine: &Machine<'_>, callee: NodeId, args: NodeId) -> Option<Node> {
+    let class = match machine.node(callee) {
+        Node::Unknown(unknown) => made_class(machine, &unknown.global, args),
+        Node::Opaque(object) => object.class.clone(),
+        _ => return None,
+    };
+    Some(Node::Opaque(Box::new(OpaqueNode { class, parts: vec![args], pairs: Vec::new() })))
+}
+
+/// The class of the result: functions of `copyreg` make an object of their first argument.
+fn made_class(machine: &Machine<'_>, callee: &Global, args: NodeId) -> Global {
+    let makes_first = matches!(&callee.module[..], "copyreg" | "copy_reg");
+    let first = match machine.node(args) {
+        Node::Tuple(args) => args.first().map(|&first| machine.node(first)),
+        _ => None,
+    };
+    match first {
+        Some(Node::Unknown(class)) if makes_first => class.global.clone(),
+        _ => callee.clone(),
+    }
+}
+
+/// Evaluates `getattr` of an opaque value: a nested class, an enum member or a method.
+fn attribute(machine: &Machine<'_>, of: NodeId, name: NodeId) -> Option<Node> {
+    let Node::Str(name) = machine.node(name) else { return None };
+    let global = match machine.node(of) {
+        Node::Unknown(of) => &of.global,
+        Node::Opaque(of) => &of.class,
+        _ => return None,
+    };
+    let global = Global { module: global.module.clone(), name: format!("{}.{name}", global.name) };
+    Some(Node::Unknown(Box::new(Unknown { global, offset: machine.at as u64 })))
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{limits::DEPTH_MAX, *};
 use crate::checkpoint::{Global, Value};
 
 /// A pickle of protocol 2 with this body.

@@ -3,7 +3,10 @@
 //! With shared parts, a few bytes can describe a value that contains another one a billion times. Expansion counts
 //! every byte of the result and stops at the limit.
 
-use super::{EXPANDED_BYTES_MAX, Graph, Node, NodeId};
+use super::{
+    graph::{Graph, Node, NodeId},
+    limits::EXPANDED_BYTES_MAX,
+};
 use crate::{checkpoint::Value, error::Fault};
 
 /// Bytes that expanded values may still take.

@@ -51,7 +51,7 @@ impl SafetensorsReader {
     /// The tensor with this name.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if the file has no such tensor.
+    /// [`Error::BadRequest`] if the file has no such tensor.
     pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
         let unknown = || Error::unknown_tensor(self.path(), name, self.header.entries().len());
         self.header.entry(name).ok_or_else(unknown)
@@ -60,7 +60,7 @@ impl SafetensorsReader {
     /// Fills `out` with the bytes of a tensor from byte `offset_bytes` of the tensor on.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], [`Error::BadRequest`], [`Error::Io`].
+    /// [`Error::BadRequest`], [`Error::Io`].
     pub fn read_at(&self, name: &str, offset_bytes: u64, out: &mut [u8]) -> Result<(), Error> {
         let entry = self.entry(name)?;
         let end = offset_bytes.saturating_add(out.len() as u64);
@@ -76,7 +76,7 @@ impl SafetensorsReader {
     /// Fills `out`, which must have exactly their length, with the bytes of whole rows of a tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], [`Error::BadRequest`], [`Error::Io`].
+    /// [`Error::BadRequest`], [`Error::Io`].
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
         let entry = self.entry(name)?;
         let bytes = self.rows_to_bytes(entry, &rows)?;

@@ -1,6 +1,5 @@
 //! The records of a `torch.save` archive: one folder with the pickle, the byte order and the storages.
 
-use super::legacy::MAGIC;
 use crate::{
     bytes::Section,
     digest::{Digest, DigestKind},
@@ -9,6 +8,8 @@ use crate::{
     zip::{Archive, Record},
 };
 
+/// The first bytes of files from before PyTorch 1.6: protocol 2 and a magic number.
+pub(crate) const LEGACY_MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 /// Maximum length of the record `byteorder`.
 const BYTE_ORDER_LEN_MAX: u64 = 16;
 /// Offset of the magic bytes of a tar archive.
@@ -114,12 +115,12 @@ impl<'a> Container<'a> {
 
 /// Refuses anything but a zip archive, and names the actual format if it is known.
 pub(super) fn check_magic(section: Section<'_>) -> Result<(), Error> {
-    let head = section.read(0..section.len().min(MAGIC.len() as u64))?;
+    let head = section.read(0..section.len().min(LEGACY_MAGIC.len() as u64))?;
     if head.starts_with(b"PK\x03\x04") {
         return Ok(());
     }
     let tar_end = TAR_MAGIC_AT + TAR_MAGIC.len() as u64;
-    let what = if head.starts_with(MAGIC) {
+    let what = if head.starts_with(LEGACY_MAGIC) {
         "it has the form of PyTorch before 1.6, which is read only as a file of its own"
     } else if section.len() >= tar_end && section.read(TAR_MAGIC_AT..tar_end)? == TAR_MAGIC {
         "it is a tar archive, the form of PyTorch before 0.1.10: load it there and save it again"

@@ -21,9 +21,6 @@ use crate::{
     zip::{Archive, Record},
 };
 
-/// The first bytes of such files: protocol 2 and a magic number.
-pub(crate) const MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
-
 /// The protocol version in all such files.
 const VERSION: u64 = 1001;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Wanted;
-use crate::error::NameDifferences;
+use crate::differences::Differences;
 
 /// The name under which PyTorch saves what a module returns from `get_extra_state`.
 const EXTRA_STATE: &str = "_extra_state";
@@ -75,7 +75,7 @@ impl Matched {
         held: &BTreeMap<String, String>,
         wanted: &[Wanted],
         prefix: &str,
-        differences: &mut NameDifferences,
+        differences: &mut Differences,
     ) -> Matched {
         let mut known = BTreeSet::new();
         let (mut names, mut tied, mut base) = (Vec::new(), Vec::new(), Vec::new());

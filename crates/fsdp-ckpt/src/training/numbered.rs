@@ -9,7 +9,7 @@ mod module;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Optimizer, Wanted};
+use super::{Wanted, optimizer::Optimizer};
 use crate::{
     checkpoint::{Checkpoint, Key, OptimizerName, Role, Value, join, number_span, with_parameter},
     error::Error,

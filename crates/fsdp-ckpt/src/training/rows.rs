@@ -2,7 +2,7 @@
 
 use std::{ops::Range, path::Path};
 
-use super::Found;
+use super::{Found, steps::Count};
 use crate::{
     checkpoint::{Checkpoint, Source, Tensor},
     error::Error,
@@ -53,7 +53,7 @@ impl<'a> StateRows<'a> {
     /// Fills `out` with the elements of whole rows of a float tensor, exactly.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`;
+    /// [`Error::BadRequest`] for an unknown tensor, and for rows that do not exist or do not fit `out`;
     /// [`Error::Malformed`], [`Error::Io`].
     pub fn read_rows_f64(&mut self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
         let checkpoint = self.sources.checkpoint;
@@ -123,6 +123,23 @@ impl<'a> StateRows<'a> {
         let scratch_max = scratch_bytes(PieceSizes::of(&self.options), reader);
         let mut reading = Reading { reader, sources: &self.sources, scratch: &mut self.scratch, scratch_max };
         reading.read(elements, &mut self.bytes).map(drop)
+    }
+}
+
+impl Count {
+    /// Returns the number of steps.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] if it is not a single whole number of at least 0; those of reading.
+    pub fn read(&self, rows: &mut StateRows<'_>) -> Result<u64, Error> {
+        let steps = self.value.map_or_else(|| rows.read_number(&self.name), Ok)?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is compared")]
+        let rounded = steps as u64;
+        if rounded as f64 == steps {
+            return Ok(rounded);
+        }
+        let reason = format!("`{}` should count steps, but it is {steps}", self.name);
+        Err(Error::bad_request(rows.path(), reason))
     }
 }
 

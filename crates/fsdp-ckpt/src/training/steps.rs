@@ -1,10 +1,6 @@
 //! Step counts: those that an optimizer keeps for every parameter, and those of the trainer.
 
-use super::{Found, StateRows};
-use crate::{
-    checkpoint::{Checkpoint, Key, Value},
-    error::Error,
-};
+use crate::checkpoint::{Checkpoint, Key, Value};
 
 /// The last steps of the names under which trainers store their progress.
 const RUN_COUNTS: [&str; 4] = ["global_step", "global_steps", "step", "steps"];
@@ -15,7 +11,7 @@ pub struct Count {
     /// Name in the checkpoint.
     pub name: String,
     /// The count; `None` if it is stored in a tensor.
-    value: Option<f64>,
+    pub(super) value: Option<f64>,
 }
 
 impl Count {
@@ -30,26 +26,8 @@ impl Count {
         }
     }
 
-    /// Returns the number of steps.
-    ///
-    /// # Errors
-    /// [`Error::BadRequest`] if it is not a single whole number of at least 0; those of reading.
-    pub fn read(&self, rows: &mut StateRows<'_>) -> Result<u64, Error> {
-        let steps = self.value.map_or_else(|| rows.read_number(&self.name), Ok)?;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is compared")]
-        let rounded = steps as u64;
-        if rounded as f64 == steps {
-            return Ok(rounded);
-        }
-        let reason = format!("`{}` should count steps, but it is {steps}", self.name);
-        Err(Error::bad_request(rows.path(), reason))
-    }
-}
-
-impl Found {
     /// Returns the trainer's own step count. `None` if it stores none.
-    pub fn run_count(&self) -> Option<Count> {
-        let checkpoint = &self.checkpoint;
+    pub(super) fn of_run(checkpoint: &Checkpoint) -> Option<Count> {
         let facts = checkpoint.run_state.iter().filter(|(key, _)| RUN_COUNTS.contains(&key.as_str()));
         let mut facts = facts
             .filter_map(|(key, text)| Some(Count { name: key.clone(), value: Some(text.parse().ok()?) }));

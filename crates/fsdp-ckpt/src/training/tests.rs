@@ -2,10 +2,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::*;
 use crate::{
-    checkpoint::{Chunk, Key, Object, Region, Source, has_model_step, join},
+    checkpoint::{Checkpoint, Chunk, Key, Object, Region, Role, Source, Tensor, Value, has_model_step, join},
     formats::open,
     safetensors::TensorType,
-    transfer::NoProgress,
+    transfer::{NoProgress, Options},
 };
 
 /// A checkpoint in one `f32` file, made of paths, roles and one-dimensional values.
@@ -281,7 +281,7 @@ fn numbered_states_are_matched_by_order_and_weight_decay() {
 
 /// Returns what the model of a checkpoint would request from it.
 fn model_of(checkpoint: &Checkpoint, decays: impl Fn(&str) -> bool) -> Vec<Wanted> {
-    let optimizer = Optimizer::of(checkpoint);
+    let optimizer = optimizer::Optimizer::of(checkpoint);
     let models = checkpoint.tensors.values().filter(|tensor| tensor.role == Role::Model);
     let wanted = models.map(|tensor| {
         let name = join(&tensor.path[usize::from(has_model_step(&tensor.path))..]);

@@ -34,7 +34,7 @@ pub struct Moved {
 /// for that.
 ///
 /// # Errors
-/// [`Error::UnknownTensor`] if the plan needs a tensor that does not exist, [`Error::BadRequest`] for dtypes and values
+/// [`Error::BadRequest`] if the plan needs a tensor that does not exist, [`Error::BadRequest`] for dtypes and values
 /// that cannot be converted, [`Error::Malformed`] for damage found on the way, [`Error::WrongPath`] if the final name
 /// is taken by then, [`Error::Canceled`], [`Error::Io`]. After an error nothing is left behind.
 ///

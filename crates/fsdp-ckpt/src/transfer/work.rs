@@ -57,7 +57,7 @@ impl<'a> Work<'a> {
     /// Computes the work of a plan.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if a place needs a tensor that the checkpoint does not have.
+    /// [`Error::BadRequest`] if a place needs a tensor that the checkpoint does not have.
     pub(super) fn new(checkpoint: &'a Checkpoint, files: &'a [PlannedFile]) -> Result<Work<'a>, Error> {
         let mut numbers = BTreeMap::new();
         let mut readers = Vec::new();

@@ -262,7 +262,7 @@ fn rejects_writes_not_matching_plan() {
     let plan = ExportPlan::new(dir.path().join("m"), tensors, Metadata::new()).unwrap();
     let _export = plan.create().unwrap();
     let mut writer = plan.writer();
-    assert!(matches!(writer.write_rows("x", 0, &[]).unwrap_err(), Error::UnknownTensor { .. }));
+    assert!(matches!(writer.write_rows("x", 0, &[]).unwrap_err(), Error::BadRequest { .. }));
     let error = writer.write_rows("w", 0, &[0; 6]).unwrap_err();
     let says = |error: Error, what: &str| match error {
         Error::BadRequest { reason, .. } => assert!(reason.contains(what), "{reason}"),

@@ -295,7 +295,7 @@ fn rejects_rows_not_matching_plan() {
     let plan = plan(2);
     let mut part = RankSave::create(&run, lock.attempt(), &plan, 1, 1).unwrap();
     let error = part.write_rows("step", 0, &[0; 8]).unwrap_err();
-    assert!(matches!(error, Error::UnknownTensor { .. }), "{error}");
+    assert!(matches!(error, Error::BadRequest { .. }), "{error}");
     let error = part.write_rows("w", 19, &[0; 15]).unwrap_err();
     assert!(error.to_string().contains("a multiple of 16 bytes was expected"), "{error}");
     assert!(error.to_string().contains("`w`, the buffer has 15"), "{error}");

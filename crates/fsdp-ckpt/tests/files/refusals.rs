@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use fsdp_ckpt::{
-    Error, FileAction, NameDifferences,
+    Error, FileAction,
     model_files::{INDEX_FILE, ModelReader, SINGLE_FILE},
     safetensors::SafetensorsReader,
 };
@@ -80,7 +80,7 @@ fn rejects_unknown_tensor_and_out_of_range_reads() {
     let file = SafetensorsReader::open(fixture("full.safetensors")).unwrap();
     let mut out = [0; 24];
     let unknown = file.read_rows("nope", 0..1, &mut out).unwrap_err();
-    assert!(matches!(unknown, Error::UnknownTensor { .. }));
+    assert!(matches!(unknown, Error::BadRequest { .. }));
     let rows = file.read_rows("model.emb.weight", 37..38, &mut out).unwrap_err();
     let refused = |error: Error, part: &str| match error {
         Error::BadRequest { reason, .. } => assert!(reason.contains(part), "{reason}"),
@@ -220,13 +220,10 @@ fn reports_all_name_and_shape_differences_at_once() {
     let expected = [("emb.weight", vec![37, 7]), ("nope", vec![]), ("gate", vec![]), ("nada", vec![2])];
     let error = model.check_tensors(expected, |_| false, |_| true).unwrap_err();
     let text = error.to_string();
-    let Error::NamesDiffer { differences, .. } = error else { panic!("{text}") };
-    let NameDifferences { missing, extra, wrong_shape, .. } = *differences;
-    assert_eq!(missing, ["nope", "nada"]);
-    assert_eq!(extra.len(), 11);
-    assert_eq!(wrong_shape.len(), 1);
+    assert!(matches!(error, Error::NamesDiffer { .. }), "{text}");
     assert!(text.contains("2 missing: `nope`, `nada`; 11 not expected: "), "{text}");
-    assert!(text.contains("`emb.weight` (expected [37, 7], got [37, 6])"), "{text}");
+    let shape = "; 1 of the wrong shape: `emb.weight` (expected [37, 7], got [37, 6]); ";
+    assert!(text.contains(shape), "{text}");
 }
 
 #[test]

@@ -13,9 +13,10 @@ use std::{
 use object_store::{Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, path::Path as Key};
 
 use super::{
-    Inner, changed, failed,
+    Inner,
+    fault::{changed, failed},
     patience::{GivenUp, Patience},
-    stores::wait,
+    runtime::wait,
 };
 use crate::files::{FileKind, Metadata, OpenFile};
 

@@ -16,8 +16,8 @@ use object_store::MultipartUpload;
 use tokio::task::JoinHandle;
 
 use super::{
-    failed,
-    stores::{runtime, wait},
+    fault::failed,
+    runtime::{runtime, wait},
 };
 use crate::files::OpenFile;
 

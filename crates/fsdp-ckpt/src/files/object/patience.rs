@@ -42,7 +42,7 @@ impl Patience {
         time: Duration::from_secs(180),
         pause: Duration::from_millis(100),
         pause_max: Duration::from_secs(15),
-        is_hurried: crate::objects::is_hurried,
+        is_hurried: crate::files::hurry::is_hurried,
         hurried_time: Duration::from_secs(10),
     };
 
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn repetition_ends_when_time_is_over() {
         let mut late = Patience { time: Duration::ZERO, ..Patience::USUAL }.attempts();
-        let error = crate::files::object::stores::wait(late.pause_after(generic("cut"))).unwrap_err();
+        let error = crate::files::object::runtime::wait(late.pause_after(generic("cut"))).unwrap_err();
         assert!(error.to_string().contains("tried 1 times in 0.0 s: "), "{error}");
     }
 
@@ -223,13 +223,13 @@ mod tests {
             STOP.store(true, Ordering::Relaxed);
         });
         let asked =
-            crate::files::object::stores::wait(patience.ask(|| async { Result::<()>::Err(generic("cut")) }));
+            crate::files::object::runtime::wait(patience.ask(|| async { Result::<()>::Err(generic("cut")) }));
         assert!(asked.unwrap_err().to_string().contains("tried 2 times"), "once more after the pause");
         stop.join().unwrap();
         assert!((Duration::from_secs(1)..Duration::from_secs(10)).contains(&start.elapsed()));
         // The second request has no answer.
         let sent = AtomicBool::new(false);
-        let asked = crate::files::object::stores::wait(Patience { pause: TICK, ..patience }.ask(|| async {
+        let asked = crate::files::object::runtime::wait(Patience { pause: TICK, ..patience }.ask(|| async {
             if sent.swap(true, Ordering::Relaxed) {
                 tokio::time::sleep(minute).await;
             }

@@ -2,18 +2,15 @@
 
 use std::{
     collections::BTreeMap,
-    future::Future,
     io,
     path::Path,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-    thread,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use object_store::{
     ObjectStore, RetryConfig, aws::AmazonS3Builder, azure::MicrosoftAzureBuilder,
     gcp::GoogleCloudStorageBuilder, local::LocalFileSystem, memory::InMemory,
 };
-use tokio::runtime::{Builder, Runtime};
 
 use super::{
     ObjectFiles,
@@ -21,11 +18,9 @@ use super::{
     parts::Limits,
     patience::Patience,
     patient::Patient,
+    runtime,
     url::{self, UrlFault},
 };
-
-/// Number of threads that drive requests; they only copy bytes and wait.
-const THREADS: usize = 2;
 
 /// The open stores of this process, by scheme and host of their URLs.
 static STORES: Mutex<BTreeMap<String, ObjectFiles>> = Mutex::new(BTreeMap::new());
@@ -39,7 +34,7 @@ pub(crate) fn at(path: &Path) -> io::Result<Arc<ObjectFiles>> {
     if let Some(files) = stores.get(&root) {
         return Ok(Arc::new(files.clone()));
     }
-    start_runtime()?;
+    runtime::start()?;
     let files = ObjectFiles::new(open(scheme, &root)?, Limits::USUAL);
     stores.insert(root, files.clone());
     Ok(Arc::new(files))
@@ -85,47 +80,4 @@ pub(super) fn for_s3(store: AmazonS3Builder) -> AmazonS3Builder {
 /// Turns off the repetitions of the `object_store` crate: [`Patient`] repeats requests.
 fn once() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
-}
-
-/// The runtime that all stores of this process share.
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-
-/// Starts the runtime, once.
-///
-/// # Errors
-/// The system has no more threads. The runtime would panic, so as many threads are tried first.
-fn start_runtime() -> io::Result<()> {
-    if RUNTIME.get().is_some() {
-        return Ok(());
-    }
-    let mut threads = Vec::new();
-    let tried = (0..THREADS).try_for_each(|_| {
-        let thread = thread::Builder::new().spawn(thread::park)?;
-        threads.push(thread);
-        io::Result::Ok(())
-    });
-    for thread in threads {
-        thread.thread().unpark();
-        thread.join().expect("a parked thread does not panic");
-    }
-    tried.map_err(|error| io::Error::new(error.kind(), format!("cannot start a thread: {error}")))?;
-    runtime();
-    Ok(())
-}
-
-/// The runtime, started if it is not yet running.
-pub(super) fn runtime() -> &'static Runtime {
-    RUNTIME.get_or_init(|| {
-        let built = Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("object store")
-            .enable_all()
-            .build();
-        built.expect("the system has room for two more threads")
-    })
-}
-
-/// Blocks until a future of a store completes.
-pub(super) fn wait<F: Future>(answer: F) -> F::Output {
-    runtime().block_on(answer)
 }

@@ -11,9 +11,10 @@ use std::{
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, path::Path as Key};
 
 use super::{
-    ObjectFiles, failed,
+    ObjectFiles,
+    fault::failed,
     parts::{Limits, Parts},
-    stores::wait,
+    runtime::wait,
 };
 use crate::files::{FileKind, Metadata, OpenFile};
 

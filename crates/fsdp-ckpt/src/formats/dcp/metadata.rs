@@ -6,12 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{
-    of_other_tool,
-    storage::{Location, Storage},
-};
+use super::storage::{Location, Storage};
 use crate::{
-    checkpoint::{Key, is_box_inside, join, len_bytes},
+    checkpoint::{Global, Key, is_box_inside, join, len_bytes},
     error::Fault,
     pickle::{Graph, Node, NodeId},
     safetensors::TensorType,
@@ -19,7 +16,7 @@ use crate::{
 };
 
 /// The name of a tool whose metadata has a distinctive field.
-pub(super) const MEGATRON: &str = "Megatron Core";
+const MEGATRON: &str = "Megatron Core";
 
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
 
@@ -58,6 +55,21 @@ pub(super) struct ChunkEntry {
 /// The error for a part of the metadata that PyTorch does not write this way.
 pub(super) fn unexpected(place: impl AsRef<str>, expected: &str) -> Fault {
     Fault::new(format!("{} is not {expected}; save the checkpoint again", place.as_ref()))
+}
+
+/// The tool whose directories look like PyTorch's, recognized by the module of a class in its metadata.
+pub(super) fn other_tool(unknown: &Global) -> Option<&'static str> {
+    match unknown.module.split('.').next() {
+        Some("megatron") => Some(MEGATRON),
+        Some("bytecheckpoint") => Some("ByteCheckpoint"),
+        _ => None,
+    }
+}
+
+/// The error for a checkpoint of another tool that resembles PyTorch's.
+pub(super) fn of_other_tool(tool: &str) -> Fault {
+    let looks = "which only resembles one of PyTorch";
+    Fault::unsupported(format!("it is a checkpoint of {tool}, {looks}; convert it with {tool} first"))
 }
 
 impl Metadata {

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use super::*;
-use crate::files::faulty::Fault;
+use crate::files::testing::Fault;
 
 /// An operation on the checkpoints of a run.
 type Work = fn(&RunLock) -> Result<(), Error>;

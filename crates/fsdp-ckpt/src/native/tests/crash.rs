@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use super::*;
-use crate::files::faulty::Fault;
+use crate::files::testing::Fault;
 
 /// The work of a process: saves step 2 and keeps one checkpoint.
 ///

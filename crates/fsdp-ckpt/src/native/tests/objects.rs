@@ -5,11 +5,11 @@ use std::num::NonZeroUsize;
 use super::*;
 use crate::{
     file_io::Files,
-    files::object::{
-        faulty::{FaultyStore, StoreFails},
+    files::object::testing::{
+        FaultyStore, StoreFails,
         server::{Bad, Content, Server},
     },
-    native::objects::plain_name,
+    native::attempt::plain_name,
 };
 
 const OUT_DIR: &str = "memory:///bucket/run";

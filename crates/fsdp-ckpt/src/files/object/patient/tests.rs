@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     error::Error as CkptError,
     file_io::Files,
-    files::object::server::{Bad, Content, Server},
+    files::object::testing::server::{Bad, Content, Server},
 };
 
 const DIR: &str = "s3://bucket/dir";

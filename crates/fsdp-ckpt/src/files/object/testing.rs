@@ -15,6 +15,8 @@ use object_store::{
     PutOptions, PutPayload, PutResult, Result, UploadPart, memory::InMemory,
 };
 
+pub(crate) mod server;
+
 use super::*;
 use crate::file_io::Files;
 

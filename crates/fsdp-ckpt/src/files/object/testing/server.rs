@@ -14,8 +14,8 @@ use std::{
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use rustix::net::sockopt::set_socket_linger;
 
-use super::{patience::Patience, patient::Patient, stores::for_s3, tests::small_parts};
 use crate::file_io::Files;
+use crate::files::object::{patience::Patience, patient::Patient, stores::for_s3, tests::small_parts};
 pub(crate) use content::Content;
 use content::{Answer, Request};
 
