@@ -7,6 +7,7 @@
 //! tensor to an offset in a source. A [`Protection`] is a checksum that the format itself keeps over a range of a
 //! source.
 
+mod boxes;
 mod contents;
 mod coverage;
 mod experts;
@@ -21,6 +22,7 @@ mod subtree;
 mod value;
 mod wrappers;
 
+pub(crate) use boxes::for_each_box;
 pub use contents::{Checkpoint, Chunk, Key, Object, Protection, Role, Source, Tensor, join};
 pub use experts::{ExpertNames, Experts};
 pub(crate) use experts::{Weight as ExpertWeight, is_stack_of_experts};

@@ -83,11 +83,14 @@ fn between_through<T: Real>(
     Ok(())
 }
 
-/// The type of values in memory: `f32` or `f64`.
-pub(crate) trait Real: bytemuck::Pod {
-    /// The dtype with the same representation in files.
-    const NATIVE: TensorType;
+/// Converts `out.len()` elements from a convertible `dtype`, exactly.
+pub(crate) fn decode(dtype: TensorType, bytes: &[u8], out: &mut [f64]) {
+    f64::decode(dtype, bytes, out)
+        .unwrap_or_else(|OutOfRange { .. }| unreachable!("every float fits in 64 bits"));
+}
 
+/// The type of values in memory: `f32` or `f64`.
+pub(crate) trait Real: Copy {
     /// Converts `out.len()` elements from a convertible `dtype`.
     fn decode(dtype: TensorType, bytes: &[u8], out: &mut [Self]) -> Result<(), OutOfRange>;
 
@@ -96,8 +99,6 @@ pub(crate) trait Real: bytemuck::Pod {
 }
 
 impl Real for f32 {
-    const NATIVE: TensorType = TensorType::F32;
-
     fn decode(dtype: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<(), OutOfRange> {
         match dtype {
             TensorType::F32 => decode_each(bytes, out, f32::from_le_bytes),
@@ -128,8 +129,6 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
-    const NATIVE: TensorType = TensorType::F64;
-
     fn decode(dtype: TensorType, bytes: &[u8], out: &mut [f64]) -> Result<(), OutOfRange> {
         match dtype {
             TensorType::F64 => decode_each(bytes, out, f64::from_le_bytes),

@@ -114,12 +114,6 @@ impl Distribution {
         }
         bounds
     }
-
-    /// Whether a coordinate is the first of those that hold the same box.
-    pub fn is_first_replica(&self, coordinate: &[u64]) -> bool {
-        let mut axes = self.axes.iter().zip(coordinate);
-        axes.all(|((_, placement), at)| placement.dim().is_some() || *at == 0)
-    }
 }
 
 impl Placement {

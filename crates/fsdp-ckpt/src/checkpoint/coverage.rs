@@ -6,9 +6,9 @@
 //! boxes is constant, so one sweep of the next dimension covers all indices in between. A grid of thousands of chunks
 //! takes as many steps as it has chunks, times the number of dimensions.
 
-use std::ops::Range;
+use std::{convert::Infallible, ops::Range};
 
-use super::{Checkpoint, Chunk, Region, Source, Tensor, join, region::element_count};
+use super::{Checkpoint, Chunk, Region, Source, Tensor, boxes::for_each_box, join, region::element_count};
 use crate::{
     error::{Error, listed},
     ranges::{CoverageFault, first_coverage_fault},
@@ -146,7 +146,13 @@ fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
         return first_coverage_fault(len, flats);
     }
     for (range, chunk) in flats {
-        split_into_boxes(range, shape, &mut Vec::new(), &mut |bounds| boxes.push(Piece { chunk, bounds }));
+        let whole = (&vec![0; shape.len()][..], shape);
+        let cut = for_each_box(shape, whole, range, &mut |start, sizes| {
+            let bounds = start.iter().zip(sizes).map(|(start, size)| *start..start + size).collect();
+            boxes.push(Piece { chunk, bounds });
+            Ok::<_, Infallible>(())
+        });
+        cut.unwrap_or_else(|never| match never {});
     }
     // Dimensions of size 1 do not matter; without them, there are at most 64 dimensions.
     let wide: Vec<usize> = (0..shape.len()).filter(|dim| shape[*dim] != 1).collect();
@@ -162,39 +168,6 @@ fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
 struct Piece {
     chunk: usize,
     bounds: Vec<Range<u64>>,
-}
-
-/// Splits a flat range into boxes: at most two parts of a row per dimension, and whole rows.
-fn split_into_boxes(
-    range: Range<u64>,
-    shape: &[u64],
-    prefix: &mut Vec<Range<u64>>,
-    give: &mut dyn FnMut(Vec<Range<u64>>),
-) {
-    let Some((_, rest)) = shape.split_first() else { return give(prefix.clone()) };
-    let inner: u64 = rest.iter().product();
-    let mut at = range.start;
-    while at < range.end {
-        let row = at / inner;
-        if at.is_multiple_of(inner) && range.end - at >= inner {
-            let end = range.end / inner;
-            give(
-                prefix
-                    .iter()
-                    .cloned()
-                    .chain(std::iter::once(row..end))
-                    .chain(rest.iter().map(|dim| 0..*dim))
-                    .collect(),
-            );
-            at = end * inner;
-        } else {
-            let end = range.end.min((row + 1) * inner);
-            prefix.push(row..row + 1);
-            split_into_boxes(at - row * inner..end - row * inner, rest, prefix, give);
-            prefix.pop();
-            at = end;
-        }
-    }
 }
 
 /// Returns the first fault among the indices that share all dimensions before `dim`; `base` is the flat index of the

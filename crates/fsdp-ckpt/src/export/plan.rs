@@ -154,11 +154,6 @@ impl ExportPlan {
         &self.shared.files
     }
 
-    /// Total bytes of all tensors.
-    pub fn data_bytes(&self) -> u64 {
-        self.files().iter().map(|file| file.header.data_len()).sum()
-    }
-
     /// The path of the single file, or of the index of a sharded model.
     pub fn path(&self) -> &Path {
         self.index().map_or_else(|| self.files()[0].path(), |index| &index.path)

@@ -8,7 +8,7 @@ use crate::{
     file_io::{Files, PathFile},
     floats::{CHUNK_ELEMENTS, Real, expect_convertible},
     rows::{expect_rows, whole_rows},
-    safetensors::TensorEntry,
+    safetensors::{TensorEntry, TensorType},
 };
 
 /// Writes rows of an export's tensors in place. Several writers can write different rows at the same time.
@@ -37,7 +37,7 @@ impl ExportWriter {
     /// Writes whole rows from `first_row` on, given as bytes in the tensor's dtype.
     ///
     /// # Errors
-    /// [`Error::BadRequest`]; [`Error::BadRequest`] if `bytes` are not whole rows, or the rows do not exist;
+    /// [`Error::BadRequest`] for an unknown tensor, if `bytes` are not whole rows, or the rows do not exist;
     /// [`Error::Io`], also if the disk is full. After an error, drop the export or [`abort`](super::Export::abort) it.
     pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {
         let place = self.plan.locate(name)?;
@@ -49,35 +49,13 @@ impl ExportWriter {
         Ok(())
     }
 
-    /// Writes whole rows, converted to the tensor's dtype: `F32` and `F64` exactly, `BF16` and `F16` rounded to
+    /// Writes whole rows, converted to the tensor's dtype: `F64` exactly, `F32`, `BF16` and `F16` rounded once, to
     /// nearest.
     ///
     /// # Errors
     /// Those of [`write_rows`](Self::write_rows); [`Error::BadRequest`] for other dtypes, and if a finite value does
     /// not fit.
-    pub fn write_rows_f32(&mut self, name: &str, first_row: usize, values: &[f32]) -> Result<(), Error> {
-        self.write_rows_as(name, first_row, values)
-    }
-
-    /// Writes whole rows, converted to the tensor's dtype: `F64` exactly, `F32`, `BF16` and `F16` rounded once, to
-    /// nearest.
-    ///
-    /// # Errors
-    /// Those of [`write_rows_f32`](Self::write_rows_f32).
     pub fn write_rows_f64(&mut self, name: &str, first_row: usize, values: &[f64]) -> Result<(), Error> {
-        self.write_rows_as(name, first_row, values)
-    }
-
-    /// Makes everything written durable and returns a receipt for it.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if a file cannot be made durable.
-    pub fn finish(self) -> Result<Receipt, Error> {
-        self.files.iter().flatten().try_for_each(PathFile::sync)?;
-        Ok(self.receipt)
-    }
-
-    fn write_rows_as<T: Real>(&mut self, name: &str, first_row: usize, values: &[T]) -> Result<(), Error> {
         let plan = self.plan.clone();
         let place = plan.locate(name)?;
         let file = &plan.files()[place.0];
@@ -86,7 +64,7 @@ impl ExportWriter {
         expect_convertible(&file.path, name, dtype)?;
         let rows = self.rows(entry, place.0, first_row, "elements", values.len() as u64, entry.row_len())?;
         let mut offset = rows.start as u64 * entry.row_bytes();
-        if dtype == T::NATIVE && cfg!(target_endian = "little") {
+        if dtype == TensorType::F64 && cfg!(target_endian = "little") {
             self.write_at(place, offset, bytemuck::cast_slice(values))?;
         } else {
             for chunk in values.chunks(CHUNK_ELEMENTS) {
@@ -98,18 +76,27 @@ impl ExportWriter {
         Ok(())
     }
 
-    fn write_converted<T: Real>(
+    /// Makes everything written durable and returns a receipt for it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a file cannot be made durable.
+    pub fn finish(self) -> Result<Receipt, Error> {
+        self.files.iter().flatten().try_for_each(PathFile::sync)?;
+        Ok(self.receipt)
+    }
+
+    fn write_converted(
         &mut self,
         place: (usize, usize),
         entry: &TensorEntry,
         offset: u64,
-        values: &[T],
+        values: &[f64],
     ) -> Result<(), Error> {
         let size_bytes = entry.dtype().size_bytes();
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(values.len() * size_bytes, 0);
         let path = &self.plan.files()[place.0].path;
-        T::encode(entry.dtype(), values, &mut buffer)
+        f64::encode(entry.dtype(), values, &mut buffer)
             .map_err(|found| found.in_tensor(path, entry.name(), offset / size_bytes as u64))?;
         self.write_at(place, offset, &buffer)?;
         self.buffer = buffer;

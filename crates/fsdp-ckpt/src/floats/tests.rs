@@ -6,8 +6,8 @@ use super::*;
 
 const HALVES: [TensorType; 2] = [TensorType::Bf16, TensorType::F16];
 
-fn decode<T: Real>(dtype: TensorType, bytes: &[u8]) -> Vec<T> {
-    let mut out = vec![T::zeroed(); bytes.len() / dtype.size_bytes()];
+fn decode<T: Real + Default>(dtype: TensorType, bytes: &[u8]) -> Vec<T> {
+    let mut out = vec![T::default(); bytes.len() / dtype.size_bytes()];
     T::decode(dtype, bytes, &mut out).unwrap();
     out
 }

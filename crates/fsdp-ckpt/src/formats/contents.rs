@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{dcp, deepspeed, trainer_folder};
+use super::{dcp, deepspeed, rank_names::TORCH_ENDINGS, trainer_folder};
 use crate::{
     error::Error,
     file_io::{Files, PathFile},
@@ -26,9 +26,6 @@ pub(crate) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 
 /// [`TORCH_MODEL`], and the model file of FSDP's full state dict in a trainer's folder.
 const TORCH_MODELS: [&str; 2] = [TORCH_MODEL, "pytorch_model_fsdp.bin"];
-
-/// Endings of `torch.save` files.
-const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
 
 /// The format of a file, as its first bytes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

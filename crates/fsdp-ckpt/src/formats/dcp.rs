@@ -31,10 +31,10 @@ mod storage;
 use std::{collections::BTreeMap, path::Path};
 
 use crate::{
-    checkpoint::{Checkpoint, Key, Object, Protection, Role, Source, Tensor, Value, flatten, join},
+    checkpoint::{Checkpoint, Key, Protection, Role, Source, Tensor, Value, flatten},
     error::{Error, Fault},
     file_io::{Files, PathFile},
-    formats::local::LocalTensor,
+    formats::{local::LocalTensor, optimizer::put_tensor, tree::add_value},
     pickle::{self, Graph, PICKLE_BYTES_MAX},
     torch::{Item, add_opaque},
 };
@@ -166,7 +166,7 @@ impl Assembly {
                 Ok(())
             }
             (_, item) if item.holds_tensor() => self.add_nested(job.entry, source, item),
-            (_, item) => self.add_value(job.entry.path.clone(), item.to_value()),
+            (_, item) => add_value(&item, job.entry.path.clone(), Role::Other, &mut self.checkpoint),
         }
     }
 
@@ -201,29 +201,13 @@ impl Assembly {
             let path: Vec<Key> = prefix.iter().chain(last).cloned().collect();
             match leaf {
                 Item::Tensor(tensor) => {
-                    let name = self.free_name(&path)?;
-                    self.checkpoint
-                        .tensors
-                        .insert(name, LocalTensor::of(tensor, source).to_tensor(path, Role::Model));
+                    let tensor = LocalTensor::of(tensor, source).to_tensor(path, Role::Model);
+                    put_tensor(&mut self.checkpoint, tensor)?;
                 }
-                other => self.add_value(path, other.to_value())?,
+                other => add_value(other, path, Role::Other, &mut self.checkpoint)?,
             }
         }
         Ok(())
-    }
-
-    fn add_value(&mut self, path: Vec<Key>, value: Value) -> Result<(), Fault> {
-        let name = self.free_name(&path)?;
-        self.checkpoint.values.insert(name, Object { path, role: Role::Other, value });
-        Ok(())
-    }
-
-    fn free_name(&self, path: &[Key]) -> Result<String, Fault> {
-        let name = join(path);
-        if self.checkpoint.tensors.contains_key(&name) || self.checkpoint.values.contains_key(&name) {
-            return Err(Fault::new(format!("two tensors or values have the name `{name}`")));
-        }
-        Ok(name)
     }
 
     fn finish(mut self, metadata: &Metadata) -> Checkpoint {

@@ -189,11 +189,11 @@ fn check_same(
     if part.local.dtype != first.local.dtype {
         return Err(other_type(name, first.local.dtype, part.local.dtype, other));
     }
-    let windows = |part: &Part| part.windows.clone().into_iter().flat_map(|windows| windows.to_vec());
-    let mut both = windows(first).zip(windows(part));
-    if let Some((expected, got)) =
-        both.find(|(expected, got)| expected.path == got.path && expected.shape != got.shape)
-    {
+    let (expected, got) =
+        (first.windows.iter().flat_map(|all| &**all), part.windows.iter().flat_map(|all| &**all));
+    let is_other =
+        |(expected, got): &(&Window, &Window)| expected.path == got.path && expected.shape != got.shape;
+    if let Some((expected, got)) = expected.zip(got).find(is_other) {
         return Err(other_shape(&join(&got.path), &expected.shape, &got.shape, other));
     }
     if part.shape() != first.shape() {

@@ -6,8 +6,9 @@
 use std::path::Path;
 
 use crate::{
-    checkpoint::{Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor, Value, join},
+    checkpoint::{Checkpoint, Chunk, Key, Object, Protection, Region, Role, Source, Tensor},
     error::Error,
+    formats::optimizer::{put_groups, settings_of},
     native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, RunDir, run_state_to_value, step_of},
 };
 
@@ -50,7 +51,9 @@ fn checkpoint(reader: &NativeReader) -> Checkpoint {
         what: "the manifest".to_owned(),
     });
     if let Some(groups) = manifest.run_state.get(PARAM_GROUPS) {
-        add_groups(&mut checkpoint, groups);
+        let groups = groups.as_array().into_iter().flatten().filter_map(serde_json::Value::as_object);
+        let settings = groups.filter_map(|group| settings_of(&run_state_to_value(group)));
+        put_groups(&mut checkpoint, &settings.collect::<Vec<_>>(), |_, params| params.clone());
     }
     if !manifest.run_state.is_empty() {
         let value = run_state_to_value(&manifest.run_state);
@@ -65,20 +68,6 @@ fn checkpoint(reader: &NativeReader) -> Checkpoint {
     let facts = facts.map(|(key, value)| (key.clone(), shown(value)));
     checkpoint.run_state = facts.collect();
     checkpoint
-}
-
-/// Adds the optimizer's parameter groups as values, named as PyTorch names them.
-fn add_groups(checkpoint: &mut Checkpoint, groups: &serde_json::Value) {
-    let groups = groups.as_array().into_iter().flatten().filter_map(serde_json::Value::as_object);
-    for (index, group) in groups.enumerate() {
-        let Value::Dict(settings) = run_state_to_value(group) else { continue };
-        for (name, value) in settings {
-            let Value::Str(name) = name else { continue };
-            let steps = ["optim", "param_groups"].map(|step| Key::Name(step.to_owned()));
-            let path = [&steps[..], &[Key::Index(index as u64), Key::Name(name)]].concat();
-            checkpoint.values.insert(join(&path), Object { path, role: Role::Optimizer, value });
-        }
-    }
 }
 
 /// Adds the chunks of a file and the checksums that protect them.

@@ -32,13 +32,15 @@ impl StateItem {
 /// The settings of a parameter group, with their names.
 pub(crate) type Settings = Vec<(String, Value)>;
 
-/// The settings of each group in a list of dicts with text keys; `None` for any other value.
+/// The settings of a group, which is a dict with text keys; `None` for any other value.
+pub(crate) fn settings_of(group: &Value) -> Option<Settings> {
+    let pairs = entries(group)?.into_iter();
+    Some(pairs.map(|(key, value)| (key.to_owned(), value.clone())).collect())
+}
+
+/// The settings of each group in a list; `None` for any other value.
 pub(crate) fn groups(list: &Value) -> Option<Vec<Settings>> {
-    let owned = |group: &Value| {
-        let pairs = entries(group)?.into_iter();
-        Some(pairs.map(|(key, value)| (key.to_owned(), value.clone())).collect())
-    };
-    items(list)?.iter().map(owned).collect()
+    items(list)?.iter().map(settings_of).collect()
 }
 
 /// The path of a parameter's state.
@@ -49,9 +51,16 @@ pub(crate) fn state_path(parameter: &str, state: &str) -> Vec<Key> {
 /// Adds a tensor; fails if its name is taken.
 pub(crate) fn put_tensor(into: &mut Checkpoint, tensor: Tensor) -> Result<(), Fault> {
     let name = join(&tensor.path);
-    match into.tensors.insert(name.clone(), tensor) {
-        None => Ok(()),
-        Some(_) => Err(same_name(&name)),
+    expect_free(into, &name)?;
+    into.tensors.insert(name, tensor);
+    Ok(())
+}
+
+/// Fails if a tensor or value has this name.
+pub(crate) fn expect_free(into: &Checkpoint, name: &str) -> Result<(), Fault> {
+    match into.tensors.contains_key(name) || into.values.contains_key(name) {
+        true => Err(same_name(name)),
+        false => Ok(()),
     }
 }
 
@@ -60,16 +69,12 @@ pub(crate) fn put_value(into: &mut Checkpoint, path: Vec<Key>, value: Value) {
     into.values.insert(join(&path), Object { path, role: Role::Optimizer, value });
 }
 
-/// Adds the settings of all groups. `names` maps the parameter numbers of a group (its `params`) to names.
-pub(crate) fn put_groups(
-    into: &mut Checkpoint,
-    groups: &[Settings],
-    names: impl Fn(usize, &Value) -> Vec<String>,
-) {
+/// Adds the settings of all groups. `names` maps the parameters of a group (its `params`) to names.
+pub(crate) fn put_groups(into: &mut Checkpoint, groups: &[Settings], names: impl Fn(usize, &Value) -> Value) {
     for (group, settings) in groups.iter().enumerate() {
         for (key, value) in settings {
             let value = match &key[..] {
-                "params" => Value::List(names(group, value).into_iter().map(Value::Str).collect()),
+                "params" => names(group, value),
                 _ => value.clone(),
             };
             let steps = ["optim", "param_groups"].map(|step| Key::Name(step.to_owned()));

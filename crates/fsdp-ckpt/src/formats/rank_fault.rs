@@ -84,9 +84,9 @@ pub(crate) fn placement(tensor: &str, why: impl Display) -> Fault {
     Fault::new(format!("tensor `{tensor}` cannot be assembled: {why}"))
 }
 
-/// Two parameters have the same name once the names of wrapping modules are removed.
-pub(crate) fn same_name(tensor: &str) -> Fault {
-    Fault::new(format!("two tensors have the name `{tensor}` when wrappers are removed from names"))
+/// Two tensors or values have the same name, perhaps because the names of wrapping modules are removed.
+pub(crate) fn same_name(name: &str) -> Fault {
+    Fault::new(format!("two tensors or values have the name `{name}` (without module wrappers)"))
 }
 
 /// A file is named after another rank than the one it was saved as.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Endings of `torch.save` files.
-const EXTENSIONS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
+pub(super) const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
 
 /// Maximum number of ranks that a message lists.
 const LISTED_MAX: usize = 12;
@@ -40,7 +40,7 @@ impl RankName {
     /// `*_world_size_4_rank_1.pt` of VeRL, `*_rank1.bin` of Accelerate, `*zero_pp_rank_1_mp_rank_00_*.pt` of DeepSpeed,
     /// `shard_00001-of-00004.pt`. In a name without any of these words, the rank is the last number.
     pub(crate) fn parse(name: &str) -> Option<RankName> {
-        if !EXTENSIONS.iter().any(|extension| name.ends_with(extension)) {
+        if !TORCH_ENDINGS.iter().any(|ending| name.ends_with(ending)) {
             return None;
         }
         let start = start_of_rank(name)?;

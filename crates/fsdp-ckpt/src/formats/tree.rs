@@ -1,6 +1,9 @@
 //! Adds the content of a `torch.save` file as it is: tensors and values under flattened names.
 
-use super::{local::LocalTensor, optimizer::put_tensor, rank_fault::same_name};
+use super::{
+    local::LocalTensor,
+    optimizer::{expect_free, put_tensor},
+};
 use crate::{
     checkpoint::{Checkpoint, Global, Key, Object, Role, flatten, join},
     error::Fault,
@@ -33,8 +36,7 @@ pub(crate) fn add_value(item: &Item, path: Vec<Key>, role: Role, into: &mut Chec
     if item.holds_tensor() {
         into.notes.push(format!("the object `{name}` holds tensors, which are not read"));
     }
-    match into.values.insert(name.clone(), Object { path, role, value: item.to_value() }) {
-        None => Ok(()),
-        Some(_) => Err(same_name(&name)),
-    }
+    expect_free(into, &name)?;
+    into.values.insert(name, Object { path, role, value: item.to_value() });
+    Ok(())
 }

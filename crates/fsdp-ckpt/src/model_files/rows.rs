@@ -1,33 +1,23 @@
-//! Reads rows as bytes, or converted in bounded chunks to the caller's floating-point type.
+//! Reads rows as bytes, or converted in bounded chunks to `f64`.
 
 use std::ops::Range;
 
 use super::ModelReader;
 use crate::{
     error::Error,
-    floats::{CHUNK_ELEMENTS, Real, expect_convertible},
+    floats::{CHUNK_ELEMENTS, decode, expect_convertible},
     rows::expect_len,
-    safetensors::{SafetensorsReader, TensorEntry},
+    safetensors::{SafetensorsReader, TensorEntry, TensorType},
 };
 
 impl ModelReader {
     /// Fills `out` with the bytes of whole rows of a tensor, in the dtype of the file.
     ///
     /// # Errors
-    /// [`Error::BadRequest`]; [`Error::BadRequest`] if the rows do not exist or do not match the length of `out`;
+    /// [`Error::BadRequest`] for an unknown tensor, and if the rows do not exist or do not match the length of `out`;
     /// [`Error::Io`].
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
         self.locate(name)?.read_rows(name, rows, out)
-    }
-
-    /// Fills `out` with the elements of whole rows of an `F32`, `BF16` or `F16` tensor (exactly) or an `F64` tensor
-    /// (rounded to nearest).
-    ///
-    /// # Errors
-    /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other dtypes, and if a finite `F64` does not
-    /// fit. After an error, the contents of `out` are unspecified.
-    pub fn read_rows_f32(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
-        self.read_rows_as(name, rows, out)
     }
 
     /// Fills `out` with the elements of whole rows of an `F64`, `F32`, `BF16` or `F16` tensor, exactly.
@@ -35,28 +25,24 @@ impl ModelReader {
     /// # Errors
     /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other dtypes.
     pub fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
-        self.read_rows_as(name, rows, out)
-    }
-
-    fn read_rows_as<T: Real>(&self, name: &str, rows: Range<usize>, out: &mut [T]) -> Result<(), Error> {
         let file = self.locate(name)?;
         let entry = file.entry(name)?;
         expect_convertible(file.path(), name, entry.dtype())?;
         let bytes = file.rows_to_bytes(entry, &rows)?;
         let expected = rows.len() as u64 * entry.row_len();
         expect_len(file.path(), name, "elements", expected, out.len() as u64)?;
-        if entry.dtype() == T::NATIVE && cfg!(target_endian = "little") {
+        if entry.dtype() == TensorType::F64 && cfg!(target_endian = "little") {
             return file.read_bytes(entry, bytes.start, bytemuck::cast_slice_mut(out));
         }
         read_converted(file, entry, bytes.start, out)
     }
 }
 
-fn read_converted<T: Real>(
+fn read_converted(
     file: &SafetensorsReader,
     entry: &TensorEntry,
     offset_bytes: u64,
-    out: &mut [T],
+    out: &mut [f64],
 ) -> Result<(), Error> {
     let size_bytes = entry.dtype().size_bytes();
     let mut buffer = vec![0; out.len().min(CHUNK_ELEMENTS) * size_bytes];
@@ -64,8 +50,7 @@ fn read_converted<T: Real>(
     for chunk in out.chunks_mut(CHUNK_ELEMENTS) {
         let bytes = &mut buffer[..chunk.len() * size_bytes];
         file.read_bytes(entry, offset, bytes)?;
-        T::decode(entry.dtype(), bytes, chunk)
-            .map_err(|found| found.in_tensor(file.path(), entry.name(), offset / size_bytes as u64))?;
+        decode(entry.dtype(), bytes, chunk);
         offset += bytes.len() as u64;
     }
     Ok(())

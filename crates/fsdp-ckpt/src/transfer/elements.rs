@@ -4,12 +4,12 @@
 use std::ops::Range;
 
 use super::{
-    gather::{Block, for_each_box, gather},
+    gather::{Block, gather},
     parts::{Part, TensorReader, flat},
     sources::SourceFiles,
 };
 use crate::{
-    checkpoint::{Chunk, Region},
+    checkpoint::{Chunk, Region, for_each_box},
     digest::Digest,
     error::Error,
 };

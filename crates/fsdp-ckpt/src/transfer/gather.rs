@@ -5,8 +5,6 @@
 //! columns thus take a few large reads, and a transposed matrix larger than memory is still read in runs and never
 //! element by element, as long as the caller requests large pieces of it.
 
-use std::ops::Range;
-
 use crate::error::Error;
 
 /// Spans of up to this many bytes are always read at once, even if most of the bytes are not needed.
@@ -184,75 +182,5 @@ fn copy_elements<const N: usize>(dim: &Dim, (from_at, to_at): (usize, usize), fr
     for index in 0..dim.size as usize {
         let (source, target) = (from_at + index * from_step, to_at + index * to_step);
         to[target..target + N].copy_from_slice(&from[source..source + N]);
-    }
-}
-
-/// Callback for the start and the sizes of a box.
-pub(super) type EachBox<'a> = dyn FnMut(&[u64], &[u64]) -> Result<(), Error> + 'a;
-
-/// Calls `each` with (start, sizes) of the boxes that make up the elements `range` of a tensor in C order, intersected
-/// with the box at `offsets` of `sizes`.
-pub(super) fn for_each_box(
-    shape: &[u64],
-    (offsets, sizes): (&[u64], &[u64]),
-    range: Range<u64>,
-    each: &mut EachBox,
-) -> Result<(), Error> {
-    let cut = Cut { shape, offsets, sizes };
-    cut.descend(0, &mut offsets.to_vec(), &mut sizes.to_vec(), range, each)
-}
-
-struct Cut<'a> {
-    shape: &'a [u64],
-    offsets: &'a [u64],
-    sizes: &'a [u64],
-}
-
-impl Cut<'_> {
-    /// Handles `range` of the sub-tensor of dimensions `dim..` at a fixed index of the dimensions before it, which
-    /// `start` and `extent` contain. From `dim` on, both contain the chunk's box, before and after the call.
-    fn descend(
-        &self,
-        dim: usize,
-        start: &mut Vec<u64>,
-        extent: &mut Vec<u64>,
-        range: Range<u64>,
-        each: &mut EachBox,
-    ) -> Result<(), Error> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        if dim == self.shape.len() {
-            return each(start, extent);
-        }
-        let row: u64 = self.shape[dim + 1..].iter().product();
-        let (first, last) = (range.start / row, (range.end - 1) / row);
-        let is_inside =
-            |index: u64| index >= self.offsets[dim] && index - self.offsets[dim] < self.sizes[dim];
-        let (head, tail) = (range.start % row, range.end - last * row);
-        let mut whole = first..last + 1;
-        if head != 0 || (first == last && tail != row) {
-            whole.start += 1;
-            if is_inside(first) {
-                (start[dim], extent[dim]) = (first, 1);
-                let end = if first == last { tail } else { row };
-                self.descend(dim + 1, start, extent, head..end, each)?;
-            }
-        }
-        if last > first && tail != row {
-            whole.end -= 1;
-        }
-        let (from, to) =
-            (whole.start.max(self.offsets[dim]), whole.end.min(self.offsets[dim] + self.sizes[dim]));
-        if from < to {
-            (start[dim], extent[dim]) = (from, to - from);
-            each(start, extent)?;
-        }
-        if last > first && tail != row && is_inside(last) {
-            (start[dim], extent[dim]) = (last, 1);
-            self.descend(dim + 1, start, extent, 0..tail, each)?;
-        }
-        (start[dim], extent[dim]) = (self.offsets[dim], self.sizes[dim]);
-        Ok(())
     }
 }

@@ -22,11 +22,11 @@ fn sharded(dir: &Path) -> ExportPlan {
     ExportPlan::sharded(dir, tensors, Metadata::new(), 32).unwrap()
 }
 
-fn write_all(plan: &ExportPlan, value: f32) -> Receipt {
+fn write_all(plan: &ExportPlan, value: f64) -> Receipt {
     let mut writer = plan.writer();
     for file in plan.files() {
         for entry in file.header().entries() {
-            writer.write_rows_f32(entry.name(), 0, &[value; 8]).unwrap();
+            writer.write_rows_f64(entry.name(), 0, &[value; 8]).unwrap();
         }
     }
     writer.finish().unwrap()
@@ -85,7 +85,7 @@ fn full_disk_error_suggests_freeing_space() {
     fs::remove_file(&temporary).unwrap();
     symlink("/dev/full", &temporary).unwrap();
     let mut writer = plan.writer();
-    let error = writer.write_rows_f32("w", 0, &[1.0; 8]).unwrap_err();
+    let error = writer.write_rows_f64("w", 0, &[1.0; 8]).unwrap_err();
     assert!(matches!(error, Error::Io { action: FileAction::Write, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("model.safetensors.tmp") && text.contains("free space"), "{text}");
@@ -169,13 +169,13 @@ fn leftover_temporary_and_finished_files_are_replaced() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("model.safetensors.tmp"), vec![7; 5000]).unwrap();
     let plan = single(dir.path());
-    for value in [1.0_f32, 2.0] {
+    for value in [1.0, 2.0] {
         let export = plan.create().unwrap();
         export.commit([write_all(&plan, value)]).unwrap();
         let file = SafetensorsReader::open(plan.path()).unwrap();
         let mut out = [0; 4];
         file.read_at("w", 28, &mut out).unwrap();
-        assert_eq!(f32::from_le_bytes(out), value);
+        assert_eq!(f64::from(f32::from_le_bytes(out)), value);
     }
     assert_eq!(names_in(dir.path()), ["model.safetensors"]);
 }
@@ -202,7 +202,7 @@ fn rejects_rows_missing_or_written_twice() {
             .iter()
             .map(|&(first, count)| {
                 let mut writer = plan.writer();
-                writer.write_rows_f32("w", first, &vec![1.0; count * 2]).unwrap();
+                writer.write_rows_f64("w", first, &vec![1.0; count * 2]).unwrap();
                 writer.finish().unwrap()
             })
             .collect();
@@ -269,7 +269,7 @@ fn rejects_writes_not_matching_plan() {
         other => panic!("{other}"),
     };
     says(error, "a multiple of 4 bytes was expected for rows of tensor `w`, the buffer has 6");
-    let error = writer.write_rows_f32("w", 0, &[0.0; 3]).unwrap_err();
+    let error = writer.write_rows_f64("w", 0, &[0.0; 3]).unwrap_err();
     says(error, "a multiple of 2 elements was expected for rows of tensor `w`, the buffer has 3");
     let error = writer.write_rows_f64("w", 3, &[0.0; 4]).unwrap_err();
     says(error, "rows 3..5 of tensor `w` do not exist: it has 4 rows");
@@ -277,14 +277,14 @@ fn rejects_writes_not_matching_plan() {
     says(error, "do not exist");
     let error = writer.write_rows("none", 0, &[0; 4]).unwrap_err();
     says(error, "a multiple of 0 bytes was expected");
-    says(writer.write_rows_f32("i", 0, &[0.0; 2]).unwrap_err(), "tensor `i` is I64, but only F64");
-    let error = writer.write_rows_f32("w", 1, &[1.0, 2.0, 3.0, 7e4]).unwrap_err();
+    says(writer.write_rows_f64("i", 0, &[0.0; 2]).unwrap_err(), "tensor `i` is I64, but only F64");
+    let error = writer.write_rows_f64("w", 1, &[1.0, 2.0, 3.0, 7e4]).unwrap_err();
     says(error, "7e4 (element 5) does not fit in F16");
 }
 
 #[test]
 fn write_without_created_export_fails() {
     let dir = tempfile::tempdir().unwrap();
-    let error = single(dir.path()).writer().write_rows_f32("w", 0, &[0.0; 8]).unwrap_err();
+    let error = single(dir.path()).writer().write_rows_f64("w", 0, &[0.0; 8]).unwrap_err();
     assert!(matches!(error, Error::Io { action: FileAction::Open, .. }), "{error}");
 }

@@ -4,7 +4,7 @@
 
 use super::{parse::FlatStates, place::Flats};
 use crate::{
-    checkpoint::{Checkpoint, Role},
+    checkpoint::{Checkpoint, Role, Value},
     error::{Error, Fault},
     formats::{
         local::LocalTensor,
@@ -38,7 +38,7 @@ pub(super) fn add_optimizer(weights: &Flats<'_>, into: &mut Checkpoint) -> Resul
     }
     put_groups(into, &first.settings, |group, _| {
         let parameters = model.param_shapes.get(group).into_iter().flatten();
-        parameters.map(|(name, _)| name.clone()).collect()
+        Value::List(parameters.map(|(name, _)| Value::Str(name.clone())).collect())
     });
     Ok(())
 }

@@ -262,7 +262,7 @@ fn two_files_of_same_rank_are_rejected() {
     written.ranks[1].parts.push(again);
     let (path, found) = fault(&written);
     assert_eq!(path, PathBuf::from("rank1"));
-    assert!(found.starts_with("two tensors have the name `t0`"), "{found}");
+    assert!(found.starts_with("two tensors or values have the name `t0`"), "{found}");
 }
 
 #[test]

@@ -180,7 +180,8 @@ fn numbers_of(params: &Value) -> Vec<u64> {
 }
 
 /// Converts parameter numbers to names.
-fn named(params: &Value, numbered: &BTreeMap<u64, &Sharded>) -> Vec<String> {
+fn named(params: &Value, numbered: &BTreeMap<u64, &Sharded>) -> Value {
     let parameters = numbers_of(params).into_iter().filter_map(|number| numbered.get(&number));
-    parameters.flat_map(|parameter| &parameter.parts).map(|part| part.name.clone()).collect()
+    let parts = parameters.flat_map(|parameter| &parameter.parts);
+    Value::List(parts.map(|part| Value::Str(part.name.clone())).collect())
 }

@@ -376,7 +376,7 @@ fn duplicate_parameter_names_are_rejected() {
     for rank in &mut written.ranks {
         rank.sharded[1].parts[0].name = "m.p0".into();
     }
-    assert!(fault(&written).1.starts_with("two tensors have the name `m.p0` when"));
+    assert!(fault(&written).1.starts_with("two tensors or values have the name `m.p0`"));
 }
 
 #[test]

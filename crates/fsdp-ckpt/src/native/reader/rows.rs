@@ -21,7 +21,7 @@ impl NativeReader {
     /// files.
     ///
     /// # Errors
-    /// [`Error::BadRequest`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`;
+    /// [`Error::BadRequest`] for an unknown tensor, for rows that do not exist or do not fit `out`;
     /// [`Error::Malformed`] with the rows and bytes of a chunk whose checksum does not match; [`Error::Io`]. After an
     /// error the content of `out` is unspecified.
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
