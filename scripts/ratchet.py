@@ -15,21 +15,21 @@ import sys
 import count_lines
 
 # Lines may be fewer than this by up to SLACK, so that not every change edits the number.
-LINES, SLACK = 102_945, 500
+LINES, SLACK = 101_908, 500
 # Per crate: the number of files, and of top-level modules, in the largest circle. The aim is 4, and 0 in core, nn, data, ckpt and comm.
 LIMITS = {
-    "fsdp-ckpt": [12, 7],
-    "fsdp-cli": [20, 21],
+    "fsdp-ckpt": [4, 0],
+    "fsdp-cli": [4, 4],
     "fsdp-comm": [4, 0],
     "fsdp-config": [3, 0],
-    "fsdp-core": [32, 15],
-    "fsdp-cuda": [5, 7],
+    "fsdp-core": [37, 15],
+    "fsdp-cuda": [4, 7],
     "fsdp-data": [3, 0],
     "fsdp-mpi": [2, 2],
-    "fsdp-nn": [24, 9],
+    "fsdp-nn": [26, 9],
     "fsdp-plan": [5, 2],
-    "fsdp-train": [60, 18],
-    "fsdp-xla": [11, 8],
+    "fsdp-train": [4, 0],
+    "fsdp-xla": [4, 0],
 }
 
 
