@@ -165,14 +165,14 @@ impl CudaMemory {
     fn rope(
         &self,
         dims: AttentionDims,
-        rope: &Rope,
+        (rope, below): (&Rope, Option<usize>),
         backward: bool,
         operands: Call<'_, '_>,
     ) -> Result<Outcome, Error> {
         let positions = operands.reads.first().map_or(Ok(Arg::Null), |slice| self.input(*slice))?;
         let ([], [x], _) = operands.split();
         let dtype = expect_float(x.slice.buffer);
-        let table = self.rotations(dtype.master(), dims.seq, rope)?;
+        let table = self.rotations(dtype.master(), below.unwrap_or(dims.seq), rope)?;
         let (half, heads) = (rope.rotary_dim() / 2, dims.heads + dims.kv_heads);
         let args = [
             self.output(x.slice)?,
@@ -264,8 +264,8 @@ impl Backend for CudaMemory {
             }
             Op::Norm(op) => self.norm(op, operands),
             Op::Activation(op) => self.activation(*op, operands),
-            Op::Attention(Attention::Rope { dims, rope, backward, .. }) => {
-                self.rope(*dims, rope, *backward, operands)
+            Op::Attention(Attention::Rope { dims, rope, positions, backward }) => {
+                self.rope(*dims, (rope, *positions), *backward, operands)
             }
             Op::Pointwise(Pointwise::Dropout { p, .. }) => {
                 self.apply_dropout(Dropout { p: *p, keys: operands.batch.keys }, operands)

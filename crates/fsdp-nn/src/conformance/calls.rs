@@ -200,8 +200,8 @@ pub trait Calls: Backend {
         qkv: Out<'_, Self>,
         backward: bool,
     ) -> Result<(), Error> {
-        let (rope, packed) = (rope.clone(), false);
-        self.call(Op::Attention(Attention::Rope { dims, rope, packed, backward }), &[], [qkv])
+        let (rope, positions) = (rope.clone(), None);
+        self.call(Op::Attention(Attention::Rope { dims, rope, positions, backward }), &[], [qkv])
     }
 
     fn attention(

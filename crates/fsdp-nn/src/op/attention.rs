@@ -97,9 +97,9 @@ impl Scores {
 pub enum Attention {
     /// Rotary position embedding of the query and key heads of packed rows, in the Hugging Face convention: with
     /// `n / 2` frequencies, the first `n` elements of a head rotate, element `i` together with element `i + n / 2`.
-    /// `backward` rotates the other way. The position of a row is its index within the sample, or is read if samples
-    /// are `packed` or cut into chunks.
-    Rope { dims: AttentionDims, rope: layer::Rope, packed: bool, backward: bool },
+    /// `backward` rotates the other way. The position of a row is its index within the sample, unless `positions` says
+    /// below what number those are that are read: of samples that are packed, cut into chunks or continued.
+    Rope { dims: AttentionDims, rope: layer::Rope, positions: Option<usize>, backward: bool },
     /// Causal attention, and the log-sum-exp of every (sample, head, position).
     Forward { dims: AttentionDims, scores: Scores },
     /// Backward of [`Attention::Forward`].
@@ -122,12 +122,12 @@ impl Attention {
             assert!(scores.window != Some(0), "a query sees itself, so a window has at least one key");
         }
         match self {
-            Attention::Rope { rope, packed, backward, .. } => {
+            Attention::Rope { rope, positions, backward, .. } => {
                 let of_head = rope.rotary_dim();
                 assert!(of_head <= dims.head_dim, "{of_head} elements of a head of {} rotate", dims.head_dim);
                 let rotated = dims.rows() * (dims.heads + dims.kv_heads) * of_head;
                 Description::new(if *backward { "rope_backward" } else { "rope" })
-                    .read(packed.then(|| Role::ids("positions", dims.rows())))
+                    .read(positions.map(|_| Role::ids("positions", dims.rows())))
                     .write([qkv.updated().touching(rotated)])
                     .flops(3 * rotated)
             }
@@ -153,9 +153,9 @@ impl Attention {
 
     pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
         match self {
-            Attention::Rope { dims, rope, packed, .. } => {
-                let (rope, packed) = (rope.clone(), *packed);
-                let op = Attention::Rope { dims: *dims, rope, packed, backward: true };
+            Attention::Rope { dims, rope, positions, .. } => {
+                let (rope, positions) = (rope.clone(), *positions);
+                let op = Attention::Rope { dims: *dims, rope, positions, backward: true };
                 b.in_place(node, output, Op::Attention(op));
             }
             Attention::Forward { dims, scores } => {
@@ -187,9 +187,9 @@ impl Builder<'_> {
     ) -> Result<Tensor, Error> {
         self.check("rope", qkv, heads.packed())?;
         let dims = heads.dims(self.batch());
-        let (rope, packed) = (rope.clone(), self.reads_positions());
-        let op = Op::Attention(Attention::Rope { dims, rope, packed, backward: false });
-        let reads = if packed { vec![Operand::Positions] } else { vec![] };
+        let (rope, positions) = (rope.clone(), self.reads_positions().then(|| self.length()));
+        let op = Op::Attention(Attention::Rope { dims, rope, positions, backward: false });
+        let reads = positions.map(|_| Operand::Positions).into_iter().collect();
         Ok(self.in_place(qkv, op, reads, None))
     }
 
@@ -251,7 +251,7 @@ mod tests {
         let dims = AttentionDims { batch: 2, seq: 3, heads: 4, kv_heads: 2, head_dim: 8 };
         let cost = |rotary_dim| {
             let rope = layer::Rope::new(100.0, rotary_dim);
-            Op::Attention(Attention::Rope { dims, rope, packed: false, backward: false })
+            Op::Attention(Attention::Rope { dims, rope, positions: None, backward: false })
                 .cost(DType::Bf16, DType::F32)
         };
         assert_eq!(cost(2).flops() * 4, cost(8).flops());

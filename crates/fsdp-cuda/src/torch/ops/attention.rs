@@ -113,8 +113,8 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let batch = operands.batch;
         match op {
-            Attention::Rope { dims, rope, backward, .. } => {
-                let positions = operands.reads.first().copied();
+            Attention::Rope { dims, rope, positions, backward } => {
+                let positions = positions.zip(operands.reads.first().copied());
                 let ([], [qkv], _) = operands.split();
                 self.aten_rope(*dims, rope, positions, qkv.slice, *backward)?;
             }

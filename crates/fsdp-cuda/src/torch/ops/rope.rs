@@ -15,7 +15,7 @@ impl<D: TorchStorage> Torch<D> {
         &self,
         dims: AttentionDims,
         rope: &Rope,
-        positions: Option<Slice<'_, D::Buffer>>,
+        positions: Option<(usize, Slice<'_, D::Buffer>)>,
         qkv: SliceMut<'_, D::Buffer>,
         backward: bool,
     ) -> Result<(), Failure> {
@@ -26,14 +26,14 @@ impl<D: TorchStorage> Torch<D> {
         let rotated = rows.f_narrow(2, 0, int(dims.heads + dims.kv_heads))?;
         let half = int(rope.rotary_dim() / 2);
         let (mut low, mut high) = (rotated.f_narrow(3, 0, half)?, rotated.f_narrow(3, half, half)?);
-        let [cosines, sines] = angles(dims.seq, rope, backward)?;
+        let [cosines, sines] = angles(positions.map_or(dims.seq, |(below, _)| below), rope, backward)?;
         let [cosines, sines] = [
             cosines.f_to_kind(kind)?.f_to_device(rows.device())?,
             sines.f_to_kind(kind)?.f_to_device(rows.device())?,
         ];
         let [cosines, sines] = match positions {
             None => [cosines, sines],
-            Some(positions) => {
+            Some((_, positions)) => {
                 let positions = self.view(positions, &[int(dims.rows())])?;
                 let by_row = [int(dims.batch), int(dims.seq), 1, half];
                 [

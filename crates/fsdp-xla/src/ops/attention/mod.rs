@@ -26,8 +26,8 @@ struct Heads {
 impl Trace {
     pub(super) fn attention(&mut self, op: &Attention, operands: Call<'_, '_>) {
         match op {
-            Attention::Rope { dims, rope, packed, backward } => {
-                let positions = packed.then(|| self.read(operands.reads[0]));
+            Attention::Rope { dims, rope, positions, backward } => {
+                let positions = positions.map(|_| self.read(operands.reads[0]));
                 let ([], [qkv], _) = operands.split();
                 self.rope(*dims, rope, positions, *backward, &qkv.slice);
             }
