@@ -245,16 +245,14 @@ fn documents(seq: usize) -> Vec<Range<usize>> {
     [0..cut, cut..seq, seq..2 * seq].into_iter().filter(|rows| !rows.is_empty()).collect()
 }
 
-/// Rotates `part` of a head, with a factor unless it is the whole head. Positions count within samples or, if `packed`,
-/// within documents, and the second sample is the second half of a longer one.
+/// Rotates `part` of a head, with a factor unless it is all. If `packed`, the second sample continues a longer text.
 fn rope<M: Backend>(sizes: Sizes, part: f64, packed: bool) -> Case<M> {
     let dims = attention_dims(sizes, 2, 2);
     let pairs = (dims.head_dim as f64 / 2.0 * part).ceil() as i32;
     let factor = if part < 1.0 { 1.25 } else { 1.0 };
     let rope = Rope { inverse_frequencies: (0..pairs).map(|i| 0.3_f32.powi(i)).collect(), factor };
-    let first = |rows: &Range<usize>| if rows.start < dims.seq { 0 } else { dims.seq };
-    let positions = documents(dims.seq).into_iter().flat_map(|rows| first(&rows)..first(&rows) + rows.len());
-    let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+    let of = |rows: Range<usize>| if rows.start < dims.seq { 0..rows.len() } else { rows };
+    let positions: Vec<u32> = documents(dims.seq).into_iter().flat_map(of).map(|row| row as u32).collect();
     let run = move |kit: &Kit<M>, values: &[f64], backward: bool| {
         let (mut qkv, positions) = (kit.put(values), kit.ids(&positions));
         let reads = if packed { vec![positions.read()] } else { Vec::new() };
@@ -263,8 +261,7 @@ fn rope<M: Backend>(sizes: Sizes, part: f64, packed: bool) -> Case<M> {
         kit.memory.call(op, &reads, [qkv.write()]).unwrap();
         kit.get(&qkv)
     };
-    let backward_run = run.clone();
-    let len = dims.rows() * dims.packed();
+    let (backward_run, len) = (run.clone(), dims.rows() * dims.packed());
     Case {
         name: "rope",
         inputs: vec![numbers(sizes.seed, len)],

@@ -79,8 +79,8 @@ mod tests {
     fn out_of_memory_error_names_keys_that_free_memory() {
         assert_eq!(
             out_of_memory(MemoryKind::Device, Category::Activation),
-            "no room for 3.0 MiB of device memory for activations: nothing. Lower train.micro_batch_size, or \
-             use fsdp.activation_checkpointing or fsdp.offload = \"cpu\""
+            "no room for 3.0 MiB of device memory for activations: nothing. Lower train.micro_batch_size, use \
+             fsdp.activation_checkpointing or fsdp.offload = \"cpu\", or share samples among ranks (fsdp.mesh.context)"
         );
         for (kind, category, key) in [
             (MemoryKind::Device, Category::Unsharded, "fsdp.wrap"),
