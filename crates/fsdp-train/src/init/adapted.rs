@@ -148,7 +148,8 @@ impl InitSource {
     /// ([`base_of`](crate::train::base_of)).
     ///
     /// # Errors
-    /// As [`AdaptedInit::open`].
+    /// [`TrainError::Checkpoint`], [`TrainError::Input`], [`TrainError::Misfit`]: a base or an adapter that cannot be read, or
+    /// that does not fit the run file.
     pub fn adapted(
         self,
         config: &Resolved,
