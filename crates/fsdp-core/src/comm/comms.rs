@@ -16,9 +16,9 @@ pub struct Comms<M: Memory> {
 }
 
 impl<M: Memory> Comms<M> {
-    /// Splits two communicators of the whole world into the groups of a mesh ([`Plan::groups`](crate::plan::Plan::groups)). Gathers and reductions
-    /// have one each, so that they do not wait for each other. First, all ranks compare `digest`, which covers
-    /// everything that must be the same on all of them.
+    /// Splits two communicators of the whole world into the groups of a mesh
+    /// ([`Plan::groups`](crate::plan::Plan::groups)). Gathers and reductions have one each, so that they do not wait for
+    /// each other. First, all ranks compare `digest`, which covers everything that must be the same on all of them.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started with other

@@ -15,7 +15,7 @@
 //! | rms_norm, layer_norm | its input and two numbers (one for rms_norm) per row |
 //! | activations (swiglu, gelu, ..) | their input |
 //! | attention | packed projections, output, one number per head and row |
-//! | rope, add, dropout, embedding, regroup | nothing (dropout masks come from counters) |
+//! | rope, add, dropout, embedding, regroup, exchange | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!
 //! In training, every router writes a *load* to a table of the micro-batch, which is not a place. If there is a
