@@ -147,7 +147,7 @@ fn store_content_is_replaced_only_with_overwrite() {
     go(&first, Resume::Fresh, false, u64::MAX).unwrap();
     let second = job_in(dir.path(), url, &(steps(3) + SAVES));
     let error = go(&second, Resume::Fresh, false, u64::MAX).unwrap_err();
-    assert!(error.to_string().contains("out is not empty"), "{error}");
+    assert!(error.to_string().contains("memory://train/twice is not empty"), "{error}");
     assert_eq!(RunDir::new(url).steps().unwrap(), [4, 6], "two are kept");
     go(&second, Resume::Fresh, true, u64::MAX).unwrap();
     assert_eq!(RunDir::new(url).steps().unwrap(), [2, 3]);
