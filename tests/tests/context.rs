@@ -37,7 +37,8 @@ fn check_on(
         assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);
         assert_eq!(world.promise, "equal bits (D2)", "world {}", world.world);
         let exchanges = world.traffic.iter().find(|line| line.collective == "all-to-all");
-        assert!(exchanges.is_some_and(|line| line.calls > 0), "world {} redistributes", world.world);
+        let redistributes = exchanges.is_some_and(|line| line.calls > 0);
+        assert_eq!(redistributes, world.context > 1, "world {}", world.world);
     }
     report
 }
@@ -50,6 +51,19 @@ fn ranks_that_share_samples_are_bitwise_equal_to_all_chunks_on_one_rank() {
     check(TIED, &[4, 8], &["fsdp.mesh={ context = 2, replicate = 2 }"]);
 }
 
+/// The number of chunks determines the bits, and not the ranks that share them.
+#[test]
+fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
+    let chunks = "fsdp.chunks={ context = 4 }";
+    for context in [1, 2, 4] {
+        let mesh = format!("fsdp.mesh={{ context = {context} }}");
+        let report = check(TIED, &[1, 2, 4, 8], &[chunks, &mesh]);
+        assert_eq!(report.worlds.iter().map(|world| world.context).max(), Some(context));
+    }
+    check(TIED, &[4, 8], &[chunks, "fsdp.mesh={ context = 2, replicate = 2 }"]);
+    check(TIED, &[2], &[chunks, "fsdp.accumulation=\"unsharded\""]);
+}
+
 #[test]
 fn policies_change_no_bit_of_chunks() {
     let policies: [&[&str]; 4] = [
@@ -59,7 +73,9 @@ fn policies_change_no_bit_of_chunks() {
         &["fsdp.param_dtype=\"bf16\"", "train.z_loss=0.01"],
     ];
     for policy in policies {
-        check(TIED, &[4], &[&["fsdp.mesh={ context = 2 }"], policy].concat());
+        for chunks in ["fsdp.chunks={ context = 2 }", "fsdp.chunks={ context = 4 }"] {
+            check(TIED, &[4], &[&["fsdp.mesh={ context = 2 }", chunks], policy].concat());
+        }
     }
 }
 

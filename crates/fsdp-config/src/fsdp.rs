@@ -40,6 +40,8 @@ table! {
         offload: Offload = named(Offload::None),
         /// The device mesh.
         mesh: MeshConfig = table(MeshConfig::read),
+        /// How samples are cut.
+        chunks: ChunksConfig = table(ChunksConfig::read),
         /// Regular expressions, found anywhere in a name, of parameters that are frozen.
         frozen: Vec<String> = patterns(),
     }
@@ -53,9 +55,19 @@ table! {
         /// Number of ranks that parameters are sharded over and that train on different data. Left out, it is
         /// `ranks / (replicate x context)`; given, the three must multiply to `ranks`.
         shard: Option<usize> = or_none(SIZE),
-        /// Number of ranks that share each sample: every one has a chunk of its positions (context parallelism), and
-        /// parameters are sharded over them, too. A power of two that divides `seq_len` and the heads of attention.
+        /// Number of ranks that share each sample: every one has some of its chunks (context parallelism), and
+        /// parameters are sharded over them, too. A power of two.
         context: usize = or(SIZE, 1),
+    }
+}
+
+table! {
+    /// How samples are cut.
+    pub struct ChunksConfig {
+        /// Number of chunks that the positions of a sample are cut into, for the ranks of the context axis to share. It
+        /// is the order of sums: runs with equally many chunks have the same bits on all meshes. A power of two, a multiple of
+        /// `mesh.context`, that divides `seq_len` and the heads of attention; left out, as many as `mesh.context`.
+        context: Option<usize> = or_none(SIZE),
     }
 }
 
@@ -67,6 +79,16 @@ impl MeshConfig {
 }
 
 impl FsdpConfig {
+    /// Number of chunks of a sample.
+    pub fn chunks(&self) -> usize {
+        self.chunks.context.unwrap_or(self.mesh.context)
+    }
+
+    /// The key that says into how many chunks samples are cut.
+    pub fn chunks_key(&self) -> &'static str {
+        if self.chunks() == self.mesh.context { "fsdp.mesh.context" } else { "fsdp.chunks.context" }
+    }
+
     /// Returns the policy, not yet checked against a mesh.
     pub fn policy(&self) -> Policy {
         Policy {
@@ -81,6 +103,7 @@ impl FsdpConfig {
             reduce_op: self.reduce_op,
             checkpointing: self.activation_checkpointing,
             offload: self.offload,
+            chunks: self.chunks(),
         }
     }
 }

@@ -123,6 +123,8 @@ impl Resolved {
         validate(&config, &origin, &mut warnings)?;
         // It agrees with the number of ranks, which may change when the run is resumed or planned for another cluster.
         config.fsdp.mesh.shard = None;
+        // They stay the same where the axis changes.
+        config.fsdp.chunks.context = Some(config.fsdp.chunks());
         Ok(Loaded { config, warnings })
     }
 }

@@ -57,12 +57,11 @@ impl Resolved {
         toml::to_string(self).expect("a configuration read from TOML can be written as TOML")
     }
 
-    /// Returns the same configuration for another number of ranks. The mesh keeps its context axis, and its replicas if
-    /// their number divides what is left.
+    /// Returns the same configuration for another number of ranks. The mesh keeps its context axis, or a part of it that
+    /// divides the ranks, and its replicas if their number divides what is left.
     ///
     /// # Errors
-    /// [`ConfigError::Divisibility`] if the ranks are no multiple of the context axis, or the rest does not divide the
-    /// micro-batches of a step.
+    /// [`ConfigError::Divisibility`] if the ranks that train on different data do not divide the micro-batches of a step.
     pub fn at_world(&self, world: usize) -> Result<Self, ConfigError> {
         let mut config = self.clone();
         config.run.ranks = world;
@@ -72,8 +71,8 @@ impl Resolved {
             Err(ConfigError::Divisibility { origin, divisor_key, divisor, dividend_key, dividend })
         };
         let mesh = &mut config.fsdp.mesh;
-        if !world.is_multiple_of(mesh.context) {
-            return indivisible("fsdp.mesh.context", mesh.context, "run.ranks", world);
+        while !world.is_multiple_of(mesh.context) {
+            mesh.context /= 2;
         }
         let dp_degree = mesh.dp_degree(world);
         if !dp_degree.is_multiple_of(mesh.replicate) {

@@ -130,12 +130,16 @@ fn columns(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let (mesh, ranks) = (&config.fsdp.mesh, config.run.ranks);
     let MeshConfig { replicate, context, .. } = *mesh;
-    if !context.is_power_of_two() {
-        let allowed = "a power of two: sums over the chunks of samples are trees".to_owned();
-        return Err(out_of_range(origin, "fsdp.mesh.context", &context.to_string(), allowed));
+    let chunks = (config.fsdp.chunks_key(), config.fsdp.chunks());
+    for (key, number) in [("fsdp.mesh.context", context), chunks] {
+        if !number.is_power_of_two() {
+            let allowed = "a power of two: sums over the chunks of samples are trees".to_owned();
+            return Err(out_of_range(origin, key, &number.to_string(), allowed));
+        }
     }
+    divides(origin, ("fsdp.mesh.context", context), chunks)?;
     divides(origin, ("fsdp.mesh.context", context), ("run.ranks", ranks))?;
-    divides(origin, ("fsdp.mesh.context", context), ("data.seq_len", config.data.seq_len))?;
+    divides(origin, chunks, ("data.seq_len", config.data.seq_len))?;
     let (of, rest) = match context {
         1 => ("run.ranks", ranks),
         _ => ("run.ranks / fsdp.mesh.context", ranks / context),

@@ -116,7 +116,7 @@ impl UnitLayout {
     }
 
     /// The segments that get gradients.
-    pub fn trainable_segments(&self) -> impl Iterator<Item = &Segment> {
+    pub fn trainable_segments(&self) -> impl Iterator<Item = &Segment> + Clone {
         self.segments.iter().filter(|segment| segment.trainable)
     }
 

@@ -327,9 +327,17 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
     let checkpointing =
         prop_oneof![Just(Checkpointing::None), Just(Checkpointing::Full), Just(Checkpointing::Selective)];
     let flags = any::<[bool; 4]>();
-    let context = prop_oneof![3 => Just(1usize), 1 => Just(2)];
+    let context =
+        prop_oneof![3 => Just((1usize, 1usize)), 1 => Just((2, 1)), 1 => Just((1, 4)), 1 => Just((2, 2))];
     (mesh, context, gathers, flags, dtypes, checkpointing).prop_map(
-        |((replicas, shards), context, (reshard, forward, backward), flags, dtypes, checkpointing)| {
+        |(
+            (replicas, shards),
+            (context, chunks),
+            (reshard, forward, backward),
+            flags,
+            dtypes,
+            checkpointing,
+        )| {
             let [unsharded, running, offloads, frozen_master] = flags;
             let policy = Policy {
                 reshard_after_forward: match reshard {
@@ -352,6 +360,7 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                 reduce_op: ReduceOp::Sum,
                 checkpointing,
                 offload: if offloads { Offload::Cpu } else { Offload::None },
+                chunks: context * chunks,
             };
             let axes = [(Axis::Replicate, replicas), (Axis::Shard, shards), (Axis::Context, context)];
             (Mesh::new(axes).unwrap(), policy)

@@ -227,9 +227,10 @@ pub(crate) fn program_options(
     }
 }
 
-/// The chunks of samples that a rank of a mesh has.
-pub(crate) fn chunks(mesh: Mesh, rank: Rank) -> Chunks {
-    Chunks::one(mesh.coordinate(rank, Axis::Context), mesh.size(Axis::Context))
+/// The chunks of samples that a rank has.
+pub(crate) fn chunks(plan: &Plan, rank: Rank) -> Chunks {
+    let here = plan.step.chunks;
+    Chunks { count: plan.policy.chunks, first: plan.mesh.coordinate(rank, Axis::Context) * here, here }
 }
 
 /// Predicts the memory that a rank needs for a training step of a plan, by category, with the ledger.
@@ -323,7 +324,7 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
         head_chunks: config.run.device.head_chunks(),
         terms: config.train.loss_terms(model),
         packed: config.data.packing == Packing::Packed,
-        chunks: chunks(plan.mesh, Rank(0)),
+        chunks: chunks(plan, Rank(0)),
     }
 }
 
@@ -378,17 +379,17 @@ fn plan_to_evaluate(config: &Resolved, described: &ModelSpec) -> Result<Plan, Tr
     Ok(Plan::to_evaluate(spec, layout, mesh, policy, rounds)?)
 }
 
-/// Checks that the model can be computed on chunks of samples, if ranks share them.
+/// Checks that the model can be computed on chunks of samples, if they are cut.
 fn expect_chunks<A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
 ) -> Result<(), TrainError> {
-    if plan.mesh.size(Axis::Context) == 1 {
+    if plan.policy.chunks == 1 {
         return Ok(());
     }
     let misfit =
-        |error: TrainError| TrainError::Misfit { key: "fsdp.mesh.context", reason: error.to_string() };
+        |error: TrainError| TrainError::Misfit { key: config.fsdp.chunks_key(), reason: error.to_string() };
     listed(config, architecture, plan).map(drop).map_err(misfit)
 }
 

@@ -17,7 +17,7 @@ use fsdp_core::scalars::{COUNT, GradientFactors};
 use fsdp_core::schedule::{AccumulationOrder, Checkpointing, Round};
 use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Updates, WholeDirections};
 use fsdp_core::wrap::UnitId;
-use fsdp_core::{Axis, DType, ExactSum, Memory, Queue, tree};
+use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
 use fsdp_nn::Backend;
 use fsdp_nn::graph::Chunks;
 use fsdp_nn::model::{Architecture, ModelProgram};
@@ -72,7 +72,7 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
     pub fn new(job: &'a Job<A>, memory: Arc<M>) -> Result<Self, TrainError> {
         let plan = &job.plan;
         // All chunks of every sample, one after the other.
-        let options = job.program_options(Chunks::all(plan.mesh.size(Axis::Context)));
+        let options = job.program_options(Chunks::all(plan.policy.chunks));
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = rule::rule(&job.config.train, &plan.spec)?;
         let mut params = Vec::new();
@@ -196,7 +196,7 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
         }
         let dtype = self.job.plan.policy.reduce_dtype;
         let mut gradients = Vec::new();
-        for _ in 0..self.job.plan.mesh.size(Axis::Context) {
+        for _ in 0..self.job.plan.policy.chunks {
             let mut buffers = Vec::new();
             let mut places = Vec::new();
             for param in self.trained() {

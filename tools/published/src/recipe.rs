@@ -123,6 +123,7 @@ pub(crate) fn policy(words: &Words, mesh: Mesh) -> Policy {
         reduce_op: ReduceOp::Sum,
         checkpointing: if is_kept { Checkpointing::None } else { Checkpointing::Full },
         offload: Offload::None,
+        chunks: 1,
     }
 }
 

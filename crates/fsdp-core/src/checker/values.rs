@@ -58,10 +58,11 @@ enum Value {
         owner: Owner,
         tensor: usize,
     },
-    /// The sum of consecutive micro-batches, from the first round to before the second.
+    /// The sum over consecutive leaves, from the first to before the second. A leaf is a chunk of a micro-batch; they are
+    /// numbered in the order of micro-batches.
     Gradient {
         owner: Owner,
-        rounds: [usize; 2],
+        leaves: [usize; 2],
         stage: Stage,
     },
     GradientOfLastStep,
@@ -181,12 +182,15 @@ impl<'a> Values<'a> {
             }
             OpKind::Call(call) => self.compute(at, op, call),
             OpKind::OpenGradient(unit) => {
-                self.check_operands(at, op, [0, self.trained_segments(unit)])?;
-                let (rounds, stage) = ([self.round, self.round + 1], Stage::Open(0));
-                op.writes.iter().zip(owners(unit)).try_for_each(|(&id, owner)| {
-                    let open = Value::Gradient { owner, rounds, stage };
-                    self.replace(at, id, Value::Nothing, open)
-                })
+                let segments = self.trained_segments(unit);
+                self.check_operands(at, op, [0, segments * self.names.schedule.chunks])?;
+                for (chunk, writes) in op.writes.chunks(segments.max(1)).enumerate() {
+                    let (leaves, stage) = (self.leaf(chunk), Stage::Open(0));
+                    writes.iter().zip(owners(unit)).try_for_each(|(&id, owner)| {
+                        self.replace(at, id, Value::Nothing, Value::Gradient { owner, leaves, stage })
+                    })?;
+                }
+                Ok(())
             }
             OpKind::CloseGradient(unit) => self.advance(at, op, unit, [None, Some(Stage::Whole)]),
             OpKind::ReduceScatter { unit, group, .. } => {
@@ -245,18 +249,20 @@ impl<'a> Values<'a> {
         let read = &self.spec.block(call.block()).params;
         let trained = read.iter().filter(|&&id| call.is_backward() && self.spec.param(id).trainable);
         let scalars = usize::from(call.is_last());
-        self.check_operands(at, op, [read.len(), trained.clone().count() + scalars])?;
+        let (chunks, targets) = (self.names.schedule.chunks, trained.clone().count());
+        self.check_operands(at, op, [read.len(), chunks * targets + scalars])?;
         for (&id, &buffer) in read.iter().zip(&op.reads) {
             self.expect_contents(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
         }
-        for (&id, &buffer) in trained.zip(&op.writes) {
-            let (owner, rounds) = (owner_of(self.names.layout, id), [self.round, self.round + 1]);
+        let written = (0..chunks).flat_map(|chunk| trained.clone().map(move |&id| (chunk, id)));
+        for ((chunk, id), &buffer) in written.zip(&op.writes) {
+            let (owner, leaves) = (owner_of(self.names.layout, id), self.leaf(chunk));
             let uses = match self.contents[buffer.index()] {
                 Value::Gradient { stage: Stage::Open(uses), .. } => uses,
                 _ => 0,
             };
             let [before, after] =
-                [uses, uses + 1].map(|uses| Value::Gradient { owner, rounds, stage: Stage::Open(uses) });
+                [uses, uses + 1].map(|uses| Value::Gradient { owner, leaves, stage: Stage::Open(uses) });
             self.replace(at, buffer, before, after)?;
         }
         if call.is_last() {
@@ -267,7 +273,14 @@ impl<'a> Values<'a> {
 
     /// The total gradient of a segment, as norm and update need it: every micro-batch once.
     fn total(&self, owner: Owner) -> Value {
-        Value::Gradient { owner, rounds: [0, self.names.schedule.rounds], stage: self.last_stage() }
+        let schedule = self.names.schedule;
+        Value::Gradient { owner, leaves: [0, schedule.rounds * schedule.chunks], stage: self.last_stage() }
+    }
+
+    /// The leaf that is the gradient of a chunk of this micro-batch.
+    fn leaf(&self, chunk: usize) -> [usize; 2] {
+        let leaf = self.round * self.names.schedule.chunks + chunk;
+        [leaf, leaf + 1]
     }
 
     fn last_stage(&self) -> Stage {
@@ -277,10 +290,10 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// The range of micro-batches in a gradient.
-    fn rounds_in(&self, buffer: BufferId) -> [usize; 2] {
+    /// The range of leaves in a gradient.
+    fn leaves_in(&self, buffer: BufferId) -> [usize; 2] {
         match self.contents[buffer.index()] {
-            Value::Gradient { rounds, .. } => rounds,
+            Value::Gradient { leaves, .. } => leaves,
             _ => [0, 0],
         }
     }
@@ -296,26 +309,28 @@ impl<'a> Values<'a> {
     ) -> Result<(), Violation> {
         let segments = self.trained_segments(unit);
         let in_place = matches!(op.kind, OpKind::CloseGradient(_) | OpKind::AllReduce { .. });
-        self.check_operands(at, op, [if in_place { 0 } else { segments }, segments])?;
+        let sets = if matches!(op.kind, OpKind::CloseGradient(_)) { self.names.schedule.chunks } else { 1 };
+        self.check_operands(at, op, [if in_place { 0 } else { segments }, sets * segments])?;
         let sources = if in_place { &op.writes } else { &op.reads };
-        for ((&read, &write), owner) in sources.iter().zip(&op.writes).zip(owners(unit)) {
-            let (rounds, open) = (self.rounds_in(read), Stage::Open(self.uses[&owner]));
+        let owners = owners(unit).take(segments).cycle();
+        for ((&read, &write), owner) in sources.iter().zip(&op.writes).zip(owners) {
+            let (leaves, open) = (self.leaves_in(read), Stage::Open(self.uses[&owner]));
             let [before, after] =
-                stages.map(|stage| Value::Gradient { owner, rounds, stage: stage.unwrap_or(open) });
+                stages.map(|stage| Value::Gradient { owner, leaves, stage: stage.unwrap_or(open) });
             self.replace(at, read, before, Value::Nothing)?;
             self.replace(at, write, Value::Nothing, after)?;
         }
         Ok(())
     }
 
-    /// Adds the sum of later micro-batches to the sum of the micro-batches just before them.
+    /// Adds the sum over later leaves to the sum over the leaves just before them.
     fn add(&mut self, at: usize, op: &Op, unit: UnitId, queue: Queue) -> Result<(), Violation> {
         self.check_operands(at, op, [self.trained_segments(unit); 2])?;
         let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded(Group::SHARDS) };
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
-            let ([_, end], [start, middle]) = (self.rounds_in(read), self.rounds_in(write));
+            let ([_, end], [start, middle]) = (self.leaves_in(read), self.leaves_in(write));
             let [from, into, sum] = [[middle, end], [start, middle], [start, end]]
-                .map(|rounds| Value::Gradient { owner, rounds, stage });
+                .map(|leaves| Value::Gradient { owner, leaves, stage });
             self.replace(at, read, from, Value::Nothing)?;
             self.replace(at, write, into, sum)?;
         }
@@ -365,7 +380,7 @@ fn owner_of(layout: &Layout, id: ParamId) -> Owner {
 }
 
 /// The segments of a unit.
-fn owners(unit: UnitId) -> impl Iterator<Item = Owner> {
+fn owners(unit: UnitId) -> impl Iterator<Item = Owner> + Clone {
     (0..).map(move |segment| (unit, SegmentId(segment)))
 }
 

@@ -41,8 +41,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }
             OpKind::Call(call) => {
                 let params = self.params(op, call.block())?;
-                let gradients = std::slice::from_mut(&mut self.gradients);
-                self.program.call(memory, call, &params, gradients, &mut self.comms)
+                self.program.call(memory, call, &params, &mut self.gradients, &mut self.comms)
             }
             OpKind::KeepSubShard { group, .. } => self.keep_sub_shard(memory, op, group),
             OpKind::Reshard(unit) => self.reshard(memory, op, unit),
@@ -177,25 +176,31 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// Hands the buffers of a gradient to the program until it is closed.
+    /// Hands the buffers of the chunks' gradients to the program until they are closed.
     fn open_gradient(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
         let segments = || self.plan.layout.unit(unit).trainable_segments();
-        let mut buffers = self.table.take_all(&op.writes)?;
-        for (segment, buffer) in segments().zip(&mut buffers) {
-            for (offset, len) in segment.padding() {
-                memory.zero(Queue::Compute, SliceMut::new(buffer, offset, len))?;
-            }
-        }
         let params = segments().enumerate().flat_map(|(index, segment)| {
             segment.params.iter().map(move |place| (place.param, SegmentId(index), place.offset, place.len))
         });
-        self.gradients.open(unit, buffers, params);
+        let per_chunk = op.writes.len() / self.gradients.len();
+        for (gradients, ids) in self.gradients.iter_mut().zip(op.writes.chunks(per_chunk)) {
+            let mut buffers = self.table.take_all(ids)?;
+            for (segment, buffer) in segments().zip(&mut buffers) {
+                for (offset, len) in segment.padding() {
+                    memory.zero(Queue::Compute, SliceMut::new(buffer, offset, len))?;
+                }
+            }
+            gradients.open(unit, buffers, params.clone());
+        }
         Ok(())
     }
 
     fn close_gradient(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        let buffers = self.gradients.close(memory, unit)?;
-        self.table.put_all(&op.writes, buffers.into_iter().flatten());
+        let mut buffers = Vec::new();
+        for gradients in &mut self.gradients {
+            buffers.extend(gradients.close(memory, unit)?.into_iter().flatten());
+        }
+        self.table.put_all(&op.writes, buffers);
         Ok(())
     }
 

@@ -44,7 +44,8 @@ pub struct Engine<M: Memory, P: Program<M>> {
     rule: Box<dyn Updates<M>>,
     table: Table<M::Buffer>,
     tables: RankTables,
-    gradients: Gradients<M::Buffer>,
+    /// The open gradients of each chunk.
+    gradients: Vec<Gradients<M::Buffer>>,
     in_flight: BTreeMap<OpId, Pending<M>>,
     events: BTreeMap<OpId, M::Event>,
     scalars: scalars::Scalars<M>,
@@ -70,6 +71,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let tables = RankTables::new(&plan, &*rule, rank);
         let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
         let scalars = scalars::Scalars::new(&*memory, &plan, &mut table)?;
+        let gradients = (0..plan.step.chunks).map(|_| Gradients::default()).collect();
         Ok(Self {
             memory,
             plan,
@@ -79,7 +81,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             rule,
             table,
             tables,
-            gradients: Gradients::default(),
+            gradients,
             in_flight: BTreeMap::new(),
             events: BTreeMap::new(),
             scalars,

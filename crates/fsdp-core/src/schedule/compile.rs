@@ -24,7 +24,7 @@ use super::{BufferId, OpKind, Role, Round, Schedule, SectionKind, Source};
 use crate::comm::ReduceOp;
 use crate::layout::{Layout, Segment};
 use crate::memory::Category;
-use crate::mesh::{Group, Mesh};
+use crate::mesh::{Axis, Group, Mesh};
 use crate::model::ModelSpec;
 use crate::program::{BlockCall, Pass};
 use crate::update::RuleDecl;
@@ -114,8 +114,8 @@ struct Build<'a> {
     gathered: BTreeMap<UnitId, (usize, Vec<BufferId>)>,
     /// Staging slots of units that were uploaded and not yet used.
     staged: BTreeMap<UnitId, usize>,
-    /// Gradients that are open for writing.
-    open: BTreeMap<UnitId, GradientBuffers>,
+    /// Gradients that are open for writing, one per chunk.
+    open: BTreeMap<UnitId, Vec<GradientBuffers>>,
     sums: Vec<Sums>,
     whole_sums: Vec<Sums>,
     /// The last reduction, whose result is not used yet.
@@ -173,7 +173,7 @@ impl<'a> Build<'a> {
     }
 
     fn into_schedule(self) -> Schedule {
-        let Compiler { policy, mesh, .. } = *self.compiler;
+        let (Compiler { policy, mesh, .. }, chunks) = (*self.compiler, self.chunks());
         Schedule {
             buffers: self.declared.buffers,
             lasting: self.declared.lasting,
@@ -181,6 +181,7 @@ impl<'a> Build<'a> {
             sections: self.emit.sections,
             pass: self.pass,
             rounds: self.rounds,
+            chunks,
             mesh,
             averaged_ranks: match policy.reduce_op {
                 ReduceOp::Sum => 1,
@@ -239,6 +240,11 @@ impl<'a> Build<'a> {
         self.emit_square_norm();
     }
 
+    /// Chunks of each sample on a rank.
+    fn chunks(&self) -> usize {
+        self.compiler.policy.chunks / self.compiler.mesh.size(Axis::Context)
+    }
+
     fn compute(&mut self, step: &ComputeStep) {
         let (reads, mut writes) = self.operands(step.call);
         if step.call.is_last() {
@@ -249,15 +255,18 @@ impl<'a> Build<'a> {
 
     /// The buffers with the parameters of a block, and the buffers for the gradients of its trainable parameters.
     fn operands(&self, call: BlockCall) -> (Vec<BufferId>, Vec<BufferId>) {
-        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        let (mut reads, mut targets) = (Vec::new(), Vec::new());
         for &id in &self.compiler.spec.block(call.block()).params {
             let (unit, segment, _) = self.compiler.layout.find(id).expect("every parameter lies in a unit");
             reads.push(self.gathered[&unit].1[segment.0]);
             if call.is_backward() && self.compiler.spec.param(id).trainable {
-                writes.push(self.open[&unit].buffers[segment.0]);
+                targets.push((unit, segment.0));
             }
         }
-        (reads, writes)
+        let of_chunk = |chunk: usize| {
+            targets.iter().map(move |(unit, segment)| self.open[unit][chunk].buffers[*segment])
+        };
+        (reads, (0..self.chunks()).flat_map(of_chunk).collect())
     }
 
     fn gather(&mut self, range: usize) {

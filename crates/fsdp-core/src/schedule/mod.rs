@@ -71,6 +71,8 @@ pub struct Schedule {
     pub pass: Pass,
     /// Micro-batches per rank.
     pub rounds: usize,
+    /// Chunks of each sample on this rank: a block computes as many gradients, which are then added.
+    pub chunks: usize,
     /// The ranks that take part in collectives.
     pub mesh: Mesh,
     /// The number of ranks that a reduced gradient is averaged over: multiplied by it, the gradient is the sum of all

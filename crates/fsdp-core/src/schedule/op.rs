@@ -50,8 +50,8 @@ pub enum OpKind {
         purpose: Purpose,
     },
     /// Runs a block. Reads, for each parameter of the block, the gathered segment that contains it. If the call computes
-    /// gradients, writes for each trainable parameter of the block the gradient segment that contains the parameter's
-    /// gradient. The call of the last block then writes the scalars: the program keeps the losses until
+    /// gradients, writes, chunk by chunk, for each trainable parameter of the block the gradient segment that contains the
+    /// parameter's gradient. The call of the last block then writes the scalars: the program keeps the losses until
     /// [`OpKind::ReduceScalars`] takes them.
     Call(BlockCall),
     /// Copies this rank's part of the gathered unit, for a smaller all-gather in backward; per segment.
@@ -64,10 +64,10 @@ pub enum OpKind {
     /// Gives up the gathered unit, which counts as a write; per segment.
     Reshard(UnitId),
     /// Hands the unit's gradient buffers to the program, with their padding zeroed. The first gradient of a parameter
-    /// in this micro-batch overwrites, later ones add. Writes per segment.
+    /// in this micro-batch overwrites, later ones add. Writes chunk by chunk, per segment.
     OpenGradient(UnitId),
     /// Marks the unit's gradient of this micro-batch as complete: takes the buffers back, with zeros where no block
-    /// wrote. Writes per segment.
+    /// wrote. Writes chunk by chunk, per segment.
     CloseGradient(UnitId),
     /// Reduces a complete gradient: writes this rank's part and gives up what it reads; per segment.
     ReduceScatter {
@@ -78,7 +78,7 @@ pub enum OpKind {
         /// The ranks that each receive a part.
         group: Group,
     },
-    /// Adds a sum of gradients, which is given up, to the sum of earlier micro-batches; per segment.
+    /// Adds a sum of gradients, which is given up, to the sum of earlier chunks or micro-batches; per segment.
     Add {
         /// The unit.
         unit: UnitId,

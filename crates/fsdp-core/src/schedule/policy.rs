@@ -3,7 +3,7 @@
 use crate::comm::ReduceOp;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::mesh::Mesh;
+use crate::mesh::{Axis, Mesh};
 use crate::program::ForwardMode;
 
 /// The treatment of an unsharded unit between its last use in forward and its first use in backward.
@@ -94,6 +94,10 @@ pub struct Policy {
     pub checkpointing: Checkpointing,
     /// The memory that holds the sharded data.
     pub offload: Offload,
+    /// Number of chunks that the ranks of the context axis share of every sample. The gradient of a micro-batch is the
+    /// sum over its chunks, in the order of the tree in [`crate::tree`]: it is the number of chunks that determines bits,
+    /// not that of the ranks which they are on.
+    pub chunks: usize,
 }
 
 impl Default for Policy {
@@ -110,6 +114,7 @@ impl Default for Policy {
             reduce_op: ReduceOp::Sum,
             checkpointing: Checkpointing::None,
             offload: Offload::None,
+            chunks: 1,
         }
     }
 }
@@ -126,6 +131,16 @@ impl Policy {
     /// # Errors
     /// [`Error::Policy`] with the key of the rejected value.
     pub fn resolve(mut self, mesh: Mesh) -> Result<Self, Error> {
+        let context = mesh.size(Axis::Context);
+        if !self.chunks.is_power_of_two() || !self.chunks.is_multiple_of(context) {
+            return Err(Error::Policy {
+                key: "chunks.context",
+                value: self.chunks.to_string(),
+                expected: format!(
+                    "must be a power of two, and a multiple of the {context} ranks of the context axis"
+                ),
+            });
+        }
         if let Reshard::ToGroup(n) = self.reshard_after_forward {
             if n == 0 || !mesh.shards().is_multiple_of(n) {
                 return Err(Error::Policy {

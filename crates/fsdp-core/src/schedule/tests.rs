@@ -139,13 +139,14 @@ proptest! {
             prop_assert_eq!(count(&step, downloads), offloads * trains);
             prop_assert_eq!(count(&evaluation, downloads), 0);
             prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.size(Axis::Replicate) > 1));
-            let queue = match built.policy.accumulation {
-                Accumulation::Reduce => crate::Queue::Reduce,
-                Accumulation::Unsharded => crate::Queue::Compute,
+            let of_chunks = setup.rounds * (step.chunks - 1);
+            let [compute, reduce] = match built.policy.accumulation {
+                Accumulation::Reduce => [of_chunks, setup.rounds - 1],
+                Accumulation::Unsharded => [of_chunks + setup.rounds - 1, 0],
             };
-            let adds = |kind: &OpKind| matches!(kind, OpKind::Add { unit: u, .. } if *u == unit);
-            prop_assert_eq!(count(&step, adds), trains * (setup.rounds - 1));
-            prop_assert_eq!(count(&step, |kind| *kind == OpKind::Add { unit, queue }), trains * (setup.rounds - 1));
+            for (queue, adds) in [(crate::Queue::Compute, compute), (crate::Queue::Reduce, reduce)] {
+                prop_assert_eq!(count(&step, |kind| *kind == OpKind::Add { unit, queue }), trains * adds);
+            }
             let used = (0..built.spec.blocks.len()).any(|block| built.units_of(block).contains(&unit));
             prop_assert_eq!(count(&evaluation, gathers), setup.rounds * usize::from(used));
             prop_assert_eq!(count(&evaluation, reduces) + count(&evaluation, sums), 0);

@@ -3,7 +3,7 @@
 use super::list::{List, Step};
 use super::plan::{BackwardPlan, BlockPlan};
 use super::{Call, Decl, Operand};
-use crate::op::{Exchange, Op};
+use crate::op::{Exchange, Op, Rows};
 
 /// How samples are cut along their positions, under context parallelism: into `count` chunks of equally many consecutive
 /// positions. Sums over the tokens of a micro-batch are trees over its chunks, so it is the number of chunks that
@@ -14,7 +14,7 @@ pub struct Chunks {
     pub count: usize,
     /// The first chunk on this rank.
     pub first: usize,
-    /// Number of consecutive chunks on this rank: 1, or all.
+    /// Number of consecutive chunks on this rank.
     pub here: usize,
 }
 
@@ -27,11 +27,6 @@ impl Chunks {
         Self { count, first: 0, here: count }
     }
 
-    /// One of `count` chunks.
-    pub const fn one(chunk: usize, count: usize) -> Self {
-        Self { count, first: chunk, here: 1 }
-    }
-
     /// Of so many rows of whole samples, those on this rank; and whether their positions are uploaded, as they are for
     /// samples with several documents (`packed`).
     pub(crate) fn rows(&self, all: usize, packed: bool) -> (usize, bool) {
@@ -42,45 +37,85 @@ impl Chunks {
 impl BlockPlan {
     /// Repeats the calls of a plan for `here` chunks, which lie one after the other in each place.
     pub(crate) fn over_chunks(&self, here: usize) -> Self {
-        let over = |list: &List| list.over_chunks(here, &self.places);
-        let backward = self.backward.as_ref();
-        Self {
-            places: self.places.iter().map(|decl| Decl { rows: decl.rows * here, ..*decl }).collect(),
-            forward: over(&self.forward),
-            backward: backward.map(|plan| BackwardPlan { list: over(&plan.list), ..plan.clone() }),
-            ..self.clone()
-        }
+        let mut places = self.places.iter().map(|decl| Decl { rows: decl.rows * here, ..*decl }).collect();
+        let mut over = |list: &List| list.over_chunks(here, &mut places);
+        let forward = over(&self.forward);
+        let backward =
+            self.backward.as_ref().map(|plan| BackwardPlan { list: over(&plan.list), ..plan.clone() });
+        Self { places, forward, backward, ..self.clone() }
     }
 }
 
 impl List {
-    fn over_chunks(&self, here: usize, places: &[Decl]) -> Self {
+    fn over_chunks(&self, here: usize, places: &mut Vec<Decl>) -> Self {
         let steps = self.steps.iter().flat_map(|step| step.over_chunks(here, places)).collect();
         Self { unread: self.unread.clone(), steps }
     }
 }
 
 impl Step {
-    fn over_chunks(&self, here: usize, places: &[Decl]) -> Vec<Step> {
+    fn over_chunks(&self, here: usize, places: &mut Vec<Decl>) -> Vec<Step> {
         if let Op::Exchange(exchange) = self.call.op {
-            let whole = |operand: Operand| match operand {
-                Operand::Local { id, .. } => Operand::Local { id, offset: 0, len: here * places[id].len() },
-                other => other,
-            };
-            let call = Call {
-                op: Op::Exchange(Exchange { here, ..exchange }),
-                reads: self.call.reads.iter().copied().map(whole).collect(),
-                writes: self.call.writes.iter().map(|&(operand, add)| (whole(operand), add)).collect(),
-                site: None,
-            };
-            return vec![Step { call, ..self.clone() }];
+            return self.exchange_over_chunks(Exchange { here, ..exchange }, places);
         }
         let step = |chunk| Step {
-            call: self.call.of_chunk(chunk, |id| places[id].len()),
+            call: self.call.of_chunk(chunk, |id| places[id].len() / here),
             chunk,
             begins: if chunk == 0 { self.begins.clone() } else { Vec::new() },
             ends: if chunk + 1 == here { self.ends.clone() } else { Vec::new() },
         };
         (0..here).map(step).collect()
+    }
+
+    /// The steps of an exchange with several chunks on the rank. Their parts are first ordered by the chunk that they go to:
+    /// if all chunks are here, that is all. Otherwise each rank sends to every other the parts for its chunks, back to
+    /// back, and the parts that it receives are ordered by the chunk that they are for.
+    fn exchange_over_chunks(&self, exchange: Exchange, places: &mut Vec<Decl>) -> Vec<Step> {
+        let Exchange { chunks, here, part } = exchange;
+        let local = |operand: Operand| operand.local().expect("a value is exchanged");
+        let (x, y) = (local(self.call.reads[0]), local(self.call.writes[0].0));
+        let by_target = |chunk: usize| Rows {
+            rows: chunks,
+            columns: part,
+            from: [chunk * chunks * part, part],
+            to: [chunk * part, here * part],
+        };
+        let mut calls: Vec<Call> = (0..here).map(|chunk| by_target(chunk).copied(x, y)).collect();
+        let packed = calls.len();
+        let mut received = None;
+        if here < chunks {
+            places.push(places[y]);
+            let z = received.insert(places.len() - 1);
+            let whole = |id: usize| Operand::Local { id, offset: 0, len: here * chunks * part };
+            calls.push(Call::new(Op::Exchange(exchange), vec![whole(y)], [(whole(*z), false)]));
+            let block = here * part;
+            let by_chunk = |chunk: usize| Rows {
+                rows: chunks / here,
+                columns: block,
+                from: [chunk * block, here * block],
+                to: [chunk * chunks * part, block],
+            };
+            calls.extend((0..here).map(|chunk| by_chunk(chunk).copied(*z, y)));
+        }
+        let step = |call| Step { call, chunk: 0, begins: Vec::new(), ends: Vec::new() };
+        let mut steps: Vec<Step> = calls.into_iter().map(step).collect();
+        steps[0].begins.clone_from(&self.begins);
+        let (early, late): (Vec<usize>, Vec<usize>) = self.ends.iter().partition(|&&id| id == x);
+        steps[packed - 1].ends = early;
+        if let Some(received) = received {
+            steps[packed].begins.push(received);
+        }
+        steps.last_mut().expect("there are parts to order").ends.extend(late.into_iter().chain(received));
+        steps
+    }
+}
+
+impl Rows {
+    /// The call that copies rows of a place to another one.
+    fn copied(self, from: usize, to: usize) -> Call {
+        self.call(
+            |offset, len| Operand::Local { id: from, offset, len },
+            |offset, len| Operand::Local { id: to, offset, len },
+        )
     }
 }

@@ -13,7 +13,7 @@ use tracing::trace_span;
 use super::{Decl, List, MicroBatch, Operand, Step};
 use crate::accounting::{Account, Lease};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
-use crate::op::{Exchange, Op};
+use crate::op::Op;
 
 /// Tracing target of call spans; the same as for the engine's operations, which contain them.
 const CALLS: &str = "fsdp::op";
@@ -115,9 +115,9 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
 
     fn run(&mut self, step: &Step, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
         let call = &step.call;
-        if let (Op::Exchange(exchange), &[(Operand::Local { id, .. }, _)]) = (&call.op, &call.writes[..]) {
+        if let (Op::Exchange(_), &[(Operand::Local { id, .. }, _)]) = (&call.op, &call.writes[..]) {
             let output = places[id].take().expect("a call writes to places that live");
-            places[id] = Some(self.exchange(*exchange, call.reads[0], places, output)?);
+            places[id] = Some(self.exchange(call.reads[0], places, output)?);
             return Ok(());
         }
         // Written buffers are taken out of the table, so that the table can be borrowed for reads.
@@ -134,25 +134,16 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
 }
 
 impl<M: Backend> DeviceRunner<'_, M> {
-    /// Exchanges parts between chunks: copies those of this rank, or communicates with the ranks of the context axis.
+    /// Exchanges parts with the ranks of the context axis.
     fn exchange(
         &mut self,
-        Exchange { chunks, here, part }: Exchange,
         input: Operand,
         places: &[Option<M::Buffer>],
-        mut output: M::Buffer,
+        output: M::Buffer,
     ) -> Result<M::Buffer, Error> {
         let memory = self.inputs.memory;
         let input = self.inputs.read(input, 0, places)?.buffer;
         let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = "exchange");
-        if here == chunks {
-            for (to, from) in (0..chunks).flat_map(|to| (0..chunks).map(move |from| (to, from))) {
-                let source = Slice::new(input, (from * chunks + to) * part, part);
-                let target = SliceMut::new(&mut output, (to * chunks + from) * part, part);
-                memory.copy(Queue::Compute, source, target)?;
-            }
-            return Ok(output);
-        }
         let comm = self.comms.find(Queue::Compute, Group::CONTEXT);
         let comm = comm.expect("ranks that share samples are connected");
         let (inputs, outputs) = (vec![input.clone()], vec![output]);

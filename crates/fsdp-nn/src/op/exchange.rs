@@ -5,12 +5,12 @@ use fsdp_core::Error;
 
 use super::describe::{Description, Role};
 use crate::error::ModelError;
-use crate::graph::{Backward, Builder, Call, Node, Tensor};
+use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer;
 use crate::op::{Op, Pointwise};
 
 /// An all-to-all between chunks. A chunk has one part for each chunk, and part `i` of the result of chunk `k` is part
-/// `k` of chunk `i`.
+/// `k` of chunk `i`. With several chunks on a rank, parts are ordered by the rank that has the other chunk.
 ///
 /// The operation is run by the program, not by the backend: chunks of other ranks are reached through the communicator
 /// of the context axis.
@@ -18,7 +18,7 @@ use crate::op::{Op, Pointwise};
 pub struct Exchange {
     /// Number of chunks.
     pub chunks: usize,
-    /// Number of chunks among the operands, back to back: 1, or all.
+    /// Number of chunks among the operands, back to back.
     pub here: usize,
     /// Elements of a part.
     pub part: usize,
@@ -41,11 +41,25 @@ impl Exchange {
 }
 
 /// A copy of rows: their number and length, and the first element and the distance of rows on both sides.
-struct Rows {
-    rows: usize,
-    columns: usize,
-    from: [usize; 2],
-    to: [usize; 2],
+pub(crate) struct Rows {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) from: [usize; 2],
+    pub(crate) to: [usize; 2],
+}
+
+impl Rows {
+    /// The call that copies them; the arguments make operands of a first element and a length.
+    pub(crate) fn call(
+        self,
+        read: impl Fn(usize, usize) -> Operand,
+        write: impl Fn(usize, usize) -> Operand,
+    ) -> Call {
+        let Self { rows, columns, from: [first, from], to: [start, to] } = self;
+        let len = |distance: usize| rows.saturating_sub(1) * distance + columns;
+        let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to });
+        Call::new(op, vec![read(first, len(from))], [(write(start, len(to)), false)])
+    }
 }
 
 impl Builder<'_> {
@@ -115,12 +129,9 @@ impl Builder<'_> {
     /// Copies all elements of a value to a new one of as many elements.
     fn rearrange(&mut self, x: Tensor, width: usize, copies: Vec<Rows>) -> Tensor {
         let y = self.rows(width);
-        let copy = |Rows { rows, columns, from: [first, from], to: [start, to] }: Rows| {
-            let len = |distance: usize| rows.saturating_sub(1) * distance + columns;
-            let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to });
-            Call::new(op, vec![x.columns(first, len(from))], [(y.columns(start, len(to)), false)])
-        };
-        self.node(copies.into_iter().map(copy).collect(), None);
+        let call =
+            |rows: Rows| rows.call(|first, len| x.columns(first, len), |start, len| y.columns(start, len));
+        self.node(copies.into_iter().map(call).collect(), None);
         y
     }
 

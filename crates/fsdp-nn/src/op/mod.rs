@@ -29,6 +29,7 @@ pub use balance::Balance;
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
 pub use exchange::Exchange;
+pub(crate) use exchange::Rows;
 pub use experts::{Experts, Routes};
 
 pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};

@@ -44,6 +44,7 @@ fn schedule(ops: &[(Queue, &[usize])]) -> Schedule {
         pass: Pass::Evaluate,
         rounds: 1,
         mesh: Mesh::new([]).unwrap(),
+        chunks: 1,
         averaged_ranks: 1,
     }
 }

@@ -24,7 +24,7 @@ use crate::loss_scale::LossScale;
 use crate::rule::LateParams;
 
 /// Keys, and tables of keys, that do not change the computation.
-const FREE: [&str; 26] = [
+const FREE: [&str; 25] = [
     "model.path",
     "model.init",
     "adapter.path",
@@ -41,8 +41,7 @@ const FREE: [&str; 26] = [
     "data.eval_every",
     "data.eval_batches",
     "train.early_stop",
-    "fsdp.mesh.replicate",
-    "fsdp.mesh.shard",
+    "fsdp.mesh",
     "fsdp.wrap",
     "fsdp.reshard_after_forward",
     "fsdp.forward_prefetch",
@@ -64,8 +63,7 @@ const RECORDED: [&str; 10] = [
     "train.z_loss",
     "train.router_aux_loss_coef",
     "train.loss_scale",
-    // The number of chunks is the order of sums.
-    "fsdp.mesh.context",
+    "fsdp.chunks",
 ];
 /// Whether an exception to [`RECORDED`]: the state of one update rule does not fit another, and the average of
 /// schedule-free AdamW has weights that follow from all learning rates so far.

@@ -65,7 +65,7 @@ impl Bound {
             DType::Bf16 => 2f64.powi(-133),
             _ => f64::from(f32::from_bits(1)),
         };
-        let leaves = (plan.step.rounds * plan.mesh.world()) as f64;
+        let leaves = (plan.step.rounds * plan.step.chunks * plan.mesh.world()) as f64;
         let additions = (leaves - 1.0) * unit_roundoff;
         if plan.policy.reduce_op == ReduceOp::Sum {
             return Self { relative: 2.0 * additions, absolute: 0.0 };

@@ -87,9 +87,9 @@ pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic
     }
     let (shape, calls) = listed(&job.config, &job.architecture, &job.plan)?;
     for step in calls.iter().flat_map(|(_, listing)| &listing.list.steps) {
-        if let Op::Exchange(Exchange { chunks, part, .. }) = step.call.op {
+        if let Op::Exchange(Exchange { chunks, here, part }) = step.call.op {
             traffic.all_to_alls += job.plan.step.rounds as u64;
-            let sent = (chunks - 1) * part * shape.dtype.size_bytes();
+            let sent = here * (chunks - here) * part * shape.dtype.size_bytes();
             traffic.all_to_all_bytes += (job.plan.step.rounds * sent) as u64;
         }
     }

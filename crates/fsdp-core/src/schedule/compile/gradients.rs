@@ -8,7 +8,7 @@ use super::Build;
 use crate::layout::Segment;
 use crate::mesh::{Axis, Group};
 use crate::rank::Queue;
-use crate::tree::Counter;
+use crate::tree::{self, Counter};
 use crate::wrap::UnitId;
 
 /// Buffers that hold one gradient of a unit.
@@ -69,6 +69,11 @@ impl Sums {
     }
 }
 
+/// The buffers of several gradients, one after the other.
+fn buffers_of(gradients: &[GradientBuffers]) -> Vec<BufferId> {
+    gradients.iter().flat_map(|gradient| &gradient.buffers).copied().collect()
+}
+
 /// A reduction that has been issued.
 pub(super) struct Reduction {
     unit: UnitId,
@@ -89,23 +94,32 @@ impl Build<'_> {
         (self.rounds > 1 && unsharded, self.rounds > 1 && !unsharded)
     }
 
-    /// Opens a unit's gradient: in a free buffer for sums if unsharded gradients are accumulated; otherwise, or if none
-    /// is free, in a gradient slot.
+    /// Opens a unit's gradients, one per chunk. The first, to which the others will be added, is in a free buffer for sums
+    /// if unsharded gradients are accumulated; otherwise, or if none is free, in a gradient slot, as the others are.
     pub(super) fn open_gradient(&mut self, unit: UnitId) {
-        let sum = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
-        let gradient = sum.unwrap_or_else(|| {
-            let lens = self.trained_lens(unit, Segment::unsharded_len);
-            let (slot, buffers) = self.gradient_slots.take(&mut self.declared, lens);
-            GradientBuffers { buffers, slot: Some(slot) }
-        });
-        self.emit.push(OpKind::OpenGradient(unit), Vec::new(), gradient.buffers.clone());
-        self.open.insert(unit, gradient);
+        let mut sum = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
+        let open: Vec<GradientBuffers> = (0..self.chunks())
+            .map(|_| {
+                sum.take().unwrap_or_else(|| {
+                    let lens = self.trained_lens(unit, Segment::unsharded_len);
+                    let (slot, buffers) = self.gradient_slots.take(&mut self.declared, lens);
+                    GradientBuffers { buffers, slot: Some(slot) }
+                })
+            })
+            .collect();
+        self.emit.push(OpKind::OpenGradient(unit), Vec::new(), buffers_of(&open));
+        self.open.insert(unit, open);
     }
 
-    /// Closes the complete gradient of one micro-batch, then accumulates or reduces it.
+    /// Closes the complete gradients of one micro-batch and adds those of its chunks, then accumulates or reduces the sum.
     pub(super) fn close_gradient(&mut self, unit: UnitId, round: usize) {
-        let mut gradient = self.open.remove(&unit).expect("a gradient is opened before it is closed");
-        self.emit.push(OpKind::CloseGradient(unit), Vec::new(), gradient.buffers.clone());
+        let open = self.open.remove(&unit).expect("a gradient is opened before it is closed");
+        self.emit.push(OpKind::CloseGradient(unit), Vec::new(), buffers_of(&open));
+        let mut gradient = tree::fold(0, open.len(), &mut |chunk| open[chunk].clone(), &mut |into, from| {
+            self.add(unit, Queue::Compute, &into, &from);
+            self.gradient_slots.give_back(from.slot.expect("only the first chunk is not in a slot"));
+            into
+        });
         if self.adds().0 {
             let last = round + 1 == self.rounds;
             for Addition { into, from } in self.whole_sums[unit.0].push(gradient, last) {

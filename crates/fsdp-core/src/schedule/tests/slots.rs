@@ -74,45 +74,41 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
         })
     };
     let lens_of = |ids: &[BufferId]| ids.iter().filter_map(|&id| schedule.buffer(id).len).collect::<Vec<_>>();
-    // The slots of each kind in use by a unit, with their lengths.
-    let mut live = [(); 4].map(|()| BTreeMap::<UnitId, Vec<usize>>::new());
+    // The slots of each kind in use: their unit, their first buffer, and their lengths.
+    let mut live = [(); 4].map(|()| Vec::<(UnitId, BufferId, Vec<usize>)>::new());
     let mut most = [(); 4].map(|()| Tally::new());
+    let free =
+        |live: &mut Vec<(UnitId, BufferId, Vec<usize>)>, unit: UnitId| live.retain(|slot| slot.0 != unit);
     // The gradient slot of a unit is free again after the next reduction, or at the end of the micro-batch.
     let mut reducing: Option<UnitId> = None;
     let ends: Vec<usize> = schedule.sections.iter().map(|section| section.end).collect();
     for (index, op) in schedule.ops.iter().enumerate() {
         let unit = op.kind.unit();
         match op.kind {
-            OpKind::Reshard(unit) => drop(live[0].remove(&unit)),
+            OpKind::Reshard(unit) => free(&mut live[0], unit),
             // An added gradient is given up.
-            OpKind::Add { unit, queue: crate::Queue::Compute } if side_of(op.reads[0]) == Some(1) => {
-                live[1].remove(&unit);
-            }
-            OpKind::Download(unit) => drop(live[3].remove(&unit)),
+            OpKind::Add { queue: crate::Queue::Compute, .. } => live[1].retain(|slot| slot.1 != op.reads[0]),
+            OpKind::Download(unit) => free(&mut live[3], unit),
             // Directions use a gradient slot of their unit, but only the segments that have some.
             OpKind::Direct(unit) => {
                 let layout = built.layout.unit(unit);
                 let lens: Vec<usize> =
                     layout.trainable_segments().map(|segment| segment.unsharded_len()).collect();
-                live[1].insert(unit, lens.clone());
-                let now = live[1].values().filter(|other| **other == lens).count();
-                let peak = most[1].entry(lens).or_default();
-                *peak = now.max(*peak);
+                take(&mut live[1], &mut most[1], (unit, op.writes[0], lens));
             }
-            OpKind::Update(unit) => drop(live[1].remove(&unit)),
+            OpKind::Update(unit) => free(&mut live[1], unit),
             OpKind::AllGather { .. }
             | OpKind::OpenGradient(_)
             | OpKind::Upload(_)
             | OpKind::ReduceScatter { .. } => {
-                if let (Some(side), Some(unit)) = (op.writes.first().and_then(|&id| side_of(id)), unit) {
-                    let lens = lens_of(&op.writes);
-                    live[side].insert(unit, lens.clone());
-                    let now = live[side].values().filter(|other| **other == lens).count();
-                    let peak = most[side].entry(lens).or_default();
-                    *peak = now.max(*peak);
+                let sets = if matches!(op.kind, OpKind::OpenGradient(_)) { schedule.chunks } else { 1 };
+                for ids in op.writes.chunks((op.writes.len() / sets).max(1)) {
+                    if let (Some(side), Some(unit)) = (side_of(ids[0]), unit) {
+                        take(&mut live[side], &mut most[side], (unit, ids[0], lens_of(ids)));
+                    }
                 }
                 if matches!(op.kind, OpKind::ReduceScatter { .. }) {
-                    reducing.take().map(|unit| live[1].remove(&unit));
+                    reducing.into_iter().for_each(|unit| free(&mut live[1], unit));
                     reducing = unit;
                 }
             }
@@ -121,11 +117,24 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
         // A staging slot is free again once the unit was used.
         if let Some(block) = op.kind.block() {
             let used = built.units_of(block.0);
-            live[2].retain(|unit, _| !used.contains(unit));
+            live[2].retain(|slot| !used.contains(&slot.0));
         }
         if ends.contains(&(index + 1)) {
-            reducing.take().map(|unit| live[1].remove(&unit));
+            reducing.take().into_iter().for_each(|unit| free(&mut live[1], unit));
         }
     }
     most
+}
+
+/// Adds a slot in use, and updates the most of its lengths in use.
+fn take(
+    live: &mut Vec<(UnitId, BufferId, Vec<usize>)>,
+    most: &mut Tally,
+    slot: (UnitId, BufferId, Vec<usize>),
+) {
+    let lens = slot.2.clone();
+    live.push(slot);
+    let now = live.iter().filter(|other| other.2 == lens).count();
+    let peak = most.entry(lens).or_default();
+    *peak = now.max(*peak);
 }

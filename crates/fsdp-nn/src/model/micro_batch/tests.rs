@@ -54,7 +54,7 @@ impl Subject {
         let mut models: Vec<_> = relatives().iter().map(|config| (decoder(config), whole)).collect();
         models.push((gpt2, whole));
         // What drops elements cannot be cut into chunks.
-        let chunked = RunShape { chunks: Chunks::one(0, 2), ..whole };
+        let chunked = RunShape { chunks: Chunks { count: 2, first: 0, here: 1 }, ..whole };
         let keeping = |config| DecoderConfig { attention_dropout: 0.0, residual_dropout: 0.0, ..config };
         let cut = relatives().map(keeping).into_iter().take(3);
         models.extend(cut.map(|config| (decoder(&config), chunked)));
