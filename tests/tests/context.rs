@@ -9,6 +9,7 @@ use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
 use fsdp_train::{InitSource, Job};
 
 use crate::over_tcp::OverTcp;
+use crate::resume::Case;
 use crate::support::{GPT2, LLAMA, config, job, threads};
 
 /// A tiny Llama with four key heads and a tied head, so that one parameter has gradients from two blocks.
@@ -62,6 +63,21 @@ fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
     }
     check(TIED, &[4, 8], &[chunks, "fsdp.mesh={ context = 2, replicate = 2 }"]);
     check(TIED, &[2], &[chunks, "fsdp.accumulation=\"unsharded\""]);
+}
+
+#[test]
+fn run_resumes_on_other_meshes_of_its_chunks_with_the_same_bits() {
+    let case = |before: &'static str, after: [&'static str; 2]| Case {
+        model: LLAMA,
+        settings: vec!["data.seq_len=8", "fsdp.chunks={ context = 2 }"],
+        before: vec!["run.ranks=4", before],
+        after: after.to_vec(),
+        cut: 2,
+        steps: 4,
+        is_stopped: false,
+    };
+    case("fsdp.mesh={ context = 2 }", ["run.ranks=2", "fsdp.mesh={ context = 1 }"]).check();
+    case("fsdp.mesh={ replicate = 2 }", ["run.ranks=8", "fsdp.mesh={ context = 2, replicate = 2 }"]).check();
 }
 
 #[test]

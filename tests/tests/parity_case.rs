@@ -264,7 +264,8 @@ fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
 /// Draws any valid case.
 pub(crate) fn cases() -> impl Strategy<Value = Case> {
     let family = prop_oneof![mlp(), llama(), gpt2()];
-    let order = (prop::option::of(any::<u64>()), any::<bool>(), any::<bool>());
+    let cut = select(vec![None, Some("context = 2"), Some("context = 1")]);
+    let order = (prop::option::of(any::<u64>()), any::<bool>(), cut);
     let update = (select(OPTIMIZERS.to_vec()), select(vec!["\"none\"", "0.1"]), select(EXTRAS.to_vec()));
     (family, sizes(), order, update)
         .prop_flat_map(|(family, sizes, order, update)| {
@@ -278,13 +279,15 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
             let ((seed, shared, cut), (optimizer, clip, extra)) = (order, update);
             let [world, replicas, rounds, micro, mut seq] = sizes;
             let mut mesh = format!("replicate = {replicas}");
-            if cut && can_be_cut {
-                mesh += ", context = 2";
+            let cut = cut.filter(|_| can_be_cut);
+            if let Some(axis) = cut {
+                mesh += &format!(", {axis}");
                 seq = seq.next_multiple_of(2);
             }
             let mut overrides = vec![
                 format!("run.ranks={world}"),
                 format!("fsdp.mesh={{ {mesh} }}"),
+                format!("fsdp.chunks.context={}", 1 + usize::from(cut.is_some())),
                 format!("train.micro_batch_size={micro}"),
                 format!("train.global_batch_size={}", micro * world * rounds),
                 format!("data.seq_len={seq}"),

@@ -232,7 +232,7 @@ fn compiled_step_reports_memory_and_collectives() {
     // The results of the step reuse their buffers.
     assert!(memory.aliased >= 12 * shards as u64, "{memory:?}");
     // Eight ranks do not fit on four devices.
-    let large = traced(&job.at_world(8).unwrap(), NATIVE);
+    let large = traced(&job.at(8).unwrap(), NATIVE);
     let message = target.compile(&large).unwrap_err().to_string();
     assert!(message.contains("8 ranks need as many devices"), "{message}");
 }

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use fsdp_config::Device;
-use fsdp_core::DType;
+use fsdp_core::{DType, Mesh};
 
 use crate::exit_code;
 use crate::version::VERSION;
@@ -50,7 +50,7 @@ pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, ExpertsArg, InspectArgs, MemoryArgs, ReadArgs, VerifyCkptArgs,
     target_name,
 };
-use values::{DEVICES, DTYPES, one_of, positive};
+use values::{DEVICES, DTYPES, mesh, one_of, positive};
 
 const EXAMPLES: &str = "Examples:
   fsdp train examples/quickstart.toml
@@ -207,6 +207,7 @@ first one also trains without sharding, compares, and reports.
 Examples:
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
   fsdp verify cluster.toml --world-sizes 2,8 --shrink      (an 8B configuration, on a laptop)
+  fsdp verify run.toml --meshes \"shard=4; shard=2,context=2; context=4\"
   fsdp verify examples/quickstart.toml --world-sizes 4 --order-seed 7 --json report.json"
 )]
 pub(crate) struct VerifyArgs {
@@ -216,6 +217,11 @@ pub(crate) struct VerifyArgs {
     /// processes, which form one world, run.ranks]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = positive)]
     pub(crate) world_sizes: Vec<usize>,
+    /// Meshes to try in place of world sizes, each as the sizes of its axes (replicate, shard, context; those left out are
+    /// 1): "shard=4; shard=2,context=2". Samples are cut into as many chunks as the largest context axis has ranks, if the
+    /// run file does not have more
+    #[arg(long, value_name = "MESH;MESH;...", value_delimiter = ';', value_parser = mesh, conflicts_with = "world_sizes")]
+    pub(crate) meshes: Vec<Mesh>,
     /// Optimizer steps to train
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: u64,

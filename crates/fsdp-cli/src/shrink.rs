@@ -80,9 +80,10 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
 /// Shrinks the axes of the mesh, so that small worlds have replicas, shards and groups.
 fn mesh(config: &mut Resolved) -> Vec<String> {
     let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
-    let context = config.fsdp.mesh.context;
+    let chunks = config.fsdp.chunks();
     config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
-    config.fsdp.mesh.context = context.min(AXIS_MAX);
+    config.fsdp.mesh.context = config.fsdp.mesh.context.min(AXIS_MAX);
+    config.fsdp.chunks.context = Some(chunks.min(AXIS_MAX));
     let mut groups = None;
     if let Reshard::ToGroup(ranks) = config.fsdp.reshard_after_forward {
         // A group of all shards is the same as no group.
@@ -99,9 +100,9 @@ fn mesh(config: &mut Resolved) -> Vec<String> {
     if cut < replicas {
         notes.push(format!("{replicas} replicas to {cut}"));
     }
-    let cut = config.fsdp.mesh.context;
-    if cut < context {
-        notes.push(format!("{context} chunks of samples to {cut}"));
+    let cut = config.fsdp.chunks();
+    if cut < chunks {
+        notes.push(format!("{chunks} chunks of samples to {cut}"));
     }
     notes.extend(groups);
     notes

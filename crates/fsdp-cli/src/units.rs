@@ -39,7 +39,7 @@ pub(crate) fn counted(count: usize, noun: &str) -> String {
 
 /// A noun as it stands after a count.
 pub(crate) fn plural(count: usize, noun: &str) -> String {
-    let end = match (count, noun.ends_with("ch")) {
+    let end = match (count, noun.ends_with('h')) {
         (1, _) => "",
         (_, true) => "es",
         (_, false) => "s",

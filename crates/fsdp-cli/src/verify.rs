@@ -9,10 +9,10 @@ use std::path::Path;
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::place::ProcessPlace;
-use fsdp_config::{Resolved, RunConfig};
-use fsdp_core::Rank;
+use fsdp_config::{Ranks, Resolved, RunConfig};
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_core::schedule::Reshard;
+use fsdp_core::{Axis, Mesh, Rank};
 use fsdp_nn::Backend;
 use fsdp_sim::SeededOrder;
 use fsdp_train::verify::{
@@ -49,15 +49,16 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     let json = json
         .map(|path| Ok::<_, CliError>((path, File::create(path).map_err(CliError::create("--json", path))?)))
         .transpose()?;
+    cut_for(&args.meshes, &mut setup.config);
     let worlds = Worlds::of(
         &setup.config,
-        requested_worlds(&args.world_sizes, place, setup.config.run.ranks)?,
+        requested_worlds(&args.world_sizes, &args.meshes, place, setup.config.run.ranks)?,
         args.shrink,
     );
     // Processes join for the largest requested world, whatever the run file has. Worlds that do not fit the run file
     // are skipped, not started.
     let run = setup.config.run.clone();
-    let joined = RunConfig { ranks: worlds.all.iter().copied().max().unwrap_or(1), ..run };
+    let joined = RunConfig { ranks: worlds.all.iter().map(|world| world.count()).max().unwrap_or(1), ..run };
     cluster::within(place, &joined, args.network, |team| {
         let verified = verify_job(args, &setup, worlds, team.map(|team| team.cluster))?;
         if let Some(report) = verified.report.filter(|_| !cluster::is_not_first(place)) {
@@ -73,25 +74,36 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     })
 }
 
-/// The requested world sizes. Processes that were started together hold a single one.
+/// Cuts samples into as many chunks as the largest context axis of these meshes needs, if that is more than the run file
+/// has: only with equally many chunks do all meshes have the same bits.
+fn cut_for(meshes: &[Mesh], config: &mut Resolved) {
+    let largest = meshes.iter().map(|mesh| mesh.size(Axis::Context)).max().unwrap_or(1);
+    config.fsdp.chunks.context = Some(config.fsdp.chunks().max(largest));
+}
+
+/// The requested worlds. Processes that were started together hold a single one.
 fn requested_worlds(
-    given: &[usize],
+    sizes: &[usize],
+    meshes: &[Mesh],
     place: Option<ProcessPlace>,
     ranks: usize,
-) -> Result<Vec<usize>, CliError> {
+) -> Result<Vec<Ranks>, CliError> {
+    let given =
+        sizes.iter().copied().map(Ranks::Count).chain(meshes.iter().copied().map(Ranks::On)).collect();
     let Some(place) = place else {
-        return Ok(if given.is_empty() { WORLDS.into() } else { given.into() });
+        return Ok(if sizes.len() + meshes.len() == 0 { WORLDS.map(Ranks::Count).into() } else { given });
     };
-    match *given {
-        [] => Ok(vec![ranks]),
-        [world] if world.is_multiple_of(place.processes) => Ok(vec![world]),
+    match given[..] {
+        [] => Ok(vec![Ranks::Count(ranks)]),
+        [world] if world.count().is_multiple_of(place.processes) => Ok(vec![world]),
         _ => {
             let what = format!(
                 "{} has started {} processes, which form one world together, in equal parts: give one multiple of that, or \
                  leave it out for run.ranks = {ranks}",
                 place.launched_by, place.processes
             );
-            Err(CliError::Option { option: "--world-sizes", what })
+            let option = if meshes.is_empty() { "--world-sizes" } else { "--meshes" };
+            Err(CliError::Option { option, what })
         }
     }
 }
@@ -102,7 +114,7 @@ fn verify_job(
     worlds: Worlds,
     cluster: Option<&Cluster>,
 ) -> Result<Verified, CliError> {
-    let job = if args.shrink { shrunk_job(setup, &worlds.fitting)? } else { full_job(setup)? };
+    let job = if args.shrink { shrunk_job(args, setup, &worlds.fitting)? } else { full_job(setup)? };
     output::data_warnings(&job.data);
     let order = |rank: Rank| -> Box<dyn IssueOrder> {
         match args.order_seed {
@@ -111,16 +123,19 @@ fn verify_job(
         }
     };
     let options = VerifyOptions {
-        world_sizes: worlds.fitting,
+        worlds: worlds.fitting,
         steps: args.steps,
         order: &order,
         progress: &|world| match world {
             None => output::note(&format!("training {} steps without sharding", args.steps)),
-            Some(world) => output::note(&format!("training {} steps over {world} ranks", args.steps)),
+            Some(mesh) => {
+                let axes = if args.meshes.is_empty() { String::new() } else { format!(": {mesh}") };
+                output::note(&format!("training {} steps over {} ranks{axes}", args.steps, mesh.world()));
+            }
         },
     };
-    let started = options.world_sizes.iter().copied().filter(|&world| job.config.at_world(world).is_ok());
-    let ranks = started.max().unwrap_or(1);
+    let started = options.worlds.iter().filter(|&&world| job.config.at(world).is_ok());
+    let ranks = started.map(|world| world.count()).max().unwrap_or(1);
     let work = Verification { job: &job, options: &options };
     let largest = RunConfig { ranks, ..job.config.run.clone() };
     let purpose = Purpose::Verification { poison: args.order_seed.is_some() };
@@ -152,21 +167,21 @@ impl Work for Verification<'_> {
     }
 }
 
-/// The requested world sizes.
+/// The requested worlds.
 struct Worlds {
-    all: Vec<usize>,
-    fitting: Vec<usize>,
-    /// World sizes that the shrunk run supports, but not the original run.
+    all: Vec<Ranks>,
+    fitting: Vec<Ranks>,
+    /// Worlds that the shrunk run supports, but not the original run.
     skipped: Vec<Skipped>,
 }
 
 impl Worlds {
-    fn of(config: &Resolved, all: Vec<usize>, is_shrunk: bool) -> Self {
+    fn of(config: &Resolved, all: Vec<Ranks>, is_shrunk: bool) -> Self {
         let mut worlds = Self { all: all.clone(), fitting: Vec::new(), skipped: Vec::new() };
         for world in all {
-            match config.at_world(world) {
+            match config.at(world) {
                 Err(error) if is_shrunk => {
-                    worlds.skipped.push(Skipped { world, reason: error.to_string() });
+                    worlds.skipped.push(Skipped { world: world.count(), reason: error.to_string() });
                 }
                 _ => worlds.fitting.push(world),
             }
@@ -209,8 +224,10 @@ fn full_job(setup: &RunSetup) -> Result<Job<Model>, CliError> {
     Ok(Job::new(setup.config.clone(), architecture, init)?)
 }
 
-fn shrunk_job(setup: &RunSetup, worlds: &[usize]) -> Result<Job<Model>, CliError> {
-    let small = shrink::shrink(setup, worlds)?;
+fn shrunk_job(args: &VerifyArgs, setup: &RunSetup, worlds: &[Ranks]) -> Result<Job<Model>, CliError> {
+    let worlds: Vec<usize> = worlds.iter().map(|world| world.count()).collect();
+    let mut small = shrink::shrink(setup, &worlds)?;
+    cut_for(&args.meshes, &mut small.setup.config);
     for note in &small.notes {
         output::note(&format!("shrunk: {note}"));
     }
@@ -231,6 +248,10 @@ mod tests {
 
     #[test]
     fn multiple_processes_verify_one_divisible_world_size() {
+        let requested_worlds = |sizes: &[usize], place, ranks| {
+            let worlds = requested_worlds(sizes, &[], place, ranks)?;
+            Ok::<Vec<usize>, CliError>(worlds.into_iter().map(Ranks::count).collect())
+        };
         assert_eq!(requested_worlds(&[], None, 8).unwrap(), [1, 2, 4]);
         assert_eq!(requested_worlds(&[3, 1], None, 8).unwrap(), [3, 1]);
         let launched_by = LaunchedBy::Torchrun;

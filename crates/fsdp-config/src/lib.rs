@@ -53,7 +53,7 @@ pub use model::{Init, ModelConfig, PaddingRow};
 pub use optimizer::{AdafactorConfig, AdamwConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
 pub use reader::nearest;
-pub use resolved::{Resolved, World};
+pub use resolved::{Ranks, Resolved, World};
 pub use run::{
     Device, ExportWeights, KernelChoice, MetricsSink, RunConfig, Transport, XlaConfig, XlaReduction,
 };

@@ -1,5 +1,7 @@
 //! A run file with all defaults filled in, and what follows from it.
 
+use fsdp_core::{Axis, Mesh};
+
 use super::adapter::AdapterConfig;
 use super::checkpoint::CheckpointConfig;
 use super::data::DataConfig;
@@ -48,6 +50,38 @@ impl World {
     }
 }
 
+/// The ranks of a world, and how they are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ranks {
+    /// So many. The mesh keeps its context axis, or a part of it that divides them, and its replicas if their number
+    /// divides what is left.
+    Count(usize),
+    /// Those of a mesh.
+    On(Mesh),
+}
+
+impl Ranks {
+    /// Number of ranks.
+    pub fn count(self) -> usize {
+        match self {
+            Ranks::Count(count) => count,
+            Ranks::On(mesh) => mesh.world(),
+        }
+    }
+}
+
+impl From<usize> for Ranks {
+    fn from(count: usize) -> Self {
+        Ranks::Count(count)
+    }
+}
+
+impl From<Mesh> for Ranks {
+    fn from(mesh: Mesh) -> Self {
+        Ranks::On(mesh)
+    }
+}
+
 impl Resolved {
     /// Returns the text of `resolved.toml`; parsing it gives an equal configuration.
     ///
@@ -57,32 +91,42 @@ impl Resolved {
         toml::to_string(self).expect("a configuration read from TOML can be written as TOML")
     }
 
-    /// Returns the same configuration for another number of ranks. The mesh keeps its context axis, or a part of it that
-    /// divides the ranks, and its replicas if their number divides what is left.
+    /// Returns the same configuration for other ranks.
     ///
     /// # Errors
-    /// [`ConfigError::Divisibility`] if the ranks that train on different data do not divide the micro-batches of a step.
-    pub fn at_world(&self, world: usize) -> Result<Self, ConfigError> {
-        let mut config = self.clone();
+    /// [`ConfigError::Divisibility`] if the chunks of samples do not divide their positions, the context axis does not divide
+    /// the chunks, or the ranks that train on different data do not divide the micro-batches of a step.
+    pub fn at(&self, ranks: impl Into<Ranks>) -> Result<Self, ConfigError> {
+        let (mut config, ranks) = (self.clone(), ranks.into());
+        let world = ranks.count();
         config.run.ranks = world;
-        let indivisible = |divisor_key, divisor: usize, dividend_key, dividend: usize| {
-            let (divisor, dividend) = (divisor as u64, dividend as u64);
-            let origin = format!("a world of {world}");
-            Err(ConfigError::Divisibility { origin, divisor_key, divisor, dividend_key, dividend })
-        };
         let mesh = &mut config.fsdp.mesh;
-        while !world.is_multiple_of(mesh.context) {
-            mesh.context /= 2;
+        match ranks {
+            Ranks::Count(_) => {
+                while !world.is_multiple_of(mesh.context) {
+                    mesh.context /= 2;
+                }
+                if !mesh.dp_degree(world).is_multiple_of(mesh.replicate) {
+                    mesh.replicate = 1;
+                }
+            }
+            Ranks::On(axes) => {
+                (mesh.replicate, mesh.context) = (axes.size(Axis::Replicate), axes.size(Axis::Context));
+            }
         }
-        let dp_degree = mesh.dp_degree(world);
-        if !dp_degree.is_multiple_of(mesh.replicate) {
-            mesh.replicate = 1;
-        }
-        let micro_batches = self.train.micro_batches_per_step();
-        if !micro_batches.is_multiple_of(dp_degree) {
-            return indivisible("run.ranks", dp_degree, "the micro-batches of a step", micro_batches);
-        }
-        Ok(config)
+        let (dp_degree, chunks) = (config.fsdp.mesh.dp_degree(world), config.fsdp.chunks());
+        let chunks = ("fsdp.chunks.context", chunks);
+        let rules = [
+            (chunks, ("data.seq_len", self.data.seq_len)),
+            (("fsdp.mesh.context", config.fsdp.mesh.context), chunks),
+            (("run.ranks", dp_degree), ("the micro-batches of a step", self.train.micro_batches_per_step())),
+        ];
+        let broken =
+            rules.into_iter().find(|((_, divisor), (_, dividend))| !dividend.is_multiple_of(*divisor));
+        let Some(((divisor_key, divisor), (dividend_key, dividend))) = broken else { return Ok(config) };
+        let (divisor, dividend) = (divisor as u64, dividend as u64);
+        let origin = format!("a world of {world}");
+        Err(ConfigError::Divisibility { origin, divisor_key, divisor, dividend_key, dividend })
     }
 
     /// Whether early stopping or the best checkpoints depend on evaluation losses.

@@ -271,7 +271,7 @@ fn chunks_are_those_of_the_context_axis_unless_set() {
 fn chunks_stay_where_ranks_change() {
     let config = parse(MINIMAL, &["run.ranks=4", "fsdp.mesh={ context = 4 }"]).unwrap().config;
     for (world, context) in [(1, 1), (2, 2), (4, 4)] {
-        let config = config.at_world(world).unwrap();
+        let config = config.at(world).unwrap();
         assert_eq!((config.fsdp.mesh.context, config.fsdp.chunks()), (context, 4), "at {world} ranks");
         assert_eq!(parse(&config.to_toml(), &[]).unwrap().config, config);
     }

@@ -400,6 +400,7 @@ pub(crate) fn grid(sketch: &Sketch) -> Vec<Setup> {
                             [usize::from(pick(1))],
                         checkpointing: [Checkpointing::None, Checkpointing::Full][usize::from(pick(2))],
                         offload: [Offload::None, Offload::Cpu][usize::from(pick(3))],
+                        chunks: if rounds == 3 { 2 } else { 1 },
                         ..Policy::default()
                     };
                     let mesh = Mesh::new([(Axis::Replicate, 1 + prefetch % 2), (Axis::Shard, 4)]).unwrap();

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use fsdp_config::{OptimizerConfig, Packing, Resolved};
+use fsdp_config::{OptimizerConfig, Packing, Ranks, Resolved};
 use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
@@ -189,13 +189,12 @@ impl<A: Architecture + Clone> Job<A> {
         forecast::<M, A>(&self.config, &self.architecture, &self.plan)
     }
 
-    /// Returns the same job for another number of ranks. The mesh keeps its replicas if their number divides the new
-    /// one.
+    /// Returns the same job for other ranks.
     ///
     /// # Errors
-    /// Errors of [`Job::new`]: some sizes do not fit the policies.
-    pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
-        let config = self.config.at_world(world)?;
+    /// Errors of [`Job::new`]: some ranks do not fit the policies.
+    pub fn at(&self, ranks: impl Into<Ranks>) -> Result<Self, TrainError> {
+        let config = self.config.at(ranks)?;
         expect_ranks(&config)?;
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
     }

@@ -32,6 +32,27 @@ fn verify_splits_world_sizes() {
 }
 
 #[test]
+fn verify_reads_meshes_by_the_names_of_their_axes() {
+    let meshes = |text: &str| match Args::try_parse_from(["fsdp", "verify", "a.toml", "--meshes", text]) {
+        Ok(Args { command: Command::Verify(args), .. }) => {
+            Ok(args.meshes.iter().map(ToString::to_string).collect::<Vec<_>>())
+        }
+        other => Err(other.map(drop).unwrap_err().to_string()),
+    };
+    let expected = ["1 x 4 (replicate x shard)", "2 x 1 x 2 (replicate x shard x context)"];
+    assert_eq!(meshes("shard=4; replicate=2, context=2").unwrap(), expected);
+    for (wrong, why) in [
+        ("shards=4", "there is no axis `shards`, but replicate, shard, context"),
+        ("shard=2,shard=4", "the axis shard has two sizes"),
+        ("shard=0", "expected an integer of at least 1"),
+        ("4", "expected sizes of axes, as in shard=2,context=2"),
+    ] {
+        assert!(meshes(wrong).unwrap_err().contains(why), "{wrong}");
+    }
+    assert!(parse("verify a.toml --meshes shard=4 --world-sizes 4").is_err());
+}
+
+#[test]
 fn zero_ranks_and_steps_are_rejected() {
     for line in ["verify a.toml --world-sizes 1,0", "bench train --ranks 0", "bench train --steps 0"] {
         let error = parse(line).unwrap_err();

@@ -2,7 +2,7 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use fsdp_config::Device;
-use fsdp_core::DType;
+use fsdp_core::{Axis, DType, Mesh};
 
 /// The name of a value, its help, and the value.
 pub(super) type Named<T> = (&'static str, &'static str, T);
@@ -38,4 +38,21 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
         Ok(0) | Err(_) => Err("expected an integer of at least 1".to_owned()),
         Ok(number) => Ok(number),
     }
+}
+
+/// Parses the sizes of a mesh's axes: `shard=2,context=2`.
+pub(super) fn mesh(text: &str) -> Result<Mesh, String> {
+    let mut axes: Vec<(Axis, usize)> = Vec::new();
+    for axis in text.split(',') {
+        let (name, size) = axis.split_once('=').ok_or("expected sizes of axes, as in shard=2,context=2")?;
+        let named = Axis::ALL.into_iter().find(|axis| axis.name() == name.trim());
+        let axis = named.ok_or_else(|| {
+            format!("there is no axis `{}`, but {}", name.trim(), Axis::ALL.map(Axis::name).join(", "))
+        })?;
+        if axes.iter().any(|(other, _)| *other == axis) {
+            return Err(format!("the axis {} has two sizes", axis.name()));
+        }
+        axes.push((axis, positive(size.trim())?));
+    }
+    Mesh::new(axes).map_err(|error| error.to_string())
 }

@@ -28,7 +28,7 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
     }
     if let Some(nodes) = nodes.or(cluster.nodes) {
         let (ranks, replicas) = (nodes * per_node, config.fsdp.mesh.replicate);
-        *config = config.at_world(ranks).map_err(|error| refused(error.to_string()))?;
+        *config = config.at(ranks).map_err(|error| refused(error.to_string()))?;
         if config.fsdp.mesh.replicate != replicas {
             return Err(refused(format!(
                 "{ranks} ranks cannot form fsdp.mesh.replicate = {replicas} replicas: change one of them"

@@ -1,5 +1,7 @@
 //! Formats a verification as text.
 
+use std::collections::BTreeSet;
+
 use fsdp_core::{Axis, Mesh};
 use fsdp_train::verify::{Difference, Skipped, VerifyReport, WorldReport};
 use serde_json::Value;
@@ -29,13 +31,15 @@ impl Report for VerifyReport {
         let skipped = skipped.iter().map(|Skipped { world, reason }| format!("world {world}: {reason}"));
         to.each(Mark::Warning, "skipped", skipped);
         to.gap();
+        let sizes: BTreeSet<usize> = worlds.iter().map(|world| world.world).collect();
+        let kind = if sizes.len() == worlds.len() { "world size" } else { "mesh" };
         let broken = worlds.iter().filter(|world| !world.failures.is_empty()).count();
         let (mark, verdict) = match (broken, worlds.len()) {
             (_, 0) => {
                 (Mark::Bad, "no world size was verified: none of them fits the configuration".to_owned())
             }
-            (0, all) => (Mark::Good, format!("every promise was kept at {}", counted(all, "world size"))),
-            (_, all) => (Mark::Bad, format!("broken promises at {broken} of {all} world sizes")),
+            (0, all) => (Mark::Good, format!("every promise was kept at {}", counted(all, kind))),
+            (_, all) => (Mark::Bad, format!("broken promises at {broken} of {}", counted(all, kind))),
         };
         to.marked(mark, &verdict, "");
     }

@@ -27,6 +27,30 @@ fn verify_trains_nothing_when_no_world_size_fits() {
     ");
 }
 
+/// The chunks of the largest context axis are those of all meshes, so that all have the bits of one run.
+#[test]
+fn meshes_of_one_chunking_have_equal_bits() {
+    let meshes = ["shard=2", "context=2", "shard=2,context=2", "replicate=2,shard=2"].join(";");
+    let ran = Sandbox::new().succeed(&format!("verify run.toml --steps 1 --meshes {meshes}"));
+    insta::assert_snapshot!(outcome(&ran.stdout), @r"
+    world 2: mesh 1 x 2 (replicate x shard), promised: equal bits (D2)
+    world 2: mesh 1 x 1 x 2 (replicate x shard x context), promised: equal bits (D2)
+    world 4: mesh 1 x 2 x 2 (replicate x shard x context), promised: equal bits (D2)
+    world 4: mesh 2 x 2 (replicate x shard), promised: equal bits (D2)
+    ");
+    assert!(ran.stdout.ends_with("every promise was kept at 4 meshes\n"), "{}", ran.stdout);
+}
+
+#[test]
+fn meshes_that_the_model_cannot_be_cut_for_are_refused_by_key() {
+    let ran = Sandbox::new().fsdp("verify run.toml --meshes context=16;shard=2");
+    assert_eq!(ran.code, Some(2));
+    insta::assert_snapshot!(folded(&ran.stderr), @r"
+    error: fsdp.chunks.context: block `layers.0.attention`: 4 query heads and 2 key heads cannot be
+    shared among 16 chunks of samples
+    ");
+}
+
 #[test]
 fn shrunk_run_keeps_promises_of_run_file() {
     let sandbox = Sandbox::new();

@@ -26,10 +26,11 @@ use std::time::Duration;
 use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_comm::process::VALUE_MAX;
+use fsdp_config::Ranks;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{IssueOrder, ProgramOrder, StepReport};
 use fsdp_core::memory::Usage;
-use fsdp_core::{FailureKind, Rank};
+use fsdp_core::{FailureKind, Mesh, Rank};
 use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
@@ -53,21 +54,21 @@ const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Options of a verification.
 pub struct VerifyOptions<'a> {
-    /// World sizes to verify; those that do not fit the configuration are reported as skipped.
-    pub world_sizes: Vec<usize>,
+    /// The worlds to verify; those that do not fit the configuration are reported as skipped.
+    pub worlds: Vec<Ranks>,
     /// Number of steps to train.
     pub steps: u64,
     /// Creates the order in which each rank issues operations.
     pub order: &'a (dyn Fn(fsdp_core::Rank) -> Box<dyn IssueOrder> + Sync),
-    /// Called when a world size begins; with `None`, the oracle.
-    pub progress: &'a (dyn Fn(Option<usize>) + Sync),
+    /// Called when a world begins; with `None`, the oracle.
+    pub progress: &'a (dyn Fn(Option<Mesh>) + Sync),
 }
 
 impl VerifyOptions<'_> {
     /// Verifies `steps` steps at each of `world_sizes`, issuing operations in program order.
     pub fn new(world_sizes: &[usize], steps: u64) -> Self {
         Self {
-            world_sizes: world_sizes.to_vec(),
+            worlds: world_sizes.iter().copied().map(Ranks::Count).collect(),
             steps,
             order: &|_| Box::new(ProgramOrder),
             progress: &|_| {},
@@ -133,11 +134,11 @@ pub fn verify_together<L: Launcher<Memory: Backend>, A: Architecture + Clone>(
 ) -> Result<Verified, TrainError> {
     let mut report = VerifyReport::new(job, options.steps);
     let mut jobs = Vec::new();
-    for &world in &options.world_sizes {
-        match job.at_world(world) {
-            Ok(job) => jobs.push((world, job)),
+    for &ranks in &options.worlds {
+        match job.at(ranks) {
+            Ok(job) => jobs.push((ranks.count(), job)),
             Err(error) if error.kind() == FailureKind::Input => {
-                report.skipped.push(Skipped { world, reason: error.to_string() });
+                report.skipped.push(Skipped { world: ranks.count(), reason: error.to_string() });
             }
             Err(error) => return Err(error),
         }
@@ -166,7 +167,7 @@ pub fn verify_together<L: Launcher<Memory: Backend>, A: Architecture + Clone>(
     let losses = |reference: &Reference| reference.reports.iter().map(|report| report.loss).collect();
     report.oracle_losses = reference.as_ref().map_or_else(Vec::new, losses);
     for (world, job) in jobs {
-        (options.progress)(Some(world));
+        (options.progress)(Some(job.plan.mesh));
         let assembly = launcher.assemble(world);
         let ranks = launcher.launch(world, &|seat: Seat<L::Memory>| {
             let mut order = (options.order)(seat.rank);
