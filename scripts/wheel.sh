@@ -5,7 +5,7 @@
 #        scripts/wheel.sh FOLDER quick
 #        scripts/wheel.sh FOLDER cuda [PROGRAM]
 #
-# `quick` builds in less time what works on machines like this one: for tests. A wheel to ship that is too large is an error.
+# `quick` builds in less time, without optimisation, what works on machines like this one: for tests. A wheel to ship that is too large is an error.
 #
 # Needs Rust and Python. `cuda` needs a C++ compiler too, unless the PROGRAM is there already, built with the feature `cuda` and
 # with FSDP_COMMIT set. What else it takes comes from PyPI: maturin; zig, which links against glibc 2.28 and compiles for the other
@@ -49,7 +49,7 @@ fsdp() {
 }
 
 quick() {
-  by_maturin "$(rustc -vV | sed -n 's/^host: //p')" --profile release --compatibility off --quiet
+  by_maturin "$(rustc -vV | sed -n 's/^host: //p')" --profile dev --compatibility off --quiet
 }
 
 # by_maturin TARGET OPTION..

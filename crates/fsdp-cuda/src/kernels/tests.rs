@@ -43,19 +43,25 @@ fn cases() -> Vec<(&'static Source, (DType, DType))> {
 
 #[test]
 fn every_kernel_source_compiles_with_nvrtc() {
-    for arch in ["sm_80", "sm_90", "sm_100"] {
-        for (source, types) in cases() {
-            match image(source, types, arch) {
-                Err(DeviceError::Compiler(_)) => {
-                    assert!(std::env::var_os("FSDP_TEST_NVRTC").is_none(), "libnvrtc is not installed");
-                    println!("skipped: libnvrtc is not installed");
-                    return;
-                }
-                Err(error) => panic!("{error}"),
-                Ok(image) => {
-                    let has = |name: &&str| image.windows(name.len()).any(|part| part == name.as_bytes());
-                    assert!(source.kernels().iter().all(has), "{} has its kernels", source.name);
-                }
+    std::thread::scope(|scope| {
+        for arch in ["sm_80", "sm_90", "sm_100"] {
+            scope.spawn(move || compile_all(arch));
+        }
+    });
+}
+
+fn compile_all(arch: &str) {
+    for (source, types) in cases() {
+        match image(source, types, arch) {
+            Err(DeviceError::Compiler(_)) => {
+                assert!(std::env::var_os("FSDP_TEST_NVRTC").is_none(), "libnvrtc is not installed");
+                println!("skipped: libnvrtc is not installed");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+            Ok(image) => {
+                let has = |name: &&str| image.windows(name.len()).any(|part| part == name.as_bytes());
+                assert!(source.kernels().iter().all(has), "{} has its kernels", source.name);
             }
         }
     }
