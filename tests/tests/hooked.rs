@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{Arithmetic, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
@@ -87,56 +87,13 @@ impl<M: Memory> Memory for Hooked<M> {
         self.inner.copy(queue, src, dst)
     }
 
-    fn accumulate(
+    fn compute(
         &self,
         queue: Queue,
-        src: Slice<'_, M::Buffer>,
+        operation: Arithmetic<'_, Slice<'_, M::Buffer>>,
         dst: SliceMut<'_, M::Buffer>,
     ) -> Result<(), Error> {
-        self.inner.accumulate(queue, src, dst)
-    }
-
-    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, M::Buffer>) -> Result<(), Error> {
-        self.inner.scale(queue, factor, dst)
-    }
-
-    fn square_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, M::Buffer>,
-        row_len: usize,
-        sum: SliceMut<'_, M::Buffer>,
-    ) -> Result<(), Error> {
-        self.inner.square_sum(queue, src, row_len, sum)
-    }
-
-    fn exact_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, M::Buffer>,
-        sum: SliceMut<'_, M::Buffer>,
-    ) -> Result<(), Error> {
-        self.inner.exact_sum(queue, src, sum)
-    }
-
-    fn add_counts(
-        &self,
-        queue: Queue,
-        src: Slice<'_, M::Buffer>,
-        words: SliceMut<'_, M::Buffer>,
-    ) -> Result<(), Error> {
-        self.inner.add_counts(queue, src, words)
-    }
-
-    fn gradient_factors(
-        &self,
-        queue: Queue,
-        scalars: Slice<'_, M::Buffer>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: SliceMut<'_, M::Buffer>,
-    ) -> Result<(), Error> {
-        self.inner.gradient_factors(queue, scalars, divisor, grad_clip, factors)
+        self.inner.compute(queue, operation, dst)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, M::Buffer>) -> Result<(), Error> {

@@ -3,16 +3,17 @@
 //! A [`Memory::Buffer`] is a handle: a clone shares the same storage for reading, and shared storage cannot be written.
 //! A collective in flight therefore holds clones of its inputs, and a write that would race with it fails.
 
+mod arithmetic;
 mod slices;
 mod usage;
 
+pub use arithmetic::{Arithmetic, Rows};
 pub use slices::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut, View};
 pub use usage::{Bytes, Category, Usage};
 
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::rank::Queue;
-use crate::update::Piece;
 
 /// The memory of one rank's device.
 ///
@@ -66,56 +67,16 @@ pub trait Memory: Send + Sync + 'static {
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Computes `dst += src` element by element, in one dtype (bf16 and f16 are added in f32 and rounded; integers
-    /// wrap).
+    /// Computes an operation of [`Arithmetic`] into `dst`.
     ///
     /// # Errors
     /// [`Error::Shared`] when `dst` has other handles.
-    fn accumulate(
+    fn compute(
         &self,
         queue: Queue,
-        src: Slice<'_, Self::Buffer>,
+        operation: Arithmetic<'_, Slice<'_, Self::Buffer>>,
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
-
-    /// Multiplies every element by `factor`, which is first rounded to the dtype; each product is rounded once (bf16
-    /// and f16 are multiplied in f32 and rounded).
-    ///
-    /// # Errors
-    /// [`Error::Shared`] when `dst` has other handles.
-    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
-
-    /// Adds the squares of all elements to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`): each row of
-    /// `row_len` elements is summed in `f64` in a fixed order, and the sums of rows are added exactly. `row_len` must
-    /// divide the length. Carries between words may be left unresolved.
-    ///
-    /// # Errors
-    /// [`Error::Shared`] when `sum` has other handles.
-    fn square_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, Self::Buffer>,
-        row_len: usize,
-        sum: SliceMut<'_, Self::Buffer>,
-    ) -> Result<(), Error>;
-
-    /// Adds the squares of all pieces of a shard to `sum`, each as in [`Memory::square_sum`]. The pieces differ between
-    /// ranks, but every rank makes this one call; elements outside all pieces are zero.
-    ///
-    /// # Errors
-    /// As [`Memory::square_sum`].
-    fn square_sum_of_pieces(
-        &self,
-        queue: Queue,
-        shard: &Self::Buffer,
-        pieces: &[Piece],
-        mut sum: SliceMut<'_, Self::Buffer>,
-    ) -> Result<(), Error> {
-        pieces.iter().try_for_each(|piece| {
-            let slice = Slice::new(shard, piece.offset, piece.len);
-            self.square_sum(queue, slice, piece.row_len, sum.reborrow())
-        })
-    }
 
     /// Copies part number `part` of `src`, whose length is a multiple of `dst`'s, to `dst`. The part differs between
     /// ranks.
@@ -132,44 +93,6 @@ pub trait Memory: Send + Sync + 'static {
         let len = dst.len();
         self.copy(queue, Slice::new(src, part * len, len), SliceMut::whole(dst))
     }
-
-    /// Adds all elements (`F64`) to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`).
-    ///
-    /// # Errors
-    /// [`Error::Shared`] when `sum` has other handles.
-    fn exact_sum(
-        &self,
-        queue: Queue,
-        src: Slice<'_, Self::Buffer>,
-        sum: SliceMut<'_, Self::Buffer>,
-    ) -> Result<(), Error>;
-
-    /// Adds whole numbers (`F64`) to the same number of words (`I64`), element by element.
-    ///
-    /// # Errors
-    /// [`Error::Shared`] when `words` has other handles.
-    fn add_counts(
-        &self,
-        queue: Queue,
-        src: Slice<'_, Self::Buffer>,
-        words: SliceMut<'_, Self::Buffer>,
-    ) -> Result<(), Error>;
-
-    /// Computes [`GradientFactors`](crate::scalars::GradientFactors) (`F64`) from the reduced scalars of a step
-    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)) whose gradient was divided by `divisor`, as defined in
-    /// [`StepReport::of`](crate::scalars::StepReport::of). On entry `factors` holds those of the previous step: once a
-    /// value was not finite, `finite` remains 0.
-    ///
-    /// # Errors
-    /// [`Error::Shared`] when `factors` has other handles.
-    fn gradient_factors(
-        &self,
-        queue: Queue,
-        scalars: Slice<'_, Self::Buffer>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: SliceMut<'_, Self::Buffer>,
-    ) -> Result<(), Error>;
 
     /// Copies from the host, converting between float dtypes.
     ///

@@ -7,10 +7,7 @@
 
 use std::ops::Range;
 
-use crate::error::Error;
 use crate::exact::ExactSum;
-use crate::memory::{HostSliceMut, Memory, Slice};
-use crate::rank::Queue;
 
 /// Words of the buffer: exact sums of loss and squared norm, the target count, the number of ranks that ask to stop,
 /// and the number of ranks whose parameters or state are not finite.
@@ -168,16 +165,6 @@ impl GradientFactors {
     /// Restores the factors from their values in device order.
     pub fn from_array([scale, clip, finite]: [f64; Self::LEN]) -> Self {
         Self { scale, clip, finite: finite != 0.0 }
-    }
-
-    /// Reads the factors from a device, after all earlier work of `queue`; blocks.
-    ///
-    /// # Errors
-    /// The errors of [`Memory::read`].
-    pub fn read<M: Memory>(memory: &M, queue: Queue, factors: Slice<'_, M::Buffer>) -> Result<Self, Error> {
-        let mut array = [0.0; Self::LEN];
-        memory.read(queue, factors, HostSliceMut::F64(&mut array))?;
-        Ok(Self::from_array(array))
     }
 }
 

@@ -17,7 +17,7 @@ pub use tables::{RankTables, UnitTables};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::layout::Segment;
-use crate::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
+use crate::memory::{Buffer, HostSlice, Memory, Rows, Slice, SliceMut};
 use crate::model::ParamId;
 use crate::rank::Queue;
 
@@ -34,6 +34,13 @@ pub struct Piece {
     pub param_offset: usize,
     /// Row length of the parameter; 1 if it has fewer than two dimensions. A piece consists of whole rows.
     pub row_len: usize,
+}
+
+impl Piece {
+    /// Its rows in the shard.
+    pub fn rows(&self) -> Rows {
+        Rows { offset: self.offset, len: self.len, row_len: self.row_len }
+    }
 }
 
 /// Inputs of an update that are the same on every rank.

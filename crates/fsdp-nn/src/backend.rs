@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use fsdp_core::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Buffer, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{Error, Queue};
@@ -161,7 +161,7 @@ pub trait Backend: Memory {
             }
             Op::Pointwise(Pointwise::Accumulate { .. }) => {
                 let ([x], [y], _) = operands.split();
-                return self.accumulate(Queue::Compute, x, y.slice);
+                return self.compute(Queue::Compute, Arithmetic::Accumulate(x), y.slice);
             }
             Op::Lookup(Lookup::Positions { samples, seq }) => {
                 let ([], [ids], _) = operands.split();

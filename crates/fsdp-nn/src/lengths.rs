@@ -1,9 +1,8 @@
 //! Argument checks of operations, shared by memory that computes and memory that only counts. Arguments that do not
 //! fit are bugs in this project: all checks panic and name the mismatch.
 
+use fsdp_core::DType;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut};
-use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS};
-use fsdp_core::{DType, ExactSum};
 
 /// Checks that a length is as expected.
 #[track_caller]
@@ -15,20 +14,6 @@ pub fn expect(what: &'static str, got: usize, expected: usize) {
 #[track_caller]
 pub fn expect_rows(what: &'static str, row_len: usize, total: usize) {
     assert!(row_len > 0 && total.is_multiple_of(row_len), "{what}: {total} is not a multiple of {row_len}");
-}
-
-/// Checks the lengths of a row-wise sum of squares that is added to an exact sum.
-#[track_caller]
-pub fn square_sum(src: usize, row_len: usize, words: usize) {
-    expect_rows("elements of the rows of a square sum", row_len, src);
-    expect("words of an exact sum", words, ExactSum::WORDS);
-}
-
-/// Checks the lengths of a step's scalars and of the factors derived from them.
-#[track_caller]
-pub fn gradient_factors(scalars: usize, factors: usize) {
-    expect("words of a step's scalars", scalars, SCALAR_WORDS);
-    expect("gradient factors", factors, GradientFactors::LEN);
 }
 
 /// Panics because a dtype is not a float.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use fsdp_core::comm::Comms;
 use fsdp_core::engine::{StepInput, StepReport};
 use fsdp_core::layout::SegmentId;
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
+use fsdp_core::memory::{Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::program::{BlockCall, ForwardMode, Gradients, Params, Pass, Program};
 use fsdp_core::scalars::{COUNT, GradientFactors};
@@ -143,8 +143,9 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
         self.memory.zero(Queue::Compute, SliceMut::whole(sum))?;
         let trained = self.params.iter().filter(|param| param.gradient.is_some());
         for (gradient, param) in total.iter().zip(trained) {
-            let (gradient, sum) = (Slice::whole(gradient), SliceMut::whole(sum));
-            self.memory.square_sum(Queue::Compute, gradient, param.piece.row_len, sum)?;
+            let rows = [param.piece.rows()];
+            let squares = Arithmetic::SquareSum(Slice::whole(gradient), &rows);
+            self.memory.compute(Queue::Compute, squares, SliceMut::whole(sum))?;
         }
         exact_sum(&*self.memory, sum)
     }
@@ -392,7 +393,7 @@ fn add<M: Memory>(
     right: Leaf<M::Buffer>,
 ) -> Result<Leaf<M::Buffer>, TrainError> {
     for (sum, part) in left.iter_mut().zip(&right) {
-        memory.accumulate(Queue::Compute, Slice::whole(part), SliceMut::whole(sum))?;
+        memory.compute(Queue::Compute, Arithmetic::Accumulate(Slice::whole(part)), SliceMut::whole(sum))?;
     }
     Ok(left)
 }

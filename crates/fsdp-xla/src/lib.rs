@@ -13,6 +13,7 @@
 
 mod ahead;
 mod announcement;
+mod arithmetic;
 mod assignment;
 mod buffer;
 mod cache;

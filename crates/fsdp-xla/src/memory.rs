@@ -7,18 +7,18 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::Piece;
+use fsdp_core::memory::{
+    Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage,
+};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::accounting::Account;
 use fsdp_nn::{HostBuffer, HostMemory};
 
+use crate::arithmetic;
 use crate::buffer::{Content, Storage, XlaBuffer};
 use crate::error::XlaError;
 use crate::ffi::DeviceBuffer;
 use crate::hlo::{Shape, Value};
-use crate::scalars;
 use crate::trace::Trace;
 use crate::world::Executor;
 
@@ -209,116 +209,18 @@ impl Memory for XlaMemory {
         self.copy(queue, Slice::new(src, part * len, len), SliceMut::whole(dst))
     }
 
-    fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
+    fn compute(&self, queue: Queue, operation: Arithmetic<'_, In<'_>>, dst: Out<'_>) -> Result<(), Error> {
         writable(dst.buffer)?;
         if let Some(trace) = &mut *self.lock() {
-            let (sum, addend) = (trace.load(queue, dst.as_slice()), trace.load(queue, src));
-            let (sum, addend) = (trace.hlo.master(&sum), trace.hlo.master(&addend));
-            let sum = trace.hlo.add(&sum, &addend);
-            trace.store(queue, &dst, &sum);
+            arithmetic::trace(trace, queue, operation, &dst);
             return Ok(());
         }
-        let from = self.on_host(src.buffer)?;
-        self.write_on_host(dst, |dst| {
-            self.host.accumulate(queue, Slice::new(&from, src.offset, src.len), dst)
-        })
-    }
-
-    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
-        writable(dst.buffer)?;
-        if let Some(trace) = &mut *self.lock() {
-            let value = trace.load(queue, dst.as_slice());
-            let scaled = trace.hlo.with("multiply", &value, factor);
-            trace.store(queue, &dst, &scaled);
-            return Ok(());
-        }
-        self.write_on_host(dst, |dst| self.host.scale(queue, factor, dst))
-    }
-
-    fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
-        assert!(!self.is_tracing(), "schedules measure whole shards");
-        let from = self.on_host(src.buffer)?;
-        self.write_on_host(sum, |sum| {
-            self.host.square_sum(queue, Slice::new(&from, src.offset, src.len), row_len, sum)
-        })
-    }
-
-    fn square_sum_of_pieces(
-        &self,
-        queue: Queue,
-        shard: &XlaBuffer,
-        pieces: &[Piece],
-        mut sum: Out<'_>,
-    ) -> Result<(), Error> {
-        if let Some(trace) = &mut *self.lock() {
-            // Padding is zero, so only whether this rank's pieces count matters, not where they are.
-            let counts = trace.input_floats(&[f64::from(u8::from(!pieces.is_empty()))], DType::F64.into());
-            let squares = {
-                let shard = trace.load(queue, Slice::whole(shard));
-                scalars::square_sum(&mut trace.hlo, &shard)
-            };
-            let counts = trace.hlo.reshape(&counts, &[]);
-            let squares = trace.hlo.multiply(&squares, &counts);
-            let words = trace.load(queue, sum.as_slice());
-            let total = scalars::add_exactly(&mut trace.hlo, &words, &squares);
-            trace.store(queue, &sum, &total);
-            return Ok(());
-        }
-        pieces.iter().try_for_each(|piece| {
-            self.square_sum(queue, Slice::new(shard, piece.offset, piece.len), piece.row_len, sum.reborrow())
-        })
-    }
-
-    fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
-        if let Some(trace) = &mut *self.lock() {
-            let numbers = trace.load(queue, src);
-            let total = trace.hlo.sum(&numbers, &[0]);
-            let words = trace.load(queue, sum.as_slice());
-            let total = scalars::add_exactly(&mut trace.hlo, &words, &total);
-            trace.store(queue, &sum, &total);
-            return Ok(());
-        }
-        let from = self.on_host(src.buffer)?;
-        self.write_on_host(sum, |sum| self.host.exact_sum(queue, Slice::new(&from, src.offset, src.len), sum))
-    }
-
-    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
-        if let Some(trace) = &mut *self.lock() {
-            let (counts, sums) = (trace.load(queue, src), trace.load(queue, words.as_slice()));
-            let counts = trace.hlo.convert(&counts, sums.element());
-            let sums = trace.hlo.add(&sums, &counts);
-            trace.store(queue, &words, &sums);
-            return Ok(());
-        }
-        let from = self.on_host(src.buffer)?;
-        self.write_on_host(words, |words| {
-            self.host.add_counts(queue, Slice::new(&from, src.offset, src.len), words)
-        })
-    }
-
-    fn gradient_factors(
-        &self,
-        queue: Queue,
-        scalars: In<'_>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: Out<'_>,
-    ) -> Result<(), Error> {
-        if let Some(trace) = &mut *self.lock() {
-            let words = trace.load(queue, scalars);
-            let previous = trace.load(queue, factors.as_slice());
-            // An argument of the program, so that the program is the same for all loss scales.
-            let divisor = trace.input_floats(&[divisor], DType::F64.into());
-            let new = scalars::gradient_factors(&mut trace.hlo, &words, &previous, &divisor, grad_clip);
-            assert_eq!(new.len(), GradientFactors::LEN, "all factors are computed");
-            trace.store(queue, &factors, &new);
-            return Ok(());
-        }
-        let from = self.on_host(scalars.buffer)?;
-        self.write_on_host(factors, |factors| {
-            let scalars = Slice::new(&from, scalars.offset, scalars.len);
-            self.host.gradient_factors(queue, scalars, divisor, grad_clip, factors)
-        })
+        let mut src = None;
+        let from = &mut src;
+        let operation = operation.try_map(move |src| -> Result<_, Error> {
+            Ok(Slice::new(from.insert(self.on_host(src.buffer)?), src.offset, src.len))
+        })?;
+        self.write_on_host(dst, |dst| self.host.compute(queue, operation, dst))
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, mut dst: Out<'_>) -> Result<(), Error> {

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
+use fsdp_core::memory::{Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
 use fsdp_core::scalars::{GradientFactors, SCALAR_WORDS};
 use fsdp_core::{DType, Error, ExactSum, Memory, Queue};
 
@@ -206,77 +206,53 @@ impl Memory for PlainMemory {
         combine(src, dst, |_, value| round(dtype, value), |_, value| value)
     }
 
-    fn accumulate(
+    fn compute(
         &self,
-        _queue: Queue,
-        src: Slice<'_, PlainBuffer>,
+        queue: Queue,
+        operation: Arithmetic<'_, Slice<'_, PlainBuffer>>,
         dst: SliceMut<'_, PlainBuffer>,
     ) -> Result<(), Error> {
+        operation.check(&dst);
         let dtype = dst.buffer.dtype;
-        assert_eq!(src.buffer.dtype, dtype, "dtypes differ");
-        combine(src, dst, |sum, value| round(dtype, sum + value), i64::wrapping_add)
-    }
-
-    fn scale(&self, _queue: Queue, factor: f64, dst: SliceMut<'_, PlainBuffer>) -> Result<(), Error> {
-        let (dtype, range) = (dst.buffer.dtype, dst.offset..dst.offset + dst.len);
-        let Data::Floats(values) = dst.buffer.writable()? else {
-            panic!("integers are not scaled");
+        let numbers = |src: Slice<'_, PlainBuffer>| {
+            let mut values = vec![0.0; src.len];
+            self.read(queue, src, HostSliceMut::F64(&mut values)).map(|()| values)
         };
-        let factor = round(dtype, factor);
-        values[range].iter_mut().for_each(|value| *value = round(dtype, *value * factor));
-        Ok(())
-    }
-
-    fn square_sum(
-        &self,
-        _queue: Queue,
-        src: Slice<'_, PlainBuffer>,
-        row_len: usize,
-        sum: SliceMut<'_, PlainBuffer>,
-    ) -> Result<(), Error> {
-        let mut values = vec![0.0; src.len];
-        self.read(Queue::Compute, src, HostSliceMut::F64(&mut values))?;
-        let rows = values.chunks(row_len).map(|row| row.iter().fold(0.0, |sum, x| x * x + sum));
-        self.add_exactly(rows, sum)
-    }
-
-    fn exact_sum(
-        &self,
-        _queue: Queue,
-        src: Slice<'_, PlainBuffer>,
-        sum: SliceMut<'_, PlainBuffer>,
-    ) -> Result<(), Error> {
-        let mut values = vec![0.0; src.len];
-        self.read(Queue::Compute, src, HostSliceMut::F64(&mut values))?;
-        self.add_exactly(values.into_iter(), sum)
-    }
-
-    fn add_counts(
-        &self,
-        queue: Queue,
-        src: Slice<'_, PlainBuffer>,
-        words: SliceMut<'_, PlainBuffer>,
-    ) -> Result<(), Error> {
-        let (mut values, mut sums) = (vec![0.0; src.len], vec![0; src.len]);
-        self.read(queue, src, HostSliceMut::F64(&mut values))?;
-        self.read(queue, words.as_slice(), HostSliceMut::I64(&mut sums))?;
-        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value as i64);
-        self.write(queue, HostSlice::I64(&sums), words)
-    }
-
-    fn gradient_factors(
-        &self,
-        queue: Queue,
-        scalars: Slice<'_, PlainBuffer>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: SliceMut<'_, PlainBuffer>,
-    ) -> Result<(), Error> {
-        let mut words = [0; SCALAR_WORDS];
-        self.read(queue, scalars, HostSliceMut::I64(&mut words))?;
-        let before = GradientFactors::read(self, queue, factors.as_slice())?;
-        let after = GradientFactors::of(&words, divisor, grad_clip, before.finite);
-        self.write(queue, HostSlice::F64(&after.to_array()), factors)
+        match operation {
+            Arithmetic::Accumulate(src) => {
+                combine(src, dst, |sum, value| round(dtype, sum + value), i64::wrapping_add)
+            }
+            Arithmetic::Scale(factor) => {
+                let factor = round(dtype, factor);
+                let scaled = numbers(dst.as_slice())?
+                    .iter()
+                    .map(|value| round(dtype, value * factor))
+                    .collect::<Vec<_>>();
+                self.write(queue, HostSlice::F64(&scaled), dst)
+            }
+            Arithmetic::SquareSum(src, rows) => {
+                let values = numbers(src)?;
+                let squares = rows.iter().flat_map(|rows| {
+                    let rows_of = values[rows.offset..][..rows.len].chunks(rows.row_len);
+                    rows_of.map(|row| row.iter().fold(0.0, |sum, x| x * x + sum))
+                });
+                self.add_exactly(squares, dst)
+            }
+            Arithmetic::ExactSum(src) => self.add_exactly(numbers(src)?.into_iter(), dst),
+            Arithmetic::AddCounts(src) => {
+                let mut sums = vec![0; src.len];
+                self.read(queue, dst.as_slice(), HostSliceMut::I64(&mut sums))?;
+                sums.iter_mut().zip(numbers(src)?).for_each(|(sum, value)| *sum += value as i64);
+                self.write(queue, HostSlice::I64(&sums), dst)
+            }
+            Arithmetic::GradientFactors { scalars, divisor, grad_clip } => {
+                let mut words = [0; SCALAR_WORDS];
+                self.read(queue, scalars, HostSliceMut::I64(&mut words))?;
+                let was_finite = numbers(dst.as_slice())?[2] != 0.0;
+                let after = GradientFactors::of(&words, divisor, grad_clip, was_finite);
+                self.write(queue, HostSlice::F64(&after.to_array()), dst)
+            }
+        }
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, PlainBuffer>) -> Result<(), Error> {

@@ -19,7 +19,7 @@ pub enum ReduceOp {
 impl ReduceOp {
     /// The factor that elements are multiplied by before they are added, in a group of `ranks`; `None` for sums, and
     /// for a group of one rank, which leaves elements unchanged. The factor is rounded to the dtype of the elements
-    /// when applied ([`Memory::scale`](crate::Memory::scale)).
+    /// when applied ([`Arithmetic::Scale`](crate::memory::Arithmetic::Scale)).
     pub fn factor(self, ranks: usize) -> Option<f64> {
         match self {
             ReduceOp::Average if ranks > 1 => Some(1.0 / ranks as f64),

@@ -4,7 +4,7 @@ use super::*;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::failure::FailureKind;
-use crate::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use crate::memory::{Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use crate::rank::{Queue, Rank};
 use crate::wrap::UnitId;
 
@@ -55,38 +55,10 @@ impl Memory for NoMemory {
         Ok(())
     }
 
-    fn accumulate(&self, _: Queue, _: Slice<'_, Shape>, _: SliceMut<'_, Shape>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn scale(&self, _: Queue, _: f64, _: SliceMut<'_, Shape>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn square_sum(
+    fn compute(
         &self,
         _: Queue,
-        _: Slice<'_, Shape>,
-        _: usize,
-        _: SliceMut<'_, Shape>,
-    ) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn exact_sum(&self, _: Queue, _: Slice<'_, Shape>, _: SliceMut<'_, Shape>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn add_counts(&self, _: Queue, _: Slice<'_, Shape>, _: SliceMut<'_, Shape>) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn gradient_factors(
-        &self,
-        _: Queue,
-        _: Slice<'_, Shape>,
-        _: f64,
-        _: Option<f64>,
+        _: Arithmetic<'_, Slice<'_, Shape>>,
         _: SliceMut<'_, Shape>,
     ) -> Result<(), Error> {
         Ok(())

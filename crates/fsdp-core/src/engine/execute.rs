@@ -19,7 +19,7 @@ use super::Engine;
 use crate::comm::{Completed, Purpose};
 use crate::error::Error;
 use crate::layout::SegmentId;
-use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
+use crate::memory::{Arithmetic, Buffer, Memory, Slice, SliceMut, View};
 use crate::mesh::Group;
 use crate::model::BlockId;
 use crate::program::{Params, Program};
@@ -122,7 +122,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     fn add(&mut self, memory: &M, queue: Queue, op: &Op) -> Result<(), Error> {
         for (&from, &into) in op.reads.iter().zip(&op.writes) {
             let (source, sum) = self.table.pair(from, into)?;
-            memory.accumulate(queue, Slice::whole(source), SliceMut::whole(sum))?;
+            memory.compute(queue, Arithmetic::Accumulate(Slice::whole(source)), SliceMut::whole(sum))?;
             self.table.release(memory, queue, from)?;
         }
         Ok(())
@@ -206,10 +206,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
     /// Adds to the squared norm.
     fn square_norm(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        for (&gradient, pieces) in op.reads.iter().zip(&self.tables.unit(unit).measured) {
+        for (&gradient, rows) in op.reads.iter().zip(&self.tables.unit(unit).measured) {
             let (gradient, scalars) = self.table.pair(gradient, op.writes[0])?;
             let sum = super::scalars::squared_norm(scalars);
-            memory.square_sum_of_pieces(Queue::Reduce, gradient, pieces, sum)?;
+            memory.compute(Queue::Reduce, Arithmetic::SquareSum(Slice::whole(gradient), rows), sum)?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use super::table::Table;
 use crate::comm::{Comm, Purpose, ReduceOp};
 use crate::error::Error;
-use crate::memory::{Buffer, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use crate::memory::{Arithmetic, Buffer, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use crate::plan::Plan;
 use crate::program::Program;
 use crate::rank::Queue;
@@ -161,7 +161,8 @@ impl<M: Memory> Scalars<M> {
                 let initial = HostSlice::F64(&GradientFactors::START);
                 memory.write(Queue::Reduce, initial, factors.reborrow())?;
             }
-            memory.gradient_factors(Queue::Reduce, words, divisor, grad_clip, factors)?;
+            let operation = Arithmetic::GradientFactors { scalars: words, divisor, grad_clip };
+            memory.compute(Queue::Reduce, operation, factors)?;
         }
         self.unread.push_back(UnreadReport { in_spare: false, divisor, ready: memory.record(Queue::Reduce) });
         Ok(())

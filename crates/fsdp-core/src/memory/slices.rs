@@ -58,6 +58,14 @@ impl<'a, B: Buffer> Slice<'a, B> {
     pub fn whole(buffer: &'a B) -> Self {
         Self { buffer, offset: 0, len: buffer.len() }
     }
+
+    /// The range `offset .. offset + len` of this one.
+    ///
+    /// # Panics
+    /// When the range is not within the buffer.
+    pub fn part(self, offset: usize, len: usize) -> Self {
+        Self::new(self.buffer, self.offset + offset, len)
+    }
 }
 
 /// A writable range of a buffer, in elements.

@@ -1,6 +1,7 @@
 //! Tables that differ between ranks. Programs are the same on all ranks; kernels that work on shards take these tables.
 
 use super::{Piece, Products, RuleState, StateTensor};
+use crate::memory::Rows;
 use crate::mesh::Axis;
 use crate::plan::Plan;
 use crate::rank::Rank;
@@ -17,9 +18,9 @@ pub struct RankTables {
 pub struct UnitTables {
     /// The pieces in the shard of each segment.
     pub pieces: Vec<Vec<Piece>>,
-    /// The pieces of each trainable segment whose gradients count toward the norm. Replicas hold equal gradients, so
-    /// only the pieces on the first replica count.
-    pub measured: Vec<Vec<Piece>>,
+    /// The rows of each trainable segment whose gradients count toward the norm. Replicas hold equal gradients, so
+    /// only those of the first replica count.
+    pub measured: Vec<Vec<Rows>>,
     /// The optimizer's state tensors for each trainable segment.
     pub state: Vec<Vec<StateTensor>>,
     /// The matrix products in an update of the unit.
@@ -40,7 +41,7 @@ impl RankTables {
                 .collect();
             let products = trained().flat_map(|(_, (_, pieces))| rule.products(pieces)).collect();
             let counted = |(_, (_, pieces)): (_, (_, &Vec<Piece>))| match replica {
-                0 => pieces.clone(),
+                0 => pieces.iter().map(Piece::rows).collect(),
                 _ => Vec::new(),
             };
             let measured = trained().map(counted).collect();

@@ -7,7 +7,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{
+    Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage,
+};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::accounting::Account;
 use fsdp_nn::{HostMemory, HostOptions, HostPool, lengths};
@@ -22,10 +24,7 @@ use super::staging::Staging;
 use super::transfer;
 use crate::error::DeviceError;
 use crate::ffi::driver::{Gpu, Range};
-use crate::kernels::{Arg, CONVERT, EXACT, INTEGERS, Kernels, Launch, Source};
-
-/// Threads per block of the kernels for exact sums.
-const EXACT_THREADS: u32 = 256;
+use crate::kernels::{Arg, CONVERT, Kernels, Launch, Source};
 
 /// Options of a rank's memory.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +194,12 @@ impl CudaMemory {
     }
 
     /// The arguments of elementwise kernels: source, destination and length.
-    fn elementwise_args<'a>(&self, queue: Queue, src: In<'a>, dst: Out<'a>) -> Result<[Arg<'a>; 3], Error> {
+    pub(super) fn elementwise_args<'a>(
+        &self,
+        queue: Queue,
+        src: In<'a>,
+        dst: Out<'a>,
+    ) -> Result<[Arg<'a>; 3], Error> {
         let len = Arg::Len(src.len);
         Ok([Arg::Range(self.range(queue, src)?), Arg::Range(self.range_mut(queue, dst)?), len])
     }
@@ -280,105 +284,8 @@ impl Memory for CudaMemory {
         Ok(self.kernels(queue, &CONVERT, types).elements("cast", len, &args)?)
     }
 
-    fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
-        lengths::expect("accumulated elements", src.len, dst.len);
-        let dtype = dst.buffer.dtype();
-        expect_dtype(src.buffer, dtype);
-        if let (Some(src), true) = (host_slice(&src), dst.buffer.is_on_host()) {
-            return self.host_after(queue)?.accumulate(queue, src, host_slice_mut(dst));
-        }
-        let (source, kernel) = match dtype {
-            DType::U32 => (&INTEGERS, "accumulate_u32"),
-            DType::I64 => (&INTEGERS, "accumulate_i64"),
-            _ => (&CONVERT, "accumulate"),
-        };
-        let len = dst.len;
-        let args = self.elementwise_args(queue, src, dst)?;
-        Ok(self.kernels(queue, source, (dtype, dtype)).elements(kernel, len, &args)?)
-    }
-
-    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
-        let dtype = expect_float(dst.buffer);
-        if dst.buffer.is_on_host() {
-            return self.host_after(queue)?.scale(queue, factor, host_slice_mut(dst));
-        }
-        let len = dst.len;
-        let args = [Arg::Range(self.range_mut(queue, dst)?), Arg::Len(len), Arg::Double(factor)];
-        Ok(self.kernels(queue, &CONVERT, (dtype, dtype)).elements("scale", len, &args)?)
-    }
-
-    fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
-        lengths::square_sum(src.len, row_len, sum.len);
-        let dtype = expect_float(src.buffer);
-        expect_dtype(sum.buffer, DType::I64);
-        if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
-            return self.host_after(queue)?.square_sum(queue, src, row_len, host_slice_mut(sum));
-        }
-        let rows = src.len / row_len;
-        let args = [
-            Arg::Range(self.range(queue, src)?),
-            Arg::Range(self.range_mut(queue, sum)?),
-            Arg::Len(row_len),
-            Arg::Len(rows),
-        ];
-        // A warp handles a row, or 32 of them if rows are single elements.
-        let rows_per_block = if row_len == 1 { EXACT_THREADS } else { EXACT_THREADS / 32 };
-        let blocks = rows.div_ceil(rows_per_block as usize);
-        let kernels = self.kernels(queue, &EXACT, (dtype, dtype));
-        Ok(kernels.striding("square_sum", blocks, EXACT_THREADS, &args)?)
-    }
-
-    fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
-        lengths::expect("words of an exact sum", sum.len, fsdp_core::ExactSum::WORDS);
-        expect_dtype(src.buffer, DType::F64);
-        expect_dtype(sum.buffer, DType::I64);
-        if let (Some(src), true) = (host_slice(&src), sum.buffer.is_on_host()) {
-            return self.host_after(queue)?.exact_sum(queue, src, host_slice_mut(sum));
-        }
-        let len = src.len;
-        let args = self.elementwise_args(queue, src, sum)?;
-        let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
-        Ok(kernels.striding("exact_sum", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &args)?)
-    }
-
-    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
-        lengths::expect("words of counts", words.len, src.len);
-        expect_dtype(src.buffer, DType::F64);
-        expect_dtype(words.buffer, DType::I64);
-        if let (Some(src), true) = (host_slice(&src), words.buffer.is_on_host()) {
-            return self.host_after(queue)?.add_counts(queue, src, host_slice_mut(words));
-        }
-        let len = src.len;
-        let args = self.elementwise_args(queue, src, words)?;
-        let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
-        Ok(kernels.striding("add_counts", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &args)?)
-    }
-
-    fn gradient_factors(
-        &self,
-        queue: Queue,
-        scalars: In<'_>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: Out<'_>,
-    ) -> Result<(), Error> {
-        lengths::gradient_factors(scalars.len, factors.len);
-        expect_dtype(scalars.buffer, DType::I64);
-        expect_dtype(factors.buffer, DType::F64);
-        if let (Some(scalars), true) = (host_slice(&scalars), factors.buffer.is_on_host()) {
-            let host = self.host_after(queue)?;
-            let factors = host_slice_mut(factors);
-            return host.gradient_factors(queue, scalars, divisor, grad_clip, factors);
-        }
-        let args = [
-            Arg::Range(self.range(queue, scalars)?),
-            Arg::Range(self.range_mut(queue, factors)?),
-            Arg::Double(divisor),
-            Arg::Int(u32::from(grad_clip.is_some())),
-            Arg::Double(grad_clip.unwrap_or(0.0)),
-        ];
-        let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
-        Ok(kernels.blocks("gradient_factors", (1, 1), 1, &args)?)
+    fn compute(&self, queue: Queue, operation: Arithmetic<'_, In<'_>>, dst: Out<'_>) -> Result<(), Error> {
+        self.arithmetic(queue, operation, dst)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {

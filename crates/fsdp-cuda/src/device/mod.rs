@@ -1,5 +1,6 @@
 //! Memory of one CUDA device.
 
+mod arithmetic;
 mod buffer;
 mod code_books;
 mod contract;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Usage};
-use fsdp_core::{DType, Error, ExactSum, Queue};
+use fsdp_core::memory::{Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Usage};
+use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::backend::{Dropout, Operands, Outcome, Write};
 use fsdp_nn::lengths;
 use fsdp_nn::op::Op;
@@ -237,54 +237,25 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.copy(queue, src, dst)
     }
 
-    fn accumulate(&self, queue: Queue, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Error> {
-        let fits = src.len == dst.len && src.buffer.dtype() == dst.buffer.dtype();
-        if fits && self.must_compose(&[src.buffer, dst.buffer]) {
-            return self.in_torch(queue, "accumulate", || self.aten_accumulate(queue, src, dst));
-        }
-        self.storage.accumulate(queue, src, dst)
-    }
-
-    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_, D>) -> Result<(), Error> {
-        if dst.buffer.dtype().is_float() && self.must_compose(&[dst.buffer]) {
-            return self.in_torch(queue, "scale", || self.aten_scale(queue, factor, dst));
-        }
-        self.storage.scale(queue, factor, dst)
-    }
-
-    fn square_sum(&self, queue: Queue, src: In<'_, D>, row_len: usize, sum: Out<'_, D>) -> Result<(), Error> {
-        if src.buffer.dtype().is_float() && self.must_compose(&[src.buffer, sum.buffer]) {
-            lengths::square_sum(src.len, row_len, sum.len);
-            return self.in_torch(queue, "square_sum", || self.aten_square_sum(queue, src, row_len, sum));
-        }
-        self.storage.square_sum(queue, src, row_len, sum)
-    }
-
-    fn exact_sum(&self, queue: Queue, src: In<'_, D>, sum: Out<'_, D>) -> Result<(), Error> {
-        if src.buffer.dtype() == DType::F64 && self.must_compose(&[src.buffer, sum.buffer]) {
-            lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS);
-            return self.in_torch(queue, "exact_sum", || self.aten_exact_sum(queue, src, sum));
-        }
-        self.storage.exact_sum(queue, src, sum)
-    }
-
-    fn add_counts(&self, queue: Queue, src: In<'_, D>, words: Out<'_, D>) -> Result<(), Error> {
-        if src.buffer.dtype() == DType::F64 && self.must_compose(&[src.buffer, words.buffer]) {
-            lengths::expect("words of counts", words.len, src.len);
-            return self.in_torch(queue, "add_counts", || self.aten_add_counts(queue, src, words));
-        }
-        self.storage.add_counts(queue, src, words)
-    }
-
-    fn gradient_factors(
+    fn compute(
         &self,
         queue: Queue,
-        scalars: In<'_, D>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: Out<'_, D>,
+        operation: Arithmetic<'_, In<'_, D>>,
+        dst: Out<'_, D>,
     ) -> Result<(), Error> {
-        self.storage.gradient_factors(queue, scalars, divisor, grad_clip, factors)
+        let composes = match operation {
+            Arithmetic::Accumulate(src)
+            | Arithmetic::SquareSum(src, _)
+            | Arithmetic::ExactSum(src)
+            | Arithmetic::AddCounts(src) => self.must_compose(&[src.buffer, dst.buffer]),
+            Arithmetic::Scale(_) => self.must_compose(&[dst.buffer]),
+            Arithmetic::GradientFactors { .. } => false,
+        };
+        if composes {
+            operation.check(&dst);
+            return self.in_torch(queue, "arithmetic", || self.aten_arithmetic(queue, operation, dst));
+        }
+        self.storage.compute(queue, operation, dst)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_, D>) -> Result<(), Error> {

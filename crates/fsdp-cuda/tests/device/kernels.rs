@@ -1,6 +1,6 @@
 //! Checks that the operations of a memory give the same bits on the device and on the host.
 
-use fsdp_core::memory::{Memory, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Memory, Rows, Slice, SliceMut};
 use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM};
 use fsdp_core::{DType, ExactSum, Queue};
 
@@ -54,8 +54,8 @@ fn accumulate_rounding_matches_host() {
         let len = numbers.len() / 2;
         let src = shifted(memory, dtype, shift, &numbers[..len]);
         let mut dst = shifted(memory, dtype, shift, &numbers[len..]);
-        let range_of_src = Slice::new(&src, shift, len);
-        memory.accumulate(Q, range_of_src, SliceMut::new(&mut dst, shift, len)).unwrap();
+        let added = Arithmetic::Accumulate(Slice::new(&src, shift, len));
+        memory.compute(Q, added, SliceMut::new(&mut dst, shift, len)).unwrap();
         range(memory, &dst, shift, len)
     }
     let (cuda, host) = (&*subject(), &host());
@@ -75,7 +75,8 @@ fn accumulate_rounding_matches_host() {
 fn scale_rounding_matches_host() {
     fn scaled<M: Memory>(memory: &M, dtype: DType, factor: f64, shift: usize, numbers: &[f64]) -> Vec<f64> {
         let mut dst = shifted(memory, dtype, shift, numbers);
-        memory.scale(Q, factor, SliceMut::new(&mut dst, shift, numbers.len())).unwrap();
+        let range_of_dst = SliceMut::new(&mut dst, shift, numbers.len());
+        memory.compute(Q, Arithmetic::Scale(factor), range_of_dst).unwrap();
         range(memory, &dst, shift, numbers.len())
     }
     let (cuda, host) = (&*subject(), &host());
@@ -98,7 +99,7 @@ fn integer_sums_wrap() {
     let cuda = &*subject();
     let mut sum = integers(cuda, &[1, i64::MAX, -5]);
     let more = integers(cuda, &[2, 1, 5]);
-    cuda.accumulate(Q, Slice::whole(&more), SliceMut::whole(&mut sum)).unwrap();
+    cuda.compute(Q, Arithmetic::Accumulate(Slice::whole(&more)), SliceMut::whole(&mut sum)).unwrap();
     assert_eq!(words(cuda, &sum), [3, i64::MIN, 0]);
 }
 
@@ -121,7 +122,11 @@ fn square_sums<M: Memory>(memory: &M, dtype: DType, row_len: usize, numbers: &[f
     before[SQUARED_NORM].copy_from_slice(&start.to_words());
     let mut sum = integers(memory, &before);
     let words_of_norm = SliceMut::new(&mut sum, SQUARED_NORM.start, SQUARED_NORM.len());
-    memory.square_sum(Q, Slice::whole(&src), row_len, words_of_norm).unwrap();
+    // In two pieces, as parameters lie in a shard.
+    let split = numbers.len() / row_len / 2 * row_len;
+    let rows =
+        [(0, split), (split, numbers.len() - split)].map(|(offset, len)| Rows { offset, len, row_len });
+    memory.compute(Q, Arithmetic::SquareSum(Slice::whole(&src), &rows), words_of_norm).unwrap();
     let after = words(memory, &sum);
     assert!(after[LOSS].iter().all(|&word| word == 0), "words beside the sum stay");
     ExactSum::from_words(&after[SQUARED_NORM]).to_words().into()
@@ -151,7 +156,7 @@ fn add_counts_adds_to_existing_sums() {
         let src = filled(memory, DType::F64, counts);
         let mut sums = integers(memory, &vec![-5; counts.len()]);
         for _ in 0..2 {
-            memory.add_counts(Q, Slice::whole(&src), SliceMut::whole(&mut sums)).unwrap();
+            memory.compute(Q, Arithmetic::AddCounts(Slice::whole(&src)), SliceMut::whole(&mut sums)).unwrap();
         }
         words(memory, &sums)
     }
@@ -169,7 +174,7 @@ fn exact_sums_match_host_bitwise() {
     fn summed<M: Memory>(memory: &M, numbers: &[f64]) -> ExactSum {
         let src = filled(memory, DType::F64, numbers);
         let mut sum = integers(memory, &[0; ExactSum::WORDS]);
-        memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut sum)).unwrap();
+        memory.compute(Q, Arithmetic::ExactSum(Slice::whole(&src)), SliceMut::whole(&mut sum)).unwrap();
         ExactSum::from_words(&words(memory, &sum))
     }
     let (cuda, host) = (&*subject(), &host());
@@ -191,7 +196,7 @@ fn factors<M: Memory>(
     let scalars = integers(memory, scalars);
     let mut factors = filled(memory, DType::F64, &before.to_array());
     let (scalars, into) = (Slice::whole(&scalars), SliceMut::whole(&mut factors));
-    memory.gradient_factors(Q, scalars, divisor, grad_clip, into).unwrap();
+    memory.compute(Q, Arithmetic::GradientFactors { scalars, divisor, grad_clip }, into).unwrap();
     values(memory, &factors)
 }
 

@@ -2,7 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{
+    Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Rows, Slice, SliceMut, Usage,
+};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::{CudaBuffer, CudaMemory};
 
@@ -145,7 +147,9 @@ fn temporary_buffers_are_allocated_only_once() {
         let mut z = memory.allocate(Category::Workspace, DType::F32, 1000).unwrap();
         memory.copy(Q, Slice::whole(&y), SliceMut::whole(&mut z)).unwrap();
         drop(y);
-        memory.accumulate(Queue::Reduce, Slice::whole(&x), SliceMut::whole(&mut z)).unwrap();
+        memory
+            .compute(Queue::Reduce, Arithmetic::Accumulate(Slice::whole(&x)), SliceMut::whole(&mut z))
+            .unwrap();
         let _again = filled(&memory, DType::Bf16, &normal(seed, 1000));
     };
     step(0);
@@ -168,23 +172,32 @@ fn mismatched_lengths_and_dtypes_panic_with_details() {
     let not_float = "this needs a float dtype, not i64";
     panics(not_float, || memory.copy(Q, whole, SliceMut::whole(&mut integer)));
     panics("copied elements: 3, but 2 are needed", || memory.copy(Q, whole, SliceMut::whole(&mut short)));
-    panics("a buffer of f32 is used where f64 is needed", || {
-        memory.accumulate(Q, whole, SliceMut::whole(&mut double))
+    let added = Arithmetic::Accumulate(whole);
+    panics("accumulated elements: 3 of f32, but 3 of f64 are needed", || {
+        memory.compute(Q, added, SliceMut::whole(&mut double))
     });
-    panics("accumulated elements: 3, but 2 are needed", || {
-        memory.accumulate(Q, whole, SliceMut::whole(&mut short))
+    panics("accumulated elements: 3 of f32, but 2 of f32 are needed", || {
+        memory.compute(Q, added, SliceMut::whole(&mut short))
     });
-    panics(not_float, || memory.scale(Q, 0.5, SliceMut::whole(&mut integer)));
-    panics("3 is not a multiple of 2", || memory.square_sum(Q, whole, 2, SliceMut::whole(&mut sum)));
-    panics("words of an exact sum: 3, but 69 are needed", || {
-        memory.square_sum(Q, whole, 3, SliceMut::whole(&mut double))
+    panics(not_float, || memory.compute(Q, Arithmetic::Scale(0.5), SliceMut::whole(&mut integer)));
+    let [ragged, row] = [2, 3].map(|row_len| [Rows { offset: 0, len: 3, row_len }]);
+    panics("3 is not a multiple of 2", || {
+        memory.compute(Q, Arithmetic::SquareSum(whole, &ragged), SliceMut::whole(&mut sum))
     });
-    panics("words of an exact sum: 68, but 69 are needed", || {
-        memory.square_sum(Q, whole, 3, SliceMut::new(&mut sum, 0, 68))
+    let squares = Arithmetic::SquareSum(whole, &row);
+    panics("words of an exact sum: 3 of f64, but 69 of i64 are needed", || {
+        memory.compute(Q, squares, SliceMut::whole(&mut double))
     });
-    panics("is used where f64 is needed", || memory.exact_sum(Q, whole, SliceMut::whole(&mut sum)));
-    panics("words of a step's scalars: 69, but", || {
-        memory.gradient_factors(Q, Slice::whole(&sum), 1.0, None, SliceMut::whole(&mut double))
+    panics("words of an exact sum: 68 of i64, but 69 of i64 are needed", || {
+        memory.compute(Q, squares, SliceMut::new(&mut sum, 0, 68))
+    });
+    panics("terms of an exact sum: 3 of f32, but 3 of f64 are needed", || {
+        memory.compute(Q, Arithmetic::ExactSum(whole), SliceMut::whole(&mut sum))
+    });
+    panics("words of a step's scalars: 69 of i64, but 141 of i64 are needed", || {
+        let scalars = Slice::whole(&sum);
+        let factors = Arithmetic::GradientFactors { scalars, divisor: 1.0, grad_clip: None };
+        memory.compute(Q, factors, SliceMut::whole(&mut double))
     });
     panics("a buffer of f64 is used where i64 is needed", || {
         memory.write(Q, HostSlice::I64(&[1, 2, 3]), SliceMut::whole(&mut double))

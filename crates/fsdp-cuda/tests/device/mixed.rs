@@ -6,7 +6,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{
+    Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage,
+};
 use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_cuda::device::{CudaEvent, StreamHandle};
@@ -115,35 +117,8 @@ impl Memory for Mixed {
         self.cuda.copy(queue, src, dst)
     }
 
-    fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
-        self.cuda.accumulate(queue, src, dst)
-    }
-
-    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
-        self.cuda.scale(queue, factor, dst)
-    }
-
-    fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
-        self.cuda.square_sum(queue, src, row_len, sum)
-    }
-
-    fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
-        self.cuda.exact_sum(queue, src, sum)
-    }
-
-    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
-        self.cuda.add_counts(queue, src, words)
-    }
-
-    fn gradient_factors(
-        &self,
-        queue: Queue,
-        scalars: In<'_>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: Out<'_>,
-    ) -> Result<(), Error> {
-        self.cuda.gradient_factors(queue, scalars, divisor, grad_clip, factors)
+    fn compute(&self, queue: Queue, operation: Arithmetic<'_, In<'_>>, dst: Out<'_>) -> Result<(), Error> {
+        self.cuda.compute(queue, operation, dst)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {

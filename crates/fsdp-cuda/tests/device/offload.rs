@@ -1,7 +1,7 @@
 //! Buffers in pinned memory: the host's kernels run on them once the earlier work of their queue is done, and the
 //! device copies from and to them.
 
-use fsdp_core::memory::{Category, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Category, Memory, Rows, Slice, SliceMut};
 use fsdp_core::{DType, ExactSum, Queue};
 use fsdp_cuda::{CudaBuffer, CudaMemory};
 
@@ -45,16 +45,21 @@ fn operations_match_host_bitwise_for_any_buffer_placement() {
         for dtype in FLOATS {
             let src = filled(host, dtype, &a);
             let mut expected = filled(host, dtype, &b);
-            host.accumulate(Q, Slice::whole(&src), SliceMut::whole(&mut expected)).unwrap();
+            host.compute(Q, Arithmetic::Accumulate(Slice::whole(&src)), SliceMut::whole(&mut expected))
+                .unwrap();
+            let rows = [Rows { offset: 0, len: LEN, row_len: 7 }];
             for (src_pinned, dst_pinned) in [(false, true), (true, false), (true, true)] {
                 let src = buffer(memory, src_pinned, dtype, &a);
                 let mut dst = buffer(memory, dst_pinned, dtype, &b);
-                memory.accumulate(Q, Slice::whole(&src), SliceMut::whole(&mut dst)).unwrap();
+                let added = Arithmetic::Accumulate(Slice::whole(&src));
+                memory.compute(Q, added, SliceMut::whole(&mut dst)).unwrap();
                 assert_bits(&values(memory, &dst), &values(host, &expected), &format!("sum of {dtype}"));
                 let mut sum = integers(memory, &[0; ExactSum::WORDS]);
-                memory.square_sum(Q, Slice::whole(&dst), 7, SliceMut::whole(&mut sum)).unwrap();
+                let squares = Arithmetic::SquareSum(Slice::whole(&dst), &rows);
+                memory.compute(Q, squares, SliceMut::whole(&mut sum)).unwrap();
                 let mut expected_sum = integers(host, &[0; ExactSum::WORDS]);
-                host.square_sum(Q, Slice::whole(&expected), 7, SliceMut::whole(&mut expected_sum)).unwrap();
+                let squares = Arithmetic::SquareSum(Slice::whole(&expected), &rows);
+                host.compute(Q, squares, SliceMut::whole(&mut expected_sum)).unwrap();
                 let [sum, expected] = [words(memory, &sum), words(host, &expected_sum)]
                     .map(|words| ExactSum::from_words(&words).value());
                 assert_eq!(sum, expected);
@@ -75,7 +80,9 @@ fn host_work_on_pinned_memory_waits_for_queue() {
         memory.wait(Queue::Download, &memory.record(Q));
         memory.copy(Queue::Download, Slice::whole(&gradient), SliceMut::whole(&mut pinned)).unwrap();
         memory.wait(Q, &memory.record(Queue::Download));
-        memory.accumulate(Q, Slice::whole(&pinned), SliceMut::whole(&mut total)).unwrap();
+        memory
+            .compute(Q, Arithmetic::Accumulate(Slice::whole(&pinned)), SliceMut::whole(&mut total))
+            .unwrap();
         memory.wait(Queue::Upload, &memory.record(Q));
         memory.copy(Queue::Upload, Slice::whole(&total), SliceMut::whole(&mut shard)).unwrap();
         memory.wait(Q, &memory.record(Queue::Upload));

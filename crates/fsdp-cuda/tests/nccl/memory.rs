@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
+use fsdp_core::memory::{Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, Usage};
 use fsdp_core::{DType, Error, Memory, Queue};
 use fsdp_cuda::device::{DeviceMemory, StreamHandle};
 use fsdp_nn::accounting::{Account, Lease};
@@ -264,56 +264,13 @@ impl Memory for StreamMemory {
         Err(unsupported("copy"))
     }
 
-    fn accumulate(
+    fn compute(
         &self,
         _queue: Queue,
-        _src: Slice<'_, StreamBuffer>,
+        _operation: Arithmetic<'_, Slice<'_, StreamBuffer>>,
         _dst: SliceMut<'_, StreamBuffer>,
     ) -> Result<(), Error> {
-        Err(unsupported("accumulate"))
-    }
-
-    fn scale(&self, _queue: Queue, _factor: f64, _dst: SliceMut<'_, StreamBuffer>) -> Result<(), Error> {
-        Err(unsupported("scale"))
-    }
-
-    fn square_sum(
-        &self,
-        _queue: Queue,
-        _src: Slice<'_, StreamBuffer>,
-        _row_len: usize,
-        _sum: SliceMut<'_, StreamBuffer>,
-    ) -> Result<(), Error> {
-        Err(unsupported("square_sum"))
-    }
-
-    fn exact_sum(
-        &self,
-        _queue: Queue,
-        _src: Slice<'_, StreamBuffer>,
-        _sum: SliceMut<'_, StreamBuffer>,
-    ) -> Result<(), Error> {
-        Err(unsupported("exact_sum"))
-    }
-
-    fn add_counts(
-        &self,
-        _queue: Queue,
-        _src: Slice<'_, StreamBuffer>,
-        _words: SliceMut<'_, StreamBuffer>,
-    ) -> Result<(), Error> {
-        Err(unsupported("add_counts"))
-    }
-
-    fn gradient_factors(
-        &self,
-        _queue: Queue,
-        _scalars: Slice<'_, StreamBuffer>,
-        _divisor: f64,
-        _grad_clip: Option<f64>,
-        _factors: SliceMut<'_, StreamBuffer>,
-    ) -> Result<(), Error> {
-        Err(unsupported("gradient_factors"))
+        Err(unsupported("arithmetic"))
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, StreamBuffer>) -> Result<(), Error> {

@@ -2,12 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Buffer, HostSlice, Memory, Rows, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, Stage, StepScalars, Updates};
 use fsdp_core::{DType, ExactSum, Queue};
 use fsdp_nn::Backend;
+use fsdp_nn::backend::{BatchFacts, Operands, Write};
+use fsdp_nn::op::{Lookup, Op};
 use fsdp_nn::update::{AdamW, Rule, Sgd};
 
 use crate::subject::subject;
@@ -19,14 +21,21 @@ const Q: Queue = Queue::Compute;
 const MANY: usize = (1 << 22) + 1001;
 
 #[test]
-fn failed_sums_are_errors_and_updates_without_state_panic() {
+fn failed_operation_is_an_error_that_names_it() {
     let memory = &*subject();
-    let src = filled(memory, DType::F64, &[1.0; 6]);
-    let mut wrong = filled(memory, DType::F64, &[0.0; ExactSum::WORDS]);
-    let failed = memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut wrong)).unwrap_err();
-    assert!(failed.to_string().contains("libtorch, in exact_sum"), "{failed}");
-    let failed = memory.square_sum(Q, Slice::whole(&src), 3, SliceMut::whole(&mut wrong)).unwrap_err();
-    assert!(failed.to_string().contains("libtorch, in square_sum"), "{failed}");
+    let table = filled(memory, DType::F32, &[1.0; 6]);
+    let (mut ids, mut y) = (room(memory, DType::U32, 1), room(memory, DType::F32, 3));
+    memory.write(Q, HostSlice::U32(&[9]), SliceMut::whole(&mut ids)).unwrap();
+    let op = Op::Lookup(Lookup::Embedding { rows: 1, width: 3, table_rows: 2, padding: None });
+    let reads = &[Slice::whole(&ids), Slice::whole(&table)];
+    let writes = &mut [Write::over(SliceMut::whole(&mut y))];
+    let failed = memory.run(&op, Operands { reads, writes, batch: BatchFacts::default() }).unwrap_err();
+    assert!(failed.to_string().contains("libtorch, in embedding"), "{failed}");
+}
+
+#[test]
+fn updates_without_state_panic() {
+    let memory = &*subject();
     for rule in [Rule::new(AdamW::default()), Rule::new(Sgd { momentum: 0.9, ..Sgd::default() })] {
         let mut params = filled(memory, DType::F32, &[1.0; 6]);
         let updated = catch_unwind(AssertUnwindSafe(|| update(memory, &rule, &mut params, &mut [])));
@@ -46,9 +55,9 @@ fn copies_sums_and_scaling_run_in_libtorch() {
         memory.copy(Q, Slice::whole(&src), SliceMut::whole(&mut copied)).unwrap();
         let one = filled(memory, DType::Bf16, &[1.0]);
         let mut summed = filled(memory, DType::Bf16, &[odd]);
-        memory.accumulate(Q, Slice::whole(&one), SliceMut::whole(&mut summed)).unwrap();
+        memory.compute(Q, Arithmetic::Accumulate(Slice::whole(&one)), SliceMut::whole(&mut summed)).unwrap();
         let mut scaled = filled(memory, DType::Bf16, &[odd]);
-        memory.scale(Q, 0.5, SliceMut::whole(&mut scaled)).unwrap();
+        memory.compute(Q, Arithmetic::Scale(0.5), SliceMut::whole(&mut scaled)).unwrap();
         [copied, summed, scaled].iter().map(|buffer| values(memory, buffer)[0].to_bits()).collect()
     }
     let (composed, host) = (results(&*subject(), odd), results(&host(), odd));
@@ -63,9 +72,11 @@ fn blockwise_sums_match_host_bitwise() {
         let mut sums = [(); 2].map(|()| integers(memory, &[0; ExactSum::WORDS]));
         let src = filled(memory, DType::F32, numbers);
         let row_len = if numbers.len().is_multiple_of(1001) { 1001 } else { 1 };
-        memory.square_sum(Q, Slice::whole(&src), row_len, SliceMut::whole(&mut sums[0])).unwrap();
+        let rows = [Rows { offset: 0, len: numbers.len(), row_len }];
+        let squares = Arithmetic::SquareSum(Slice::whole(&src), &rows);
+        memory.compute(Q, squares, SliceMut::whole(&mut sums[0])).unwrap();
         let src = filled(memory, DType::F64, numbers);
-        memory.exact_sum(Q, Slice::whole(&src), SliceMut::whole(&mut sums[1])).unwrap();
+        memory.compute(Q, Arithmetic::ExactSum(Slice::whole(&src)), SliceMut::whole(&mut sums[1])).unwrap();
         let [squares, exact] = sums.map(|sum| ExactSum::from_words(&words(memory, &sum)).to_words().into());
         (squares, exact)
     }

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::scalars::GradientFactors;
-use fsdp_core::{DType, Error, ExactSum, Queue};
+use fsdp_core::memory::{
+    Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage,
+};
+use fsdp_core::{DType, Error, Queue};
 
 use super::buffer::{HostBuffer, Source};
 use super::element::{Element, Scalar, for_float, for_scalar};
-use super::floats::{Floats, FloatsMut, add, multiply, transfer};
-use super::math;
+use super::floats::{Floats, FloatsMut, transfer};
 use super::pool::HostPool;
-use super::raw::vectorized;
 use super::workers::{TASK_ELEMS, Workers};
 use crate::accounting::Account;
 use crate::lengths;
@@ -150,30 +149,6 @@ impl HostMemory {
         self.workers.each(tasks, |(dst, src)| dst.copy_from_slice(src));
         Ok(())
     }
-
-    fn accumulate_floats<E: Element>(
-        &self,
-        src: Slice<'_, HostBuffer>,
-        dst: SliceMut<'_, HostBuffer>,
-    ) -> Result<(), Error> {
-        let src = self.elements::<E>(src)?;
-        let dst = self.elements_mut::<E>(dst)?;
-        let tasks = dst.chunks_mut(TASK_ELEMS).zip(src.chunks(TASK_ELEMS));
-        self.workers.each(tasks, |(dst, src)| add(src, dst));
-        Ok(())
-    }
-
-    fn accumulate_integers<T: Scalar>(
-        &self,
-        src: Slice<'_, HostBuffer>,
-        dst: SliceMut<'_, HostBuffer>,
-        add: impl Fn(T, T) -> T,
-    ) -> Result<(), Error> {
-        let src = self.elements::<T>(src)?;
-        let dst = self.elements_mut::<T>(dst)?;
-        dst.iter_mut().zip(src).for_each(|(dst, &src)| *dst = add(*dst, src));
-        Ok(())
-    }
 }
 
 fn elements_of_mut<T: Scalar>(slice: SliceMut<'_, HostBuffer>) -> Result<&mut [T], Error> {
@@ -190,13 +165,6 @@ fn bytes_of(slice: Slice<'_, HostBuffer>) -> Result<&[u8], Error> {
 
 fn bytes_of_mut(slice: SliceMut<'_, HostBuffer>) -> Result<&mut [u8], Error> {
     for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice_mut(elements_of_mut::<E>(slice)?)))
-}
-
-vectorized! {
-    /// Returns the sum of squares in double precision.
-    fn square_sum_of<E: Element>(row: &[E]) -> f64 {
-        math::sum1(row, |value| value.to_f64() * value.to_f64())
-    }
 }
 
 impl Memory for HostMemory {
@@ -249,94 +217,13 @@ impl Memory for HostMemory {
         Ok(())
     }
 
-    fn accumulate(
+    fn compute(
         &self,
         _queue: Queue,
-        src: Slice<'_, HostBuffer>,
+        operation: Arithmetic<'_, Slice<'_, HostBuffer>>,
         dst: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
-        lengths::expect("accumulated elements", src.len, dst.len);
-        match dst.buffer.dtype() {
-            DType::U32 => self.accumulate_integers(src, dst, u32::wrapping_add),
-            DType::I64 => self.accumulate_integers(src, dst, i64::wrapping_add),
-            float => for_float!(float, E => self.accumulate_floats::<E>(src, dst)),
-        }
-    }
-
-    fn scale(&self, _queue: Queue, factor: f64, dst: SliceMut<'_, HostBuffer>) -> Result<(), Error> {
-        for_float!(dst.buffer.dtype(), E => {
-            let factor = E::from_f64(factor).load();
-            let tasks = self.elements_mut::<E>(dst)?.chunks_mut(TASK_ELEMS);
-            self.workers.each(tasks, |elements| multiply(elements, factor));
-            Ok(())
-        })
-    }
-
-    fn square_sum(
-        &self,
-        _queue: Queue,
-        src: Slice<'_, HostBuffer>,
-        row_len: usize,
-        sum: SliceMut<'_, HostBuffer>,
-    ) -> Result<(), Error> {
-        lengths::square_sum(src.len, row_len, sum.len);
-        let words = self.elements_mut(sum)?;
-        let mut sum = ExactSum::from_words(words);
-        for_float!(src.buffer.dtype(), E => {
-            let src = self.elements::<E>(src)?;
-            let task_len = row_len * super::workers::task_rows(row_len);
-            let tasks = src.chunks(task_len.max(1));
-            let rows = self.workers.map(tasks, |task| {
-                task.chunks(row_len).map(square_sum_of::<E>).collect::<Vec<f64>>()
-            });
-            rows.iter().flatten().for_each(|&row| sum.add(row));
-            words.copy_from_slice(&sum.to_words());
-            Ok(())
-        })
-    }
-
-    fn exact_sum(
-        &self,
-        _queue: Queue,
-        src: Slice<'_, HostBuffer>,
-        sum: SliceMut<'_, HostBuffer>,
-    ) -> Result<(), Error> {
-        lengths::expect("words of an exact sum", sum.len, ExactSum::WORDS);
-        let src = self.elements::<f64>(src)?;
-        let words = self.elements_mut(sum)?;
-        let mut sum = ExactSum::from_words(words);
-        src.iter().for_each(|&value| sum.add(value));
-        words.copy_from_slice(&sum.to_words());
-        Ok(())
-    }
-
-    fn add_counts(
-        &self,
-        _queue: Queue,
-        src: Slice<'_, HostBuffer>,
-        words: SliceMut<'_, HostBuffer>,
-    ) -> Result<(), Error> {
-        lengths::expect("words of counts", words.len, src.len);
-        let (src, words) = (self.elements::<f64>(src)?, self.elements_mut::<i64>(words)?);
-        words.iter_mut().zip(src).for_each(|(word, &count)| *word += count as i64);
-        Ok(())
-    }
-
-    fn gradient_factors(
-        &self,
-        _queue: Queue,
-        scalars: Slice<'_, HostBuffer>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: SliceMut<'_, HostBuffer>,
-    ) -> Result<(), Error> {
-        lengths::gradient_factors(scalars.len, factors.len);
-        let words = self.elements(scalars)?;
-        let factors = self.elements_mut::<f64>(factors)?;
-        let was_finite = GradientFactors::from_array([factors[0], factors[1], factors[2]]).finite;
-        let after = GradientFactors::of(words, divisor, grad_clip, was_finite);
-        factors.copy_from_slice(&after.to_array());
-        Ok(())
+        self.arithmetic(operation, dst)
     }
 
     fn write(&self, _queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, HostBuffer>) -> Result<(), Error> {

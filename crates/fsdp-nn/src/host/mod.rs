@@ -6,6 +6,7 @@
 //! faster); all other loops are plain Rust over fixed-width lanes, compiled for several instruction sets (module
 //! `raw`).
 
+mod arithmetic;
 mod backend;
 mod buffer;
 pub mod convert;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use fsdp_core::DType;
 use fsdp_core::Error;
 use fsdp_core::Queue;
-use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::scalars::LOSS;
 
 use super::architecture::Architecture;
@@ -338,34 +338,34 @@ impl<B: Buffer> StepData<B> {
         expect("words of a step's scalars", words.len, tallies.scalar_words());
         let SliceMut { buffer: words, offset: first, .. } = words;
         let Some(device) = &self.device else { return Ok(count) };
+        let mut compute = |operation, range: Range<usize>| {
+            memory.compute(queue, operation, SliceMut::new(words, first + range.start, range.len()))
+        };
         for (round, training) in self.unread_losses.drain(..) {
             let batch = &self.batches[round];
             let (offset, len) = (self.offsets[round], batch.ids.len());
-            memory.exact_sum(queue, Slice::new(&device.losses, offset, len), part(words, first, LOSS))?;
+            compute(Arithmetic::ExactSum(Slice::new(&device.losses, offset, len)), LOSS)?;
             count += batch.counted();
             if !training {
                 continue;
             }
             if let Some((index, losses)) = counted.z_loss().zip(device.z_losses.as_ref()) {
-                memory.exact_sum(
-                    queue,
-                    Slice::new(losses, offset, len),
-                    part(words, first, tallies.sum(index)),
-                )?;
+                let losses = Arithmetic::ExactSum(Slice::new(losses, offset, len));
+                compute(losses, tallies.sum(index))?;
             }
             let Some((routers, balance)) = device.routers.as_ref().zip(balance) else { continue };
             if balance.loss().is_some() {
                 let index = counted.router_loss().expect("mixtures have a sum of their losses");
-                let loss = Slice::new(&routers.losses, round, 1);
-                memory.exact_sum(queue, loss, part(words, first, LOSS))?;
-                memory.exact_sum(queue, loss, part(words, first, tallies.sum(index)))?;
+                let loss = Arithmetic::ExactSum(Slice::new(&routers.losses, round, 1));
+                compute(loss, LOSS)?;
+                compute(loss, tallies.sum(index))?;
             }
             let counts = tallies.counts();
             for layer in 0..balance.layers {
                 let load = (round * balance.layers + layer) * balance.load_len();
                 let load = Slice::new(&routers.loads, load, balance.experts);
                 let start = counts.start + layer * balance.experts;
-                memory.add_counts(queue, load, part(words, first, start..start + balance.experts))?;
+                compute(Arithmetic::AddCounts(load), start..start + balance.experts)?;
             }
         }
         Ok(count)
@@ -378,11 +378,6 @@ pub(super) struct Parts<'a, B> {
     pub(super) losses: SliceMut<'a, B>,
     pub(super) z_losses: Option<SliceMut<'a, B>>,
     pub(super) routers: Option<Routers<'a, B>>,
-}
-
-/// Returns a range of words, relative to word `first`.
-fn part<B: Buffer>(words: &mut B, first: usize, range: Range<usize>) -> SliceMut<'_, B> {
-    SliceMut::new(words, first + range.start, range.len())
 }
 
 fn program_error(round: usize, source: ModelError) -> Error {

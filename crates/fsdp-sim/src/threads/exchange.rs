@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint};
-use fsdp_core::memory::{Buffer, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Buffer, Memory, Slice, SliceMut};
 use fsdp_core::tree::{Arrival, Arrivals};
 use fsdp_core::{Error, Queue, Rank};
 
@@ -190,7 +190,7 @@ impl<M: Memory> Exchange<M> {
         let Some(factor) = op.and_then(|op| op.factor(group.members.len())) else { return Ok(input) };
         memory.wait(Queue::Reduce, &input.ready);
         for buffer in &mut input.buffers {
-            memory.scale(Queue::Reduce, factor, SliceMut::whole(buffer))?;
+            memory.compute(Queue::Reduce, Arithmetic::Scale(factor), SliceMut::whole(buffer))?;
         }
         input.ready = memory.record(Queue::Reduce);
         Ok(input)
@@ -208,7 +208,7 @@ impl<M: Memory> Exchange<M> {
         memory.wait(Queue::Reduce, &left.ready);
         memory.wait(Queue::Reduce, &right.ready);
         for (dst, src) in left.buffers.iter_mut().zip(&right.buffers) {
-            memory.accumulate(Queue::Reduce, Slice::whole(src), SliceMut::whole(dst))?;
+            memory.compute(Queue::Reduce, Arithmetic::Accumulate(Slice::whole(src)), SliceMut::whole(dst))?;
         }
         if group.scatters() {
             right.buffers.iter_mut().for_each(|buffer| memory.release(Queue::Reduce, buffer));

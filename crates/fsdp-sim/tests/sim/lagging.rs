@@ -5,7 +5,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{
+    Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage,
+};
 use fsdp_core::{DType, Error, Queue, Rank};
 
 type Cells = Arc<Mutex<Vec<f64>>>;
@@ -141,67 +143,29 @@ impl Memory for LaggingMemory {
         self.combine(queue, src, dst, |_, value| value)
     }
 
-    fn accumulate(
+    fn compute(
         &self,
         queue: Queue,
-        src: Slice<'_, LaggingBuffer>,
+        operation: Arithmetic<'_, Slice<'_, LaggingBuffer>>,
         dst: SliceMut<'_, LaggingBuffer>,
     ) -> Result<(), Error> {
-        match dst.buffer.dtype {
-            DType::F32 => self.combine(queue, src, dst, |sum, value| f64::from((sum + value) as f32)),
-            _ => self.combine(queue, src, dst, |sum, value| sum + value),
-        }
-    }
-
-    fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, LaggingBuffer>) -> Result<(), Error> {
         let round = match dst.buffer.dtype {
             DType::F32 => |value: f64| f64::from(value as f32),
             _ => |value: f64| value,
         };
-        let (cells, range) = (dst.buffer.cells.clone(), dst.offset..dst.offset + dst.len);
-        self.work(queue, move || {
-            let factor = round(factor);
-            cells.lock().unwrap()[range].iter_mut().for_each(|value| *value = round(*value * factor));
-        })
-    }
-
-    fn square_sum(
-        &self,
-        _queue: Queue,
-        _src: Slice<'_, LaggingBuffer>,
-        _row_len: usize,
-        _sum: SliceMut<'_, LaggingBuffer>,
-    ) -> Result<(), Error> {
-        unreachable!("collectives take no norms")
-    }
-
-    fn exact_sum(
-        &self,
-        _queue: Queue,
-        _src: Slice<'_, LaggingBuffer>,
-        _sum: SliceMut<'_, LaggingBuffer>,
-    ) -> Result<(), Error> {
-        unreachable!("collectives add no losses")
-    }
-
-    fn add_counts(
-        &self,
-        _queue: Queue,
-        _src: Slice<'_, LaggingBuffer>,
-        _words: SliceMut<'_, LaggingBuffer>,
-    ) -> Result<(), Error> {
-        unreachable!("collectives count nothing")
-    }
-
-    fn gradient_factors(
-        &self,
-        _queue: Queue,
-        _scalars: Slice<'_, LaggingBuffer>,
-        _divisor: f64,
-        _grad_clip: Option<f64>,
-        _factors: SliceMut<'_, LaggingBuffer>,
-    ) -> Result<(), Error> {
-        unreachable!("collectives update nothing")
+        match operation {
+            Arithmetic::Accumulate(src) => {
+                self.combine(queue, src, dst, move |sum, value| round(sum + value))
+            }
+            Arithmetic::Scale(factor) => {
+                let (cells, range) = (dst.buffer.cells.clone(), dst.offset..dst.offset + dst.len);
+                self.work(queue, move || {
+                    let factor = round(factor);
+                    cells.lock().unwrap()[range].iter_mut().for_each(|value| *value = round(*value * factor));
+                })
+            }
+            _ => unreachable!("collectives compute nothing else"),
+        }
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, LaggingBuffer>) -> Result<(), Error> {

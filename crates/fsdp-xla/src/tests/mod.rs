@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fsdp_comm::launch::{FailureReason, Launcher};
 use fsdp_core::comm::CommError;
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::memory::{Arithmetic, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::update::{SegmentShard, Stage, StepScalars};
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
@@ -78,35 +78,8 @@ impl Memory for Compiled {
         self.memory.copy(queue, src, dst)
     }
 
-    fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
-        self.memory.accumulate(queue, src, dst)
-    }
-
-    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
-        self.memory.scale(queue, factor, dst)
-    }
-
-    fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
-        self.memory.square_sum(queue, src, row_len, sum)
-    }
-
-    fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
-        self.memory.exact_sum(queue, src, sum)
-    }
-
-    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
-        self.memory.add_counts(queue, src, words)
-    }
-
-    fn gradient_factors(
-        &self,
-        queue: Queue,
-        scalars: In<'_>,
-        divisor: f64,
-        grad_clip: Option<f64>,
-        factors: Out<'_>,
-    ) -> Result<(), Error> {
-        self.memory.gradient_factors(queue, scalars, divisor, grad_clip, factors)
+    fn compute(&self, queue: Queue, operation: Arithmetic<'_, In<'_>>, dst: Out<'_>) -> Result<(), Error> {
+        self.memory.compute(queue, operation, dst)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {
@@ -194,7 +167,7 @@ fn program_differing_on_one_rank_is_rejected() {
         memory.write(Queue::Compute, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut buffer))?;
         memory.begin_schedule();
         let factor = if seat.rank.0 == 1 { 3.0 } else { 2.0 };
-        memory.scale(Queue::Compute, factor, SliceMut::whole(&mut buffer))?;
+        memory.compute(Queue::Compute, Arithmetic::Scale(factor), SliceMut::whole(&mut buffer))?;
         memory.end_schedule()
     };
     let failure = devices.launch(3, &run).unwrap_err();

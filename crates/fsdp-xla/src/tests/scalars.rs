@@ -1,6 +1,6 @@
 //! Compares exact sums and factors in programs with those of the core.
 
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM};
 use fsdp_core::{DType, ExactSum, Queue};
 
@@ -67,7 +67,8 @@ fn exact_sum_matches_core() {
             let mut words = buffer(memory, HostSlice::I64(&sum.to_words()));
             let values = buffer(memory, values);
             memory.begin_schedule();
-            memory.exact_sum(QUEUE, Slice::whole(&values), SliceMut::whole(&mut words)).unwrap();
+            let sum_of_values = Arithmetic::ExactSum(Slice::whole(&values));
+            memory.compute(QUEUE, sum_of_values, SliceMut::whole(&mut words)).unwrap();
             memory.end_schedule().unwrap();
             let mut found = [0; ExactSum::WORDS];
             memory.read(QUEUE, Slice::whole(&words), HostSliceMut::I64(&mut found)).unwrap();
@@ -144,9 +145,12 @@ fn gradient_factors_match_core() {
                 let mut factors = buffer(memory, HostSlice::F64(&[0.25, 1.0, *was_finite]));
                 memory.begin_schedule();
                 let (scalars, out) = (Slice::whole(&scalars), SliceMut::whole(&mut factors));
-                memory.gradient_factors(QUEUE, scalars, divisor, grad_clip, out).unwrap();
+                let operation = Arithmetic::GradientFactors { scalars, divisor, grad_clip };
+                memory.compute(QUEUE, operation, out).unwrap();
                 memory.end_schedule().unwrap();
-                let found = GradientFactors::read(&**memory, QUEUE, Slice::whole(&factors)).unwrap();
+                let mut found = [0.0; GradientFactors::LEN];
+                memory.read(QUEUE, Slice::whole(&factors), HostSliceMut::F64(&mut found)).unwrap();
+                let found = GradientFactors::from_array(found);
                 let expected = GradientFactors::of(&words, divisor, grad_clip, *was_finite != 0.0);
                 assert_eq!((found.scale, found.finite), (expected.scale, expected.finite), "{words:?}");
                 // Digits are added as floats in an order of the compiler's choice: a few units in the last place.

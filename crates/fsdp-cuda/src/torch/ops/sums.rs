@@ -3,7 +3,7 @@
 //!
 //! Exact sums (Kulisch's accumulator, [`ExactSum`]) are additions of integers, so ATen's order does not matter.
 
-use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
+use fsdp_core::memory::{Arithmetic, Buffer, HostSlice, HostSliceMut, Rows, Slice, SliceMut};
 use fsdp_core::{DType, ExactSum, Queue};
 use fsdp_nn::host::convert::{convert_from, convert_to};
 use tch::{Kind, Tensor};
@@ -46,64 +46,37 @@ impl<D: TorchStorage> Torch<D> {
         Ok(())
     }
 
-    pub(in crate::torch) fn aten_accumulate(
+    pub(in crate::torch) fn aten_arithmetic(
         &self,
         queue: Queue,
-        src: In<'_, D>,
+        operation: Arithmetic<'_, In<'_, D>>,
         dst: Out<'_, D>,
     ) -> Result<(), Failure> {
-        self.raw_slice_mut(queue, dst)?.flat()?.f_add_(&*self.raw_slice(queue, src)?.flat()?).done()?;
-        Ok(())
-    }
-
-    pub(in crate::torch) fn aten_scale(
-        &self,
-        queue: Queue,
-        factor: f64,
-        dst: Out<'_, D>,
-    ) -> Result<(), Failure> {
-        let factor = rounded(dst.buffer.dtype(), factor);
-        self.raw_slice_mut(queue, dst)?.flat()?.f_mul_scalar_(factor).done()?;
-        Ok(())
-    }
-
-    pub(in crate::torch) fn aten_square_sum(
-        &self,
-        queue: Queue,
-        src: In<'_, D>,
-        row_len: usize,
-        sum: Out<'_, D>,
-    ) -> Result<(), Failure> {
-        let mut words = self.raw_slice_mut(queue, sum)?.flat()?;
-        let src = self.raw_slice(queue, src)?.flat()?.f_view([-1, int(row_len)])?;
-        for rows in src.f_split(int((BLOCK / row_len.max(LANES)).max(1)), 0)? {
-            let rows = rows.f_to_kind(Kind::Double)?;
-            add_exactly(&mut words, &sums_of_rows(&rows.f_mul(&rows)?)?)?;
+        let dtype = dst.buffer.dtype();
+        let mut dst = self.raw_slice_mut(queue, dst)?.flat()?;
+        let flat = |src| -> Result<_, Failure> { Ok(self.raw_slice(queue, src)?.flat()?) };
+        match operation.try_map(flat)? {
+            Arithmetic::Accumulate(src) => dst.f_add_(&src).done()?,
+            Arithmetic::Scale(factor) => dst.f_mul_scalar_(rounded(dtype, factor)).done()?,
+            Arithmetic::SquareSum(src, rows) => {
+                for &Rows { offset, len, row_len } in rows {
+                    let src = src.f_narrow(0, int(offset), int(len))?.f_view([-1, int(row_len)])?;
+                    for rows in src.f_split(int((BLOCK / row_len.max(LANES)).max(1)), 0)? {
+                        let rows = rows.f_to_kind(Kind::Double)?;
+                        add_exactly(&mut dst, &sums_of_rows(&rows.f_mul(&rows)?)?)?;
+                    }
+                }
+            }
+            Arithmetic::ExactSum(src) => {
+                for values in src.f_split(int(BLOCK), 0)? {
+                    add_exactly(&mut dst, &values)?;
+                }
+            }
+            Arithmetic::AddCounts(src) => dst.f_add_(&src.f_to_kind(Kind::Int64)?).done()?,
+            Arithmetic::GradientFactors { .. } => {
+                unreachable!("the memory computes the few numbers of a step")
+            }
         }
-        Ok(())
-    }
-
-    pub(in crate::torch) fn aten_exact_sum(
-        &self,
-        queue: Queue,
-        src: In<'_, D>,
-        sum: Out<'_, D>,
-    ) -> Result<(), Failure> {
-        let mut words = self.raw_slice_mut(queue, sum)?.flat()?;
-        for values in self.raw_slice(queue, src)?.flat()?.f_split(int(BLOCK), 0)? {
-            add_exactly(&mut words, &values)?;
-        }
-        Ok(())
-    }
-
-    pub(in crate::torch) fn aten_add_counts(
-        &self,
-        queue: Queue,
-        src: In<'_, D>,
-        words: Out<'_, D>,
-    ) -> Result<(), Failure> {
-        let counts = self.raw_slice(queue, src)?.flat()?.f_to_kind(Kind::Int64)?;
-        self.raw_slice_mut(queue, words)?.flat()?.f_add_(&counts).done()?;
         Ok(())
     }
 }

@@ -3,7 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::memory::{
+    Arithmetic, Buffer, Category, HostSlice, HostSliceMut, Memory, Rows, Slice, SliceMut,
+};
 use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, SCALAR_WORDS};
 use fsdp_core::{DType, Error, ExactSum, Queue};
 
@@ -153,7 +155,7 @@ fn integer_accumulation_wraps() {
     memory.write(Q, HostSlice::I64(&[i64::MAX, 5]), SliceMut::whole(&mut integers)).unwrap();
     let mut more = memory.allocate(Category::CommStaging, DType::I64, 2).unwrap();
     memory.write(Q, HostSlice::I64(&[1, 6]), SliceMut::whole(&mut more)).unwrap();
-    memory.accumulate(Q, Slice::whole(&integers), SliceMut::whole(&mut more)).unwrap();
+    memory.compute(Q, Arithmetic::Accumulate(Slice::whole(&integers)), SliceMut::whole(&mut more)).unwrap();
     let mut values = [0; 2];
     memory.read(Q, Slice::whole(&more), HostSliceMut::I64(&mut values)).unwrap();
     assert_eq!(values, [i64::MIN, 11]);
@@ -166,7 +168,7 @@ fn scaling_rounds_factor_then_each_product() {
     let scaled = |dtype, value: f64| {
         let mut buffer = memory.allocate(Category::GradientSlot, dtype, 3).unwrap();
         memory.write(Q, HostSlice::F64(&[value; 3]), SliceMut::whole(&mut buffer)).unwrap();
-        memory.scale(Q, third, SliceMut::new(&mut buffer, 1, 1)).unwrap();
+        memory.compute(Q, Arithmetic::Scale(third), SliceMut::new(&mut buffer, 1, 1)).unwrap();
         let mut values = [0.0; 3];
         memory.read(Q, Slice::whole(&buffer), HostSliceMut::F64(&mut values)).unwrap();
         assert_eq!((values[0], values[2]), (value, value), "elements beside the range stay");
@@ -178,7 +180,7 @@ fn scaling_rounds_factor_then_each_product() {
     assert_eq!(scaled(DType::Bf16, 130.0), 43.5);
     let mut integers = memory.allocate(Category::CommStaging, DType::I64, 1).unwrap();
     memory.zero(Q, SliceMut::whole(&mut integers)).unwrap();
-    let scaled = panics(|| memory.scale(Q, third, SliceMut::whole(&mut integers)));
+    let scaled = panics(|| memory.compute(Q, Arithmetic::Scale(third), SliceMut::whole(&mut integers)));
     assert_eq!(scaled, "this needs a float dtype, not i64");
 }
 
@@ -197,16 +199,21 @@ fn square_sums_over_rows_are_exact_in_any_order() {
         words
     };
     let (mut sum, mut parts) = (empty(), empty());
-    memory.square_sum(Q, Slice::whole(&buffer), 2, SliceMut::whole(&mut sum)).unwrap();
-    for row in [2, 0, 1] {
-        let row = Slice::new(&buffer, 2 * row, 2);
-        memory.square_sum(Q, row, 2, SliceMut::whole(&mut parts)).unwrap();
-    }
+    let of = |src, rows: &[Rows], sum: &mut HostBuffer| {
+        memory.compute(Q, Arithmetic::SquareSum(src, rows), SliceMut::whole(sum))
+    };
+    of(Slice::whole(&buffer), &[Rows { offset: 0, len: 6, row_len: 2 }], &mut sum).unwrap();
+    of(Slice::new(&buffer, 4, 2), &[Rows { offset: 0, len: 2, row_len: 2 }], &mut parts).unwrap();
+    let rows = [2, 0].map(|offset| Rows { offset, len: 2, row_len: 2 });
+    of(Slice::whole(&buffer), &rows, &mut parts).unwrap();
     assert_eq!(words(&sum), words(&parts));
     let value = ExactSum::from_words(&words(&sum)).value();
     assert_eq!(value, 25.0 + (f64::from(1e-3f32).powi(2) + 4.0) + 1.0);
-    let rows = panics(|| memory.square_sum(Q, Slice::whole(&buffer), 4, SliceMut::whole(&mut sum)));
-    assert_eq!(rows, "elements of the rows of a square sum: 6 is not a multiple of 4");
+    let rows = [Rows { offset: 0, len: 6, row_len: 4 }];
+    let ragged = panics(|| of(Slice::whole(&buffer), &rows, &mut sum));
+    assert_eq!(ragged, "elements of rows: 6 is not a multiple of 4");
+    let outside = panics(|| of(Slice::new(&buffer, 1, 5), &[Rows { row_len: 2, ..rows[0] }], &mut sum));
+    assert_eq!(outside, "rows at 0..6 of 5 elements");
 }
 
 #[test]
@@ -258,8 +265,12 @@ fn gradient_factors_stay_non_finite_after_nan_loss() {
         words[COUNT] = 4;
         let mut scalars = memory.allocate(Category::CommStaging, DType::I64, SCALAR_WORDS).unwrap();
         memory.write(Q, HostSlice::I64(&words), SliceMut::whole(&mut scalars)).unwrap();
-        memory.gradient_factors(Q, Slice::whole(&scalars), 1.0, None, SliceMut::whole(&mut factors)).unwrap();
-        GradientFactors::read(&memory, Q, Slice::whole(&factors)).unwrap()
+        let scalars = Slice::whole(&scalars);
+        let operation = Arithmetic::GradientFactors { scalars, divisor: 1.0, grad_clip: None };
+        memory.compute(Q, operation, SliceMut::whole(&mut factors)).unwrap();
+        let mut found = [0.0; GradientFactors::LEN];
+        memory.read(Q, Slice::whole(&factors), HostSliceMut::F64(&mut found)).unwrap();
+        GradientFactors::from_array(found)
     };
     assert_eq!(step(8.0), GradientFactors { scale: 0.25, clip: 1.0, finite: true });
     assert!(!step(f64::NAN).finite);

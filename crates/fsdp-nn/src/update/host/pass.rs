@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{SegmentShard, StepScalars};
@@ -34,8 +34,9 @@ impl HostScalars {
         memory: &HostMemory,
         scalars: &StepScalars<'_, HostBuffer>,
     ) -> Result<Option<Self>, Error> {
-        let GradientFactors { scale, clip, finite } =
-            GradientFactors::read(memory, Queue::Compute, scalars.factors)?;
+        let mut factors = [0.0; GradientFactors::LEN];
+        memory.read(Queue::Compute, scalars.factors, HostSliceMut::F64(&mut factors))?;
+        let GradientFactors { scale, clip, finite } = GradientFactors::from_array(factors);
         let StepScalars { step, lr, .. } = *scalars;
         Ok(finite.then_some(Self { step, lr, gradient_scale: scale, clip }))
     }
