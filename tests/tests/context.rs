@@ -1,5 +1,6 @@
 //! Context parallelism: ranks that share samples give the bits of one rank that computes all chunks of each.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
@@ -20,6 +21,12 @@ const TIED: &str = r#"{
     "initializer_range": 0.2, "tie_word_embeddings": true, "hidden_act": "silu"
 }"#;
 
+/// The configuration of a golden model.
+fn golden(case: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/families").join(case);
+    std::fs::read_to_string(folder.join("config.json")).unwrap()
+}
+
 fn check(model: &str, worlds: &[usize], overrides: &[&str]) -> VerifyReport {
     check_on(&threads(), model, worlds, overrides)
 }
@@ -31,8 +38,13 @@ fn check_on(
     overrides: &[&str],
 ) -> VerifyReport {
     let dir = tempfile::tempdir().unwrap();
-    let overrides = [&["data.seq_len=8", "fsdp.wrap=[\"LlamaDecoderLayer\"]"], overrides].concat();
-    let job = job(model, config(dir.path(), 61, &overrides));
+    let vocab = HfConfig::parse(model).unwrap().summary().vocab as u32;
+    let wrap = match model.contains("\"llama\"") {
+        true => "fsdp.wrap=[\"LlamaDecoderLayer\"]",
+        false => "fsdp.min_num_params=500",
+    };
+    let overrides = [&["data.seq_len=8", wrap], overrides].concat();
+    let job = job(model, config(dir.path(), vocab, &overrides));
     let report = verify(&job, launcher, &VerifyOptions::new(worlds, 3)).unwrap_or_else(|e| panic!("{e}"));
     for world in &report.worlds {
         assert!(world.failures.is_empty(), "world {}: {:#?}", world.world, world.failures);
@@ -80,6 +92,23 @@ fn run_resumes_on_other_meshes_of_its_chunks_with_the_same_bits() {
     case("fsdp.mesh={ replicate = 2 }", ["run.ranks=8", "fsdp.mesh={ context = 2, replicate = 2 }"]).check();
 }
 
+/// Loads of routers are sums over all chunks, and the balancing loss of a micro-batch counts once.
+#[test]
+fn mixtures_of_experts_have_the_bits_of_the_oracle_on_every_mesh_of_their_chunks() {
+    for case in ["mixtral-balanced", "qwen3_moe"] {
+        let model = golden(case);
+        let losses = |mesh: &str, worlds: &[usize]| {
+            let terms =
+                ["fsdp.chunks={ context = 2 }", "train.router_aux_loss_coef=0.3", "train.z_loss=0.01"];
+            let report = check(&model, worlds, &[&terms[..], &[mesh]].concat());
+            report.worlds.into_iter().map(|world| world.losses).collect::<Vec<_>>()
+        };
+        let alone = losses("fsdp.mesh={ context = 1 }", &[1, 2, 4]);
+        let shared = losses("fsdp.mesh={ context = 2 }", &[2, 4, 8]);
+        assert!(alone.iter().chain(&shared).all(|losses| *losses == alone[0]), "{case}");
+    }
+}
+
 #[test]
 fn policies_change_no_bit_of_chunks() {
     let policies: [&[&str]; 4] = [
@@ -117,21 +146,26 @@ fn packed_documents_stay_apart_in_chunks() {
     check(TIED, &[2, 4], &[&["fsdp.mesh={ context = 2 }"], &packed[..]].concat());
 }
 
-/// Chunks change the order of sums, and nothing else.
+/// Chunks change the order of sums, and nothing else. A balancing loss that counted once per chunk, or only the routes of
+/// one, would be far from that of whole samples.
 #[test]
 fn losses_are_near_those_of_whole_samples() {
-    let losses = |context: &str| {
-        let dir = tempfile::tempdir().unwrap();
-        let mesh = format!("fsdp.mesh={{ context = {context} }}");
-        let overrides = ["data.seq_len=8", "fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\"", &mesh];
-        let job = job(TIED, config(dir.path(), 61, &overrides));
-        let report = verify(&job, &threads(), &VerifyOptions::new(&[4], 3)).unwrap();
-        report.worlds[0].losses.clone()
-    };
-    let whole = losses("1");
-    for context in ["2", "4"] {
-        for (got, want) in losses(context).into_iter().zip(&whole) {
-            assert!((got - want).abs() < 1e-11 * want, "{context} chunks: {got}, not {want}");
+    for (model, contexts) in [(TIED.to_owned(), &["2", "4"][..]), (golden("mixtral-balanced"), &["2"])] {
+        let losses = |context: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let mesh = format!("fsdp.mesh={{ context = {context} }}");
+            let types = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
+            let overrides = [&types[..], &["data.seq_len=8", "train.z_loss=0.01", &mesh]].concat();
+            let vocab = HfConfig::parse(&model).unwrap().summary().vocab as u32;
+            let job = job(&model, config(dir.path(), vocab, &overrides));
+            let report = verify(&job, &threads(), &VerifyOptions::new(&[4], 3)).unwrap();
+            report.worlds[0].losses.clone()
+        };
+        let whole = losses("1");
+        for context in contexts {
+            for (got, want) in losses(context).into_iter().zip(&whole) {
+                assert!((got - want).abs() < 1e-11 * want, "{context} chunks: {got}, not {want}");
+            }
         }
     }
 }

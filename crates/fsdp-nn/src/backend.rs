@@ -60,9 +60,11 @@ pub struct BatchFacts<'o> {
     pub keys: &'o [u64],
     /// The rows of each document, in order, if samples pack several documents that do not attend to each other.
     pub documents: &'o [Range<usize>],
-    /// Number of counted targets.
+    /// Number of counted targets of the micro-batch, in all chunks.
     pub targets: u64,
-    /// Per sample, the number of rows up to its last counted target. Later rows, mostly padding, contribute to no
+    /// Number of rows of the micro-batch up to the last counted target of their sample, in all chunks.
+    pub counted_rows: usize,
+    /// Per sample, the number of these rows among those of the operation. Later rows, mostly padding, contribute to no
     /// loss.
     pub lengths: &'o [usize],
     /// Per sample, where the keys end that any of its queries sees; empty if a query sees all keys up to its own.

@@ -16,7 +16,7 @@ use fsdp_core::{DType, Error};
 use crate::accounting::Account;
 use crate::backend::HeadChunks;
 use crate::graph::{Chunks, Counting};
-use crate::model::{Architecture, MicroBatchPlan, Shape, token_bytes};
+use crate::model::{Architecture, MicroBatchPlan, Shape, router_bytes, token_bytes};
 use crate::op::LossTerms;
 
 /// The shape of a micro-batch and the dtypes that a program runs with.
@@ -81,7 +81,7 @@ pub fn footprints<A: Architecture>(
     let (rows, reads_positions) = shape.chunks.rows(shape.samples * shape.seq, shape.packed);
     let tokens = rows * token_bytes(reads_positions, shape.terms.z_loss > 0.0);
     let balance = architecture.description().balance(shape.terms);
-    let data_bytes = tokens + balance.map_or(0, |balance| balance.bytes());
+    let data_bytes = tokens + balance.map_or(0, |balance| router_bytes(balance, shape.chunks));
     Ok(Footprints { calls: footprints, data_bytes })
 }
 

@@ -64,7 +64,7 @@ fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
     let balance = Balance { layers: 2, experts: EXPERTS, coefficient: 0.5, loss_scale: 1.0 };
     let lengths = [rows - 1];
     fn facts(lengths: &[usize; 1]) -> BatchFacts<'_> {
-        BatchFacts { targets: lengths[0] as u64, lengths, ..BatchFacts::default() }
+        BatchFacts { targets: lengths[0] as u64, counted_rows: lengths[0], lengths, ..BatchFacts::default() }
     }
     Case {
         name: "balance_loss",

@@ -20,9 +20,11 @@ pub(crate) struct MicroBatch<'a, B> {
     pub(crate) positions: Option<Slice<'a, B>>,
     /// The rows of each document, if samples are packed.
     pub(crate) documents: &'a [Range<usize>],
-    /// Number of counted targets.
+    /// Number of counted targets in all chunks.
     pub(crate) counted: u64,
-    /// Per sample, the number of rows up to its last counted target.
+    /// Number of rows up to the last counted target of their sample, in all chunks.
+    pub(crate) counted_rows: usize,
+    /// By chunk and sample, the number of these rows.
     pub(crate) lengths: &'a [usize],
     /// Per sample, where the keys end that any of its queries sees; empty if a query sees all keys up to its own.
     pub(crate) keys_ends: &'a [usize],

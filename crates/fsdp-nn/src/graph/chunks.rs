@@ -27,6 +27,13 @@ impl Chunks {
         Self { count, first: 0, here: count }
     }
 
+    /// By chunk on this rank and sample: of the first `lengths` rows of each sample, those in the chunk, of `rows` rows.
+    pub(crate) fn lengths(&self, lengths: &[usize], rows: usize) -> Vec<usize> {
+        let here = self.first..self.first + self.here;
+        let of_chunk = |chunk: usize| move |length: &usize| length.saturating_sub(chunk * rows).min(rows);
+        here.flat_map(|chunk| lengths.iter().map(of_chunk(chunk))).collect()
+    }
+
     /// Of so many rows of whole samples, those on this rank; and whether their positions are uploaded, as they are for
     /// samples with several documents (`packed`).
     pub(crate) fn rows(&self, all: usize, packed: bool) -> (usize, bool) {
@@ -117,5 +124,26 @@ impl Rows {
             |offset, len| Operand::Local { id: from, offset, len },
             |offset, len| Operand::Local { id: to, offset, len },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn lengths_of_chunks_count_the_rows_that_whole_samples_count(
+            lengths in prop::collection::vec(0usize..=12, 1..4), first in 0usize..4, here in 1usize..4,
+        ) {
+            let (rows, chunks) = (3, Chunks { count: 4, first, here: here.min(4 - first) });
+            let counted = |chunk: usize, length: usize| (chunk * rows..(chunk + 1) * rows).filter(move |&row| row < length);
+            let expected: Vec<usize> = (first..first + chunks.here)
+                .flat_map(|chunk| lengths.iter().map(move |&length| counted(chunk, length).count()))
+                .collect();
+            prop_assert_eq!(chunks.lengths(&lengths, rows), expected);
+        }
     }
 }

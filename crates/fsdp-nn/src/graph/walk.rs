@@ -85,12 +85,14 @@ pub(crate) struct DeviceRunner<'a, M: Backend> {
 
 /// The data that the routers of a micro-batch write.
 pub(crate) struct Routers<'a, B> {
-    /// The loads of all mixtures.
+    /// The loads of all mixtures, chunk by chunk.
     pub(crate) loads: SliceMut<'a, B>,
-    /// The range of the block's own load; empty if the block is not a mixture.
+    /// The range of the block's own load in those of a chunk; empty if the block is not a mixture.
     pub(crate) load_range: Range<usize>,
     /// The balancing loss.
     pub(crate) loss: SliceMut<'a, B>,
+    /// The sums of loads over all chunks; `None` if samples are whole.
+    pub(crate) total: Option<Slice<'a, B>>,
 }
 
 /// The inputs of calls, apart from places.
@@ -161,20 +163,23 @@ impl<M: Backend> DeviceRunner<'_, M> {
         let inputs = &self.inputs;
         // A call that writes a load reads none.
         let writes_load = call.writes.iter().any(|(operand, _)| *operand == Operand::Load);
+        let part = (*chunk, inputs.batch.chunks);
         let (loads, mut load, mut router_loss) = match &mut self.routers {
             None => (None, None, None),
-            Some(Routers { loads, load_range, loss }) if writes_load => {
-                let load = SliceMut::new(loads.buffer, loads.offset + load_range.start, load_range.len());
+            Some(Routers { loads, load_range, loss, .. }) if writes_load => {
+                let SliceMut { buffer, offset, .. } = rows_of(loads, part);
+                let load = SliceMut::new(buffer, offset + load_range.start, load_range.len());
                 (None, Some(load), Some(loss.reborrow()))
             }
-            Some(Routers { loads, loss, .. }) => (Some(loads.as_slice()), None, Some(loss.reborrow())),
+            Some(Routers { loads, loss, total, .. }) => {
+                (Some(total.unwrap_or(loads.as_slice())), None, Some(loss.reborrow()))
+            }
         };
         let read = |operand: &Operand| match operand {
             Operand::Loads => Ok(loads.expect(ROUTERS)),
             other => inputs.read(*other, *chunk, places),
         };
         let reads: Vec<Slice<'_, M::Buffer>> = call.reads.iter().map(read).collect::<Result<_, _>>()?;
-        let part = (*chunk, inputs.batch.chunks);
         let mut losses = Some(rows_of(&mut self.losses, part));
         let mut z_losses = self.z_losses.as_mut().map(|all| rows_of(all, part));
         // Each derived call writes the gradient of at most one parameter, so the gradients need not be shared.
@@ -204,8 +209,10 @@ impl<M: Backend> DeviceRunner<'_, M> {
         }
         let keys = call.site.map_or_else(Vec::new, |site| inputs.batch.dropout_keys(inputs.block, site));
         let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
-        let MicroBatch { documents, counted: targets, lengths, keys_ends, .. } = inputs.batch;
-        let batch = BatchFacts { keys: &keys, documents, targets, lengths, keys_ends };
+        let MicroBatch { documents, counted: targets, counted_rows, lengths, keys_ends, .. } = inputs.batch;
+        let samples = lengths.len() / inputs.batch.chunks;
+        let lengths = &lengths[chunk * samples..][..samples];
+        let batch = BatchFacts { keys: &keys, documents, targets, counted_rows, lengths, keys_ends };
         inputs.memory.run(&call.op, Operands { reads: &reads, writes: &mut writes, batch })
     }
 }

@@ -41,7 +41,7 @@ impl Description {
 
     /// Returns the model's mixtures with the coefficient of their balancing loss, or `None` if it has none. All
     /// mixtures have the same number of experts.
-    pub(crate) fn balance(&self, terms: LossTerms) -> Option<Balance> {
+    pub fn balance(&self, terms: LossTerms) -> Option<Balance> {
         let LossTerms { router_loss: coefficient, loss_scale, .. } = terms;
         let &experts = self.mixtures.values().next()?;
         Some(Balance { layers: self.mixtures.len(), experts, coefficient, loss_scale })

@@ -5,11 +5,13 @@ use std::ops::Range;
 use fsdp_core::DType;
 use fsdp_core::Error;
 use fsdp_core::Queue;
+use fsdp_core::comm::Comms;
 use fsdp_core::memory::{Arithmetic, Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::scalars::LOSS;
 
 use super::architecture::Architecture;
 use super::counted::Counted;
+use super::routers::RouterBuffers;
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::error::ModelError;
 use crate::graph::{Chunks, MicroBatch, Routers};
@@ -141,8 +143,10 @@ pub(super) struct StepData<B> {
     /// Facts about rows that do not follow from the micro-batch.
     pub(super) row_facts: RowFacts,
     keys_ends: Vec<usize>,
-    /// Per micro-batch and sample, the number of rows up to its last counted target.
+    /// Per micro-batch, by chunk and sample, the number of rows up to the last counted target of the sample.
     lengths: Vec<Vec<usize>>,
+    /// Per micro-batch, the number of counted targets in all chunks, and of rows up to the last ones of samples.
+    counted: Vec<(u64, usize)>,
     /// The first row of each micro-batch.
     offsets: Vec<usize>,
     device: Option<Device<B>>,
@@ -160,13 +164,6 @@ struct Device<B> {
     routers: Option<RouterBuffers<B>>,
 }
 
-/// The router data of all micro-batches, back to back.
-struct RouterBuffers<B> {
-    loads: B,
-    /// One per micro-batch.
-    losses: B,
-}
-
 impl<B> Default for StepData<B> {
     fn default() -> Self {
         Self {
@@ -176,6 +173,7 @@ impl<B> Default for StepData<B> {
             row_facts: RowFacts::default(),
             keys_ends: Vec::new(),
             lengths: Vec::new(),
+            counted: Vec::new(),
             offsets: Vec::new(),
             device: None,
             unread_losses: Vec::new(),
@@ -201,10 +199,12 @@ impl<B: Buffer> StepData<B> {
         let RowFacts { documents, lengths, keys_ends } = std::mem::take(&mut self.row_facts);
         self.keys_ends = keys_ends;
         documents.into_iter().for_each(|documents| self.documents = vec![documents]);
-        self.lengths = match lengths {
+        let lengths = match lengths {
             Some(lengths) => vec![lengths],
             None => batches.iter().map(Batch::lengths).collect(),
         };
+        let counted = batches.iter().map(Batch::counted);
+        self.counted = counted.zip(lengths.iter().map(|lengths| lengths.iter().sum())).collect();
         self.batches = batches.into_iter().map(|batch| batch.in_chunks(chunks)).collect();
         let positions = self.batches.iter().any(|batch| batch.positions.is_some());
         let mut rows = 0;
@@ -215,8 +215,9 @@ impl<B: Buffer> StepData<B> {
         }
         self.step = step;
         self.unread_losses.clear();
-        let loads = balance.map_or(0, |balance| balance.loads_len());
-        self.reserve(memory, (rows, positions, z_loss), loads)?;
+        let of_chunks = |(lengths, batch): (Vec<usize>, &Batch)| chunks.lengths(&lengths, batch.seq);
+        self.lengths = lengths.into_iter().zip(&self.batches).map(of_chunks).collect();
+        self.reserve(memory, (rows, positions, z_loss), balance.map(|balance| (balance, chunks)))?;
         self.upload(memory)
     }
 
@@ -224,11 +225,11 @@ impl<B: Buffer> StepData<B> {
         &mut self,
         memory: &M,
         (rows, with_positions, z_loss): (usize, bool, bool),
-        loads: usize,
+        routers: Option<(Balance, Chunks)>,
     ) -> Result<(), Error> {
         let count = self.batches.len();
         let has_routers =
-            |device: &Device<B>| device.routers.as_ref().is_none_or(|routers| routers.losses.len() >= count);
+            |device: &Device<B>| device.routers.as_ref().is_none_or(|routers| routers.has_room(count));
         let fits = |device: &Device<B>| {
             device.ids.len() >= rows && (device.positions.is_some() || !with_positions) && has_routers(device)
         };
@@ -244,9 +245,7 @@ impl<B: Buffer> StepData<B> {
         };
         let losses = numbers(rows)?;
         let z_losses = z_loss.then(|| numbers(rows)).transpose()?;
-        let allocate_routers =
-            || Ok::<_, Error>(RouterBuffers { loads: numbers(count * loads)?, losses: numbers(count)? });
-        let routers = (loads > 0).then(allocate_routers).transpose()?;
+        let routers = routers.map(|routers| RouterBuffers::new(memory, routers, count)).transpose()?;
         let mut ids = || memory.allocate(Category::Activation, DType::U32, rows);
         let positions = with_positions.then(&mut ids).transpose()?;
         self.device = Some(Device { ids: ids()?, targets: ids()?, losses, z_losses, positions, routers });
@@ -285,14 +284,8 @@ impl<B: Buffer> StepData<B> {
 
     /// Returns a micro-batch, and the destinations of losses and router data; `load_range` is the range of
     /// the block's load.
-    pub(super) fn parts(
-        &mut self,
-        (round, seed): (usize, u64),
-        balance: Option<Balance>,
-        load_range: Range<usize>,
-    ) -> Parts<'_, B> {
+    pub(super) fn parts(&mut self, (round, seed): (usize, u64), load_range: Range<usize>) -> Parts<'_, B> {
         let batch = &self.batches[round];
-        let loads = balance.map_or(0, |balance| balance.loads_len());
         let device = self.device.as_mut().expect("data with micro-batches is on the device");
         let (offset, len) = (self.offsets[round], batch.ids.len());
         let positions = device.positions.as_ref().filter(|_| batch.positions.is_some());
@@ -303,7 +296,8 @@ impl<B: Buffer> StepData<B> {
                 targets: Slice::new(&device.targets, offset, len),
                 positions: positions.map(|positions| Slice::new(positions, offset, len)),
                 documents: &self.documents[round],
-                counted: batch.counted(),
+                counted: self.counted[round].0,
+                counted_rows: self.counted[round].1,
                 lengths: &self.lengths[round],
                 keys_ends: &self.keys_ends,
                 samples: &batch.samples,
@@ -312,12 +306,19 @@ impl<B: Buffer> StepData<B> {
             },
             losses: SliceMut::new(&mut device.losses, offset, len),
             z_losses: device.z_losses.as_mut().map(|losses| SliceMut::new(losses, offset, len)),
-            routers: device.routers.as_mut().map(|RouterBuffers { loads: all, losses }| Routers {
-                loads: SliceMut::new(all, round * loads, loads),
-                load_range,
-                loss: SliceMut::new(losses, round, 1),
-            }),
+            routers: device.routers.as_mut().map(|routers| routers.part(round, load_range)),
         }
+    }
+
+    /// Adds the loads of all chunks of a micro-batch, where its balancing loss needs them.
+    pub(super) fn sum_loads<M: Memory<Buffer = B>>(
+        &mut self,
+        memory: &M,
+        comms: &mut Comms<M>,
+        round: usize,
+    ) -> Result<(), Error> {
+        let routers = self.device.as_mut().and_then(|device| device.routers.as_mut());
+        routers.map_or(Ok(()), |routers| routers.sum(memory, comms, round))
     }
 
     /// Records that the losses of a micro-batch were computed.
@@ -331,7 +332,7 @@ impl<B: Buffer> StepData<B> {
         &mut self,
         memory: &M,
         queue: Queue,
-        (counted, balance): (Counted, Option<Balance>),
+        counted: Counted,
         words: SliceMut<'_, B>,
     ) -> Result<u64, Error> {
         let (tallies, mut count) = (counted.all(), 0);
@@ -353,19 +354,15 @@ impl<B: Buffer> StepData<B> {
                 let losses = Arithmetic::ExactSum(Slice::new(losses, offset, len));
                 compute(losses, tallies.sum(index))?;
             }
-            let Some((routers, balance)) = device.routers.as_ref().zip(balance) else { continue };
-            if balance.loss().is_some() {
+            let Some(routers) = &device.routers else { continue };
+            if let Some(loss) = routers.loss(round) {
                 let index = counted.router_loss().expect("mixtures have a sum of their losses");
-                let loss = Arithmetic::ExactSum(Slice::new(&routers.losses, round, 1));
-                compute(loss, LOSS)?;
-                compute(loss, tallies.sum(index))?;
+                compute(Arithmetic::ExactSum(loss), LOSS)?;
+                compute(Arithmetic::ExactSum(loss), tallies.sum(index))?;
             }
-            let counts = tallies.counts();
-            for layer in 0..balance.layers {
-                let load = (round * balance.layers + layer) * balance.load_len();
-                let load = Slice::new(&routers.loads, load, balance.experts);
-                let start = counts.start + layer * balance.experts;
-                compute(Arithmetic::AddCounts(load), start..start + balance.experts)?;
+            for (layer, routes) in routers.routes(round) {
+                let start = tallies.counts().start + layer * routes.len;
+                compute(Arithmetic::AddCounts(routes), start..start + routes.len)?;
             }
         }
         Ok(count)

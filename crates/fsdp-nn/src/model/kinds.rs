@@ -73,9 +73,6 @@ impl Kinds {
                 Builder::new((spec, block), adapters, (samples, seq, length), dtype, (training, packed))
                     .balanced(balance)
                     .in_chunks(shape.chunks);
-            if balance.is_some() && shape.chunks.count > 1 {
-                return Err(builder.cannot_cut("it has mixtures of experts"));
-            }
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,

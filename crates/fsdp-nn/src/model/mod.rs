@@ -10,6 +10,7 @@ mod kinds;
 mod micro_batch;
 mod mlp;
 mod program;
+mod routers;
 mod session;
 pub mod unsharded;
 
@@ -28,4 +29,5 @@ pub(crate) use kinds::Shape;
 pub(crate) use micro_batch::{MicroBatchPlan, PlannedCall};
 pub use mlp::{Mlp, MlpConfig};
 pub use program::{ModelProgram, ProgramOptions};
+pub(crate) use routers::router_bytes;
 pub use session::Session;

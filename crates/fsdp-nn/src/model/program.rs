@@ -157,9 +157,9 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         comms: &mut Comms<M>,
     ) -> Result<(), Error> {
         let block = call.call.block();
-        let (balance, load_range) = (self.balance(), self.architecture.description().load(block));
+        let load_range = self.architecture.description().load(block);
         let place = (self.round, self.options.seed);
-        let Parts { batch, losses, z_losses, routers } = self.data.parts(place, balance, load_range);
+        let Parts { batch, losses, z_losses, routers } = self.data.parts(place, load_range);
         let inputs = Inputs { memory, spec: &self.spec, block, params, batch };
         let mut runner = DeviceRunner { inputs, gradients, comms, losses, z_losses, routers };
         call.run(&mut self.values, &mut runner)
@@ -198,6 +198,9 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         comms: &mut Comms<M>,
     ) -> Result<(), Error> {
         let (index, plan) = (self.expect(call)?, Arc::clone(&self.plan));
+        if call.is_last() && call.is_backward() {
+            self.data.sum_loads(memory, comms, self.round)?;
+        }
         self.run(memory, &plan.calls[index], params, gradients, comms)?;
         if call.is_last() {
             self.data.note_losses(self.round, call.is_backward());
@@ -207,6 +210,6 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
 
     fn take_loss(&mut self, memory: &M, queue: Queue, words: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {
         let counted = Counted::of(self.architecture.description(), &self.spec);
-        self.data.take_loss(memory, queue, (counted, self.balance()), words)
+        self.data.take_loss(memory, queue, counted, words)
     }
 }

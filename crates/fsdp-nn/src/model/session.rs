@@ -164,6 +164,7 @@ impl<A: Architecture> Session<A> {
             positions: Some(Slice::whole(&positions)),
             documents: std::slice::from_ref(&document),
             counted: 0,
+            counted_rows: 0,
             lengths: &[],
             keys_ends: &[],
             samples: &[0],

@@ -22,7 +22,7 @@ pub struct Balance {
 
 impl Balance {
     /// Returns `self` if there is a loss.
-    pub(crate) fn loss(self) -> Option<Self> {
+    pub fn loss(self) -> Option<Self> {
         (self.coefficient != 0.0).then_some(self)
     }
 
@@ -37,15 +37,10 @@ impl Balance {
         self.layers * self.load_len()
     }
 
-    /// Bytes per micro-batch for the loads and the loss.
-    pub(crate) fn bytes(&self) -> usize {
-        8 * (self.loads_len() + 1)
-    }
-
     /// Factor of `sum over e of C(e) S(e)` in the summed loss of a micro-batch. The balancing loss counts once per
     /// target, so that dividing the sum by the number of targets gives the mean.
     pub fn scale(&self, facts: BatchFacts<'_>) -> f64 {
-        let rows = (self.layers * facts.lengths.iter().sum::<usize>()) as f64;
+        let rows = (self.layers * facts.counted_rows) as f64;
         if rows == 0.0 {
             return 0.0;
         }

@@ -3,14 +3,14 @@
 //! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a reduce-scatter, and
 //! 2 (n - 1) / n of the bytes in an all-reduce. In an all-to-all or a broadcast it sends (n - 1) / n of the bytes, on average.
 
-use fsdp_core::Axis;
 use fsdp_core::comm::Traffic;
 use fsdp_core::layout::Segment;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 use fsdp_core::update::RuleDecl;
+use fsdp_core::{Axis, DType};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::op::{Exchange, Op};
+use fsdp_nn::op::{Balance, Exchange, Op};
 
 use crate::error::TrainError;
 use crate::job::{Job, listed};
@@ -76,7 +76,8 @@ pub(super) fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     traffic
 }
 
-/// The all-to-alls of one rank in one training step, between the chunks of samples.
+/// The communication of one rank in one training step between the chunks of samples: all-to-alls, and the all-gathers of
+/// routers' loads for a balancing loss.
 ///
 /// # Errors
 /// Errors of the model.
@@ -92,6 +93,12 @@ pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic
             let sent = here * (chunks - here) * part * shape.dtype.size_bytes();
             traffic.all_to_all_bytes += (job.plan.step.rounds * sent) as u64;
         }
+    }
+    let description = job.architecture.description();
+    let balance = description.balance(job.config.train.loss_terms(description));
+    if let Some(balance) = balance.and_then(Balance::loss) {
+        let bytes = job.plan.policy.chunks * balance.loads_len() * DType::F64.size_bytes();
+        add_gather(&mut traffic, job.plan.step.rounds, bytes, job.plan.mesh.size(Axis::Context));
     }
     Ok(traffic)
 }
