@@ -29,12 +29,12 @@ pub enum ModelError {
         chunks: usize,
     },
     /// Samples that cannot be cut into chunks.
-    #[error("samples cannot be cut into {chunks} chunks: {why}")]
+    #[error("samples of {seq} positions cannot be cut into {chunks} equal chunks")]
     Chunks {
         /// Number of chunks.
         chunks: usize,
-        /// What does not fit.
-        why: String,
+        /// Positions of a sample.
+        seq: usize,
     },
     /// A block was called out of order.
     #[error("expected the call {expected:?}, got {got:?}")]

@@ -12,6 +12,8 @@ use crate::random;
 pub(crate) struct MicroBatch<'a, B> {
     /// Number of chunks that the rows belong to.
     pub(crate) chunks: usize,
+    /// The first of these chunks, where samples are cut.
+    pub(crate) first_chunk: Option<usize>,
     /// Token ids, one per row.
     pub(crate) ids: Slice<'a, B>,
     /// The token to predict at each row.
@@ -37,9 +39,16 @@ pub(crate) struct MicroBatch<'a, B> {
 }
 
 impl<B> MicroBatch<'_, B> {
-    /// Returns the dropout keys of the `ordinal`th site of a block, one per sample.
-    pub(crate) fn dropout_keys(&self, block: BlockId, ordinal: u64) -> Vec<u64> {
-        let key = |&sample| random::key(&[self.seed, self.step, sample, block.0 as u64, ordinal]);
+    /// Returns the dropout keys of the `ordinal`th site of a block, one per sample. Every chunk of a cut sample has a mask,
+    /// which the rank that computes it does not change.
+    pub(crate) fn dropout_keys(&self, block: BlockId, ordinal: u64, chunk: usize) -> Vec<u64> {
+        let key = |&sample| {
+            let parts = [self.seed, self.step, sample, block.0 as u64, ordinal];
+            match self.first_chunk {
+                None => random::key(&parts),
+                Some(first) => random::key(&[&parts[..], &[(first + chunk) as u64]].concat()),
+            }
+        };
         self.samples.iter().map(key).collect()
     }
 }

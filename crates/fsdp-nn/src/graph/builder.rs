@@ -115,16 +115,6 @@ impl<'a> Builder<'a> {
         Error::Program { block: self.spec.block(self.block).name.clone(), source: Box::new(source) }
     }
 
-    /// Whether any operation drops elements.
-    pub(crate) fn drops(&self) -> bool {
-        self.nodes.iter().flat_map(|node| &node.calls).any(|call| call.site.is_some())
-    }
-
-    /// The error of a block that does not support chunks.
-    pub(crate) fn cannot_cut(&self, why: &str) -> Error {
-        self.error(ModelError::Chunks { chunks: self.chunks.count, why: why.to_owned() })
-    }
-
     /// Adds calls that belong together; the last one works in place of `update`, if given.
     pub(crate) fn node(&mut self, calls: Vec<Call>, update: Option<Tensor>) {
         self.nodes.push(Node { calls, update: update.map(|x| x.id) });

@@ -207,7 +207,8 @@ impl<M: Backend> DeviceRunner<'_, M> {
                 }
             });
         }
-        let keys = call.site.map_or_else(Vec::new, |site| inputs.batch.dropout_keys(inputs.block, site));
+        let keys =
+            call.site.map_or_else(Vec::new, |site| inputs.batch.dropout_keys(inputs.block, site, *chunk));
         let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
         let MicroBatch { documents, counted: targets, counted_rows, lengths, keys_ends, .. } = inputs.batch;
         let samples = lengths.len() / inputs.batch.chunks;

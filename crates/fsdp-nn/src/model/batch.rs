@@ -111,8 +111,7 @@ impl Batch {
             });
         }
         if !self.seq.is_multiple_of(chunks.count) {
-            let why = format!("they have {} positions", self.seq);
-            return Err(ModelError::Chunks { chunks: chunks.count, why });
+            return Err(ModelError::Chunks { chunks: chunks.count, seq: self.seq });
         }
         let vocab = architecture.head().vocab;
         let targets = self.targets.iter().filter(|&&target| target != IGNORED_TARGET);
@@ -147,6 +146,8 @@ pub(super) struct StepData<B> {
     lengths: Vec<Vec<usize>>,
     /// Per micro-batch, the number of counted targets in all chunks, and of rows up to the last ones of samples.
     counted: Vec<(u64, usize)>,
+    /// The first chunk on this rank, where samples are cut.
+    first_chunk: Option<usize>,
     /// The first row of each micro-batch.
     offsets: Vec<usize>,
     device: Option<Device<B>>,
@@ -174,6 +175,7 @@ impl<B> Default for StepData<B> {
             keys_ends: Vec::new(),
             lengths: Vec::new(),
             counted: Vec::new(),
+            first_chunk: None,
             offsets: Vec::new(),
             device: None,
             unread_losses: Vec::new(),
@@ -206,6 +208,7 @@ impl<B: Buffer> StepData<B> {
         let counted = batches.iter().map(Batch::counted);
         self.counted = counted.zip(lengths.iter().map(|lengths| lengths.iter().sum())).collect();
         self.batches = batches.into_iter().map(|batch| batch.in_chunks(chunks)).collect();
+        self.first_chunk = (chunks.count > 1).then_some(chunks.first);
         let positions = self.batches.iter().any(|batch| batch.positions.is_some());
         let mut rows = 0;
         self.offsets.clear();
@@ -292,6 +295,7 @@ impl<B: Buffer> StepData<B> {
         Parts {
             batch: MicroBatch {
                 chunks: batch.ids.len() / (batch.samples.len() * batch.seq),
+                first_chunk: self.first_chunk,
                 ids: Slice::new(&device.ids, offset, len),
                 targets: Slice::new(&device.targets, offset, len),
                 positions: positions.map(|positions| Slice::new(positions, offset, len)),

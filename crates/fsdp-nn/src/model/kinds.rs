@@ -80,9 +80,6 @@ impl Kinds {
                 Some(x) => architecture.middle(block, &mut builder, x)?,
             };
             width = output.width();
-            if builder.drops() && shape.chunks.count > 1 {
-                return Err(builder.cannot_cut("it drops elements, and masks are made for whole samples"));
-            }
             let head =
                 (block.0 == last).then(|| head(architecture, spec, shape, &builder, output)).transpose()?;
             let params = spec.block(block).params.iter().map(|id| spec.param(*id).trainable).collect();

@@ -159,6 +159,7 @@ impl<A: Architecture> Session<A> {
         }
         let batch = MicroBatch {
             chunks: 1,
+            first_chunk: None,
             ids: Slice::whole(&ids),
             targets: Slice::whole(&ids),
             positions: Some(Slice::whole(&positions)),

@@ -53,10 +53,8 @@ impl Subject {
         let gpt2 = Arc::new(adapted(Gpt2::new(&config).unwrap(), 0.2)) as HfModel;
         let mut models: Vec<_> = relatives().iter().map(|config| (decoder(config), whole)).collect();
         models.push((gpt2, whole));
-        // What drops elements cannot be cut into chunks.
         let chunked = RunShape { chunks: Chunks { count: 2, first: 0, here: 1 }, ..whole };
-        let keeping = |config| DecoderConfig { attention_dropout: 0.0, residual_dropout: 0.0, ..config };
-        let cut = relatives().map(keeping).into_iter().take(3);
+        let cut = relatives().into_iter().take(3);
         models.extend(cut.map(|config| (decoder(&config), chunked)));
         let mut all = Vec::new();
         let passes = models.iter().flat_map(|of| PASSES.map(|pass| (of, pass)));
