@@ -1,15 +1,20 @@
 //! [`Arithmetic`] as operations of a program.
 
-use fsdp_core::memory::Arithmetic;
+use fsdp_core::memory::{Arithmetic, Slice, SliceMut};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::{DType, Queue};
 
-use crate::memory::{In, Out};
+use crate::buffer::XlaBuffer;
 use crate::scalars;
 use crate::trace::Trace;
 
 /// Adds an operation to a program.
-pub(crate) fn trace(trace: &mut Trace, queue: Queue, operation: Arithmetic<'_, In<'_>>, dst: &Out<'_>) {
+pub(crate) fn trace(
+    trace: &mut Trace,
+    queue: Queue,
+    operation: Arithmetic<'_, Slice<'_, XlaBuffer>>,
+    dst: &SliceMut<'_, XlaBuffer>,
+) {
     let before = trace.load(queue, dst.as_slice());
     let after = match operation {
         Arithmetic::Accumulate(src) => {
