@@ -12,7 +12,7 @@ use super::ahead::{Forecaster, RunForecast};
 use super::cost::{Cost, span};
 use super::json::{run_json, sources_json};
 use super::report::{WIDTH, assumptions, run_rows};
-use super::settings::Settings;
+use super::settings::{Settings, contexts};
 use crate::args::PlanArgs;
 use crate::atomic_file;
 use crate::document::{Document, Mark, Report, rendered};
@@ -108,15 +108,17 @@ fn explore(forecaster: &Forecaster<'_>) -> Found {
     let mut found = Found { candidates: all.par_iter().filter_map(candidate).collect(), impossible: 0 };
     found.sort();
     // Other units are tried only for the front and for settings that are nearly as fast: units change little compared
-    // with the other settings.
-    let fitting = found.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
-    let others = found
-        .front()
-        .into_iter()
-        .chain(fitting)
-        .flat_map(|candidate| candidate.settings.wrapped(&forecaster.wraps));
-    let mut others: Vec<Settings> =
-        others.filter(|settings| settings.wrap != forecaster.config.fsdp.wrap).collect();
+    // with the other settings. So are other context axes, which help where a sequence is long; and if nothing fits, for the
+    // settings that need the least.
+    let contexts = contexts(forecaster.config, forecaster.cluster);
+    let refined = found.refined();
+    let others = refined.iter().flat_map(|candidate| {
+        let mut others = candidate.settings.wrapped(&forecaster.wraps);
+        others.extend(candidate.settings.sharing_samples(&contexts));
+        others.retain(|settings| *settings != candidate.settings);
+        others
+    });
+    let mut others: Vec<Settings> = others.collect();
     let mut seen = Vec::new();
     others.retain(|settings| {
         !seen.contains(settings) && {
@@ -161,6 +163,18 @@ impl Found {
         self.candidates.sort_by(|one, other| {
             one.seconds.total_cmp(&other.seconds).then(one.device_bytes.cmp(&other.device_bytes))
         });
+    }
+
+    /// The settings for which others that change less are tried.
+    fn refined(&self) -> Vec<&Candidate> {
+        let fitting = self.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
+        let mut refined: Vec<&Candidate> = self.front().into_iter().chain(fitting).collect();
+        if refined.is_empty() {
+            refined = self.candidates.iter().collect();
+            refined.sort_by_key(|candidate| candidate.device_bytes);
+            refined.truncate(REFINED);
+        }
+        refined
     }
 
     /// Number of settings that fit.

@@ -27,11 +27,17 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
         return Err(refused(format!("{} has {available} nodes, not {nodes}", cluster.name)));
     }
     if let Some(nodes) = nodes.or(cluster.nodes) {
-        let (ranks, replicas) = (nodes * per_node, config.fsdp.mesh.replicate);
+        let (ranks, replicas, context) =
+            (nodes * per_node, config.fsdp.mesh.replicate, config.fsdp.mesh.context);
         *config = config.at(ranks).map_err(|error| refused(error.to_string()))?;
         if config.fsdp.mesh.replicate != replicas {
             return Err(refused(format!(
                 "{ranks} ranks cannot form fsdp.mesh.replicate = {replicas} replicas: change one of them"
+            )));
+        }
+        if config.fsdp.mesh.context != context {
+            return Err(refused(format!(
+                "fsdp.mesh.context = {context} does not divide {ranks} ranks: change one of them"
             )));
         }
     }
@@ -64,6 +70,7 @@ pub(super) struct Settings {
     pub(super) checkpointing: Checkpointing,
     pub(super) offload: Offload,
     pub(super) replicas: usize,
+    pub(super) context: usize,
     pub(super) micro_batch: usize,
 }
 
@@ -78,6 +85,7 @@ impl Settings {
             checkpointing: config.fsdp.activation_checkpointing,
             offload: config.fsdp.offload,
             replicas: config.fsdp.mesh.replicate,
+            context: config.fsdp.mesh.context,
             micro_batch: config.train.micro_batch_size,
         }
     }
@@ -92,6 +100,8 @@ impl Settings {
         config.fsdp.activation_checkpointing = self.checkpointing;
         config.fsdp.offload = self.offload;
         config.fsdp.mesh.replicate = self.replicas;
+        config.fsdp.mesh.context = self.context;
+        config.fsdp.chunks.context = Some(config.fsdp.chunks().max(self.context));
         config.train.micro_batch_size = self.micro_batch;
         config
     }
@@ -118,6 +128,7 @@ impl Settings {
             (self.accumulation != from.accumulation, format!("accumulation = \"{when}\"")),
             (self.offload != from.offload, format!("offload = \"{offload}\"")),
             (self.replicas != from.replicas, format!("mesh.replicate = {}", self.replicas)),
+            (self.context != from.context, format!("mesh.context = {}", self.context)),
         ];
         let of_table = all.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| format!("fsdp.{key}"));
         of_table.chain((self.micro_batch != from.micro_batch).then_some(micro_batch)).collect()
@@ -136,7 +147,12 @@ impl Settings {
         wraps.iter().map(|wrap| Self { wrap: wrap.clone(), ..self.clone() }).collect()
     }
 
-    /// All combinations of settings, with the run file's wrap policy.
+    /// The same settings with each size of the context axis.
+    pub(super) fn sharing_samples(&self, contexts: &[usize]) -> Vec<Self> {
+        contexts.iter().map(|&context| Self { context, ..self.clone() }).collect()
+    }
+
+    /// All combinations of settings, with the run file's wrap policy and context axis.
     pub(super) fn all(config: &Resolved, cluster: &Cluster) -> Vec<Self> {
         let each = |all: Vec<Self>, axis: Vec<Change>| -> Vec<Self> {
             all.iter().flat_map(|settings| axis.iter().map(|change| change(settings))).collect()
@@ -175,6 +191,14 @@ pub(super) fn wraps(spec: &ModelSpec, given: &WrapPolicy) -> Vec<WrapPolicy> {
     all
 }
 
+/// Sizes of the context axis to try: those within a node, for all-to-alls between nodes are slow.
+pub(super) fn contexts(config: &Resolved, cluster: &Cluster) -> Vec<usize> {
+    let sizes = (0..).map(|power| 1 << power).take_while(|&size| size <= cluster.devices_per_node());
+    sizes
+        .filter(|&size| config.run.ranks.is_multiple_of(size) && config.data.seq_len.is_multiple_of(size))
+        .collect()
+}
+
 /// Settings with one of them changed.
 type Change = Box<dyn Fn(&Settings) -> Settings>;
 
@@ -190,7 +214,7 @@ fn axis<T: Clone + 'static>(values: impl IntoIterator<Item = T>, set: fn(&mut Se
     values.into_iter().map(change).collect()
 }
 
-/// The values to try of each setting but the wrap policy.
+/// The values to try of each setting but the wrap policy and the context axis.
 fn axes(config: &Resolved, cluster: &Cluster) -> [Vec<Change>; 7] {
     let (world, per_node) = (config.run.ranks, cluster.devices_per_node());
     let dp_degree = config.fsdp.mesh.dp_degree(world);
