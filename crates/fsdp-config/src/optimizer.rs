@@ -173,11 +173,11 @@ table! {
 }
 
 /// An update rule: its name, a function that reads its settings, and a function that returns their schema.
-type Rule =
+pub(super) type Rule =
     (&'static str, fn(&Reader<'_>) -> Result<OptimizerConfig, ConfigError>, fn() -> serde_json::Value);
 
 /// All update rules, the default first.
-const RULES: [Rule; 7] = [
+pub(super) const RULES: [Rule; 7] = [
     ("adamw", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw), AdamwConfig::schema),
     ("adamw8bit", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw8bit), AdamwConfig::schema),
     ("sgd", |reader| SgdConfig::read(reader)?.checked(reader).map(OptimizerConfig::Sgd), SgdConfig::schema),
@@ -227,6 +227,19 @@ impl OptimizerConfig {
             no_decay: Vec::new(),
             group: Vec::new(),
         })
+    }
+
+    /// The name in run files.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            OptimizerConfig::Adamw(_) => "adamw",
+            OptimizerConfig::Adamw8bit(_) => "adamw8bit",
+            OptimizerConfig::Sgd(_) => "sgd",
+            OptimizerConfig::Adafactor(_) => "adafactor",
+            OptimizerConfig::Lion(_) => "lion",
+            OptimizerConfig::Muon(_) => "muon",
+            OptimizerConfig::ScheduleFree(_) => "schedule_free_adamw",
+        }
     }
 
     pub(super) fn read(reader: &Reader<'_>) -> Result<OptimizerConfig, ConfigError> {

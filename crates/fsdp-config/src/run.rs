@@ -29,6 +29,9 @@ const ADDRESS: Kind<SocketAddr> = Kind {
     read: |value| value.as_str()?.parse().ok(),
 };
 
+/// The name of a model's mixtures of experts among what a device [lacks](Device::lacks).
+pub const MIXTURES: &str = "mixtures of experts";
+
 /// Stands for a number of ranks that the file does not set.
 pub(super) const RANKS_OF_DEVICE: usize = 0;
 
@@ -174,6 +177,15 @@ impl Device {
     /// The name in run files.
     pub fn name(self) -> &'static str {
         Named::name(self)
+    }
+
+    /// What its backend has no way to run, by name: update rules, and families of a model's operations.
+    pub const fn lacks(self) -> &'static [&'static str] {
+        match self {
+            Device::Cpu | Device::TorchCpu => &[],
+            Device::Cuda => &["muon"],
+            Device::Xla => &["adamw8bit", "muon", MIXTURES],
+        }
     }
 
     /// The logits chunking that its backend wants, to predict memory on machines without that backend.

@@ -7,8 +7,8 @@ use fsdp_core::schedule::{Offload, Reshard};
 use super::error::ConfigError;
 use super::fsdp::MeshConfig;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
-use super::named::Named;
-use super::optimizer::OptimizerConfig;
+use super::named::{Named, one_of};
+use super::optimizer::{OptimizerConfig, RULES};
 use super::reader::Origin;
 use super::resolved::Resolved;
 use super::run::{Device, ExportWeights};
@@ -33,8 +33,7 @@ pub(super) fn validate(
     columns(config, origin)?;
     adapter(config, origin)?;
     loss_scale(config, origin)?;
-    muon(config, origin)?;
-    xla(config, origin)?;
+    device(config, origin)?;
     reshard(config, origin, warnings)?;
     schedule(config, origin, warnings)
 }
@@ -191,43 +190,22 @@ fn loss_scale(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     Err(out_of_range(origin, "train.loss_scale", "a table", allowed))
 }
 
-/// Muon gathers whole matrices and multiplies them on the host.
-fn muon(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
-    let (key, value, allowed) = match (&config.train.optimizer, config.run.device, config.fsdp.offload) {
-        (OptimizerConfig::Muon(_), Device::Cuda, _) => {
-            ("run.device", Device::Cuda.name(), "\"cpu\" or \"torch-cpu\"")
-        }
-        (OptimizerConfig::Muon(_), _, Offload::Cpu) => ("fsdp.offload", Offload::Cpu.name(), "\"none\""),
+/// Rejects an update rule that the device lacks, and state in host memory where nothing can work on it there.
+fn device(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let (device, rule) = (config.run.device, config.train.optimizer.name());
+    let lacked = device.lacks();
+    if lacked.contains(&rule) {
+        let others = one_of(RULES.iter().map(|&(name, ..)| name).filter(|name| !lacked.contains(name)));
+        let allowed = format!("{others} with run.device = \"{}\"", device.name());
+        return Err(out_of_range(origin, "train.optimizer.name", &format!("\"{rule}\""), allowed));
+    }
+    let reason = match (device, rule) {
+        _ if config.fsdp.offload == Offload::None => return Ok(()),
+        (Device::Xla, _) => "run.device = \"xla\": programs have no queues to and from the host",
+        (_, "muon") => "train.optimizer.name = \"muon\"; or choose another optimizer",
         _ => return Ok(()),
     };
-    let allowed = format!("{allowed} with train.optimizer.name = \"muon\"; or choose another optimizer");
-    Err(out_of_range(origin, key, &format!("\"{value}\""), allowed))
-}
-
-/// Rejects settings that XLA programs do not support yet.
-fn xla(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
-    if config.run.device != Device::Xla {
-        return Ok(());
-    }
-    if config.fsdp.offload != Offload::None {
-        let allowed =
-            "\"none\" with run.device = \"xla\": programs have no queues to and from the host".to_owned();
-        return Err(out_of_range(
-            origin,
-            "fsdp.offload",
-            &format!("\"{}\"", config.fsdp.offload.name()),
-            allowed,
-        ));
-    }
-    let unsupported = match &config.train.optimizer {
-        OptimizerConfig::Adamw8bit(_) => "adamw8bit",
-        OptimizerConfig::Muon(_) => "muon",
-        _ => return Ok(()),
-    };
-    let allowed =
-        "\"adamw\", \"sgd\", \"lion\", \"schedule_free_adamw\" or \"adafactor\" with run.device = \"xla\""
-            .to_owned();
-    Err(out_of_range(origin, "train.optimizer.name", &format!("\"{unsupported}\""), allowed))
+    Err(out_of_range(origin, "fsdp.offload", "\"cpu\"", format!("\"none\" with {reason}")))
 }
 
 fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {

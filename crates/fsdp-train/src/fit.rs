@@ -1,6 +1,6 @@
 //! Checks that a run's settings fit its model, before its data is read and its schedule compiled.
 
-use fsdp_config::{Device, Resolved};
+use fsdp_config::{MIXTURES, Resolved};
 use fsdp_nn::layer::Description;
 use fsdp_nn::model::Architecture;
 
@@ -62,15 +62,16 @@ pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> 
     Err(TrainError::Misfit { key: "data.seq_len", reason })
 }
 
-/// Checks that the XLA backend, if selected, implements all operations of the model.
+/// Checks that the device has all operations of the model.
 ///
 /// # Errors
 /// [`TrainError::Misfit`] for a mixture of experts.
 pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
-    if config.run.device != Device::Xla || architecture.description().mixtures.is_empty() {
+    let device = config.run.device;
+    if !device.lacks().contains(&MIXTURES) || architecture.description().mixtures.is_empty() {
         return Ok(());
     }
-    let reason = "\"xla\" does not support mixtures of experts; choose another device".to_owned();
+    let reason = format!("\"{}\" does not support {MIXTURES}; choose another device", device.name());
     Err(TrainError::Misfit { key: "run.device", reason })
 }
 

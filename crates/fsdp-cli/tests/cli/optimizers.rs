@@ -143,7 +143,7 @@ fn muon_and_adamw_groups_are_reported_and_survive_conversion() {
 fn muon_rejects_unsupported_settings() {
     let sandbox = Sandbox::new();
     for (more, expected) in [
-        ("--set run.device=cuda", "`run.device` is \"cuda\"; it must be \"cpu\" or \"torch-cpu\" with"),
+        ("--set run.device=cuda", "\"lion\" or \"schedule_free_adamw\" with run.device = \"cuda\""),
         ("--set fsdp.offload=cpu", "`fsdp.offload` is \"cpu\"; it must be \"none\" with"),
         ("--set train.optimizer.adamw_params=[\"nothing\"]", "train.optimizer.adamw_params"),
         ("--set train.optimizer.adjust_lr_fn=rms", "\"original\" or \"match_rms_adamw\""),

@@ -31,17 +31,12 @@ impl CudaMemory {
         shard: &mut SegmentShard<'_, CudaBuffer>,
         scalars: &StepScalars<'_, CudaBuffer>,
     ) -> Result<Outcome, Error> {
-        if matches!(part, Part::Orthogonal(_)) {
-            return Ok(Outcome::Unsupported);
-        }
-        if shard.params.is_on_host() {
-            return self.update_on_host(part, stage, shard, scalars);
-        }
         match part {
+            Part::Orthogonal(_) => return Ok(Outcome::Unsupported),
+            _ if shard.params.is_on_host() => return self.update_on_host(part, stage, shard, scalars),
             Part::Elementwise(rule) => elementwise::update(self, &**rule, shard, scalars)?,
             Part::Coded(rule) => coded::update(self, rule, shard, scalars)?,
             Part::Factored(rule) => factored::run(self, rule, stage, shard, scalars)?,
-            Part::Orthogonal(_) => unreachable!("it is refused"),
         }
         Ok(Outcome::Done)
     }
