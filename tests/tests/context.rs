@@ -22,7 +22,7 @@ const TIED: &str = r#"{
 }"#;
 
 /// The configuration of a golden model.
-fn golden(case: &str) -> String {
+pub(crate) fn golden(case: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/families").join(case);
     std::fs::read_to_string(folder.join("config.json")).unwrap()
 }

@@ -9,6 +9,9 @@ mod parity;
 // Ranks that share samples.
 mod context;
 
+// Planted errors in which losses look healthy.
+mod silent;
+
 // Random runs, as a user would write them.
 mod parity_case;
 
