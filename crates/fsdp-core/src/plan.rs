@@ -7,11 +7,11 @@ use crate::error::Error;
 use crate::layout::Layout;
 use crate::mesh::{Axis, Group, Mesh};
 use crate::model::ModelSpec;
-use crate::rank::Queue;
+use crate::rank::{Queue, Rank};
 use crate::schedule::{
     Compiler, Offload, Policy, Schedule, compile_evaluation, compile_evaluation_alone, compile_step,
 };
-use crate::update::RuleDecl;
+use crate::update::{RankTables, RuleDecl, RuleState};
 
 /// Everything about a training run that is the same on all ranks.
 #[derive(Clone, Debug)]
@@ -85,6 +85,11 @@ impl Plan {
         let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
         let step = compile_step(&compiler, rounds);
         Ok(Self { spec, layout, mesh, policy, step, evaluation: None })
+    }
+
+    /// The contents of a rank's shards.
+    pub fn tables(&self, rule: &dyn RuleState, rank: Rank) -> RankTables {
+        RankTables::new(&self.layout, self.mesh, self.policy.kept_dtype(true), rule, rank)
     }
 
     /// The groups that collectives run over, with their queues: those of the schedules, that which receives what the

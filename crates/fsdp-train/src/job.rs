@@ -298,7 +298,7 @@ fn with_ledger_input<M: Backend, A: Architecture + Clone, T>(
 /// Errors of the update rule, for patterns that match nothing.
 pub fn rank_tables<M: Backend>(config: &Resolved, plan: &Plan, rank: Rank) -> Result<RankTables, TrainError> {
     let rule = rule::rule(&config.train, &plan.spec)?;
-    Ok(RankTables::new(plan, &rule, rank))
+    Ok(plan.tables(&rule, rank))
 }
 
 /// Lists the operations of each call of a micro-batch, in order, and the shape for which they are listed.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fsdp_core::layout::Layout;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Policy;
-use fsdp_core::update::{RankTables, RuleState};
+use fsdp_core::update::RuleState;
 use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Axis, Error, Mesh, Rank};
 use fsdp_nn::backend::HeadChunks;
@@ -141,7 +141,7 @@ impl Run {
             chunks: Chunks::WHOLE,
         };
         let listed = listings(&architecture, &plan.spec, shape, plan.step.pass)?;
-        let tables = RankTables::new(&plan, &rule, Rank(0));
+        let tables = plan.tables(&rule, Rank(0));
         let work = StepWork::new(&plan, Arc::new(Calls::new(shape, &listed)), &tables);
         Ok((plan, work))
     }

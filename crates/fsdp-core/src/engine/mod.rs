@@ -68,7 +68,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         rule: Box<dyn Updates<M>>,
     ) -> Result<Self, Error> {
         let rank = comms.rank();
-        let tables = RankTables::new(&plan, &*rule, rank);
+        let tables = plan.tables(&*rule, rank);
         let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
         let scalars = scalars::Scalars::new(&*memory, &plan, &mut table)?;
         let gradients = (0..plan.step.chunks).map(|_| Gradients::default()).collect();

@@ -187,7 +187,7 @@ proptest! {
     fn predicted_usage_matches_simulated_allocations((setup, calls, [data, first, second]) in cases()) {
         let built = setup.build();
         let (plan, state) = (built.plan(), [usize::from(first), usize::from(second)]);
-        let tables = &RankTables::new(&plan, &Rule(state), Rank(0));
+        let tables = &plan.tables(&Rule(state), Rank(0));
         for schedule in [&plan.step, plan.evaluation.as_ref().unwrap()] {
             let data_bytes = usize::from(data);
             let input = LedgerInput { tables, calls: &calls, data_bytes };

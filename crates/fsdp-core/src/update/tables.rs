@@ -1,9 +1,10 @@
 //! Tables that differ between ranks. Programs are the same on all ranks; kernels that work on shards take these tables.
 
 use super::{Piece, Products, RuleState, StateTensor};
+use crate::dtype::DType;
+use crate::layout::Layout;
 use crate::memory::Rows;
-use crate::mesh::Axis;
-use crate::plan::Plan;
+use crate::mesh::{Axis, Mesh};
 use crate::rank::Rank;
 use crate::wrap::UnitId;
 
@@ -28,19 +29,16 @@ pub struct UnitTables {
 }
 
 impl RankTables {
-    /// Computes the tables of a rank.
-    pub fn new(plan: &Plan, rule: &dyn RuleState, rank: Rank) -> Self {
-        let (shard, replica) = (plan.mesh.shard(rank), plan.mesh.coordinate(rank, Axis::Replicate));
-        let buffers = &plan.step.lasting.units;
-        let units = plan.layout.units.iter().zip(buffers).map(|(unit, buffers)| {
-            let dtype = |segment: usize| plan.step.buffer(buffers.master[segment]).dtype;
+    /// Computes the tables of a rank whose trained parameters are kept in `dtype`.
+    pub(crate) fn new(layout: &Layout, mesh: Mesh, dtype: DType, rule: &dyn RuleState, rank: Rank) -> Self {
+        let (shard, replica) = (mesh.shard(rank), mesh.coordinate(rank, Axis::Replicate));
+        let units = layout.units.iter().map(|unit| {
             let pieces: Vec<Vec<Piece>> = unit.segments.iter().map(|segment| segment.pieces(shard)).collect();
-            let trained = || unit.trainable_segments().zip(&pieces).enumerate();
-            let state = trained()
-                .map(|(index, (segment, pieces))| rule.state(pieces, segment.shard_len(), dtype(index)))
-                .collect();
-            let products = trained().flat_map(|(_, (_, pieces))| rule.products(pieces)).collect();
-            let counted = |(_, (_, pieces)): (_, (_, &Vec<Piece>))| match replica {
+            let trained = || unit.trainable_segments().zip(&pieces);
+            let state =
+                trained().map(|(segment, pieces)| rule.state(pieces, segment.shard_len(), dtype)).collect();
+            let products = trained().flat_map(|(_, pieces)| rule.products(pieces)).collect();
+            let counted = |(_, pieces): (_, &Vec<Piece>)| match replica {
                 0 => pieces.iter().map(Piece::rows).collect(),
                 _ => Vec::new(),
             };
