@@ -121,9 +121,8 @@ fn core_has_no_side_effects_or_unordered_iteration() {
 
 /// The parts of core that may depend on policies: their definition, the wrapping of units, the schedule compiler, and
 /// errors. All other code works on schedules, regardless of the policies they were compiled from.
-const WITH_POLICIES: [&str; 10] = [
+const WITH_POLICIES: [&str; 9] = [
     "error.rs",
-    "failure.rs",
     "plan.rs",
     "program/calls.rs",
     "schedule/compile",

@@ -2,18 +2,20 @@
 
 use crate::comm::CommError;
 use crate::dtype::DType;
-use crate::mesh::Mesh;
-use crate::out_of_memory::OutOfMemory;
+use crate::failure::FailureKind;
+use crate::out_of_memory::{MemoryKind, OutOfMemory};
 
 /// Errors that a correct caller can encounter. (A bug in this workspace panics instead, naming the broken invariant.)
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The mesh does not fit the world.
-    #[error("a mesh of {mesh} does not fit {world} ranks: the sizes of its axes multiply to {}", mesh.world())]
+    #[error("a mesh of {mesh} does not fit {world} ranks: the sizes of its axes multiply to {size}")]
     Mesh {
         /// The requested mesh.
-        mesh: Mesh,
+        mesh: String,
+        /// The product of the sizes of its axes.
+        size: usize,
         /// Number of ranks; 0 if a mesh of no ranks was requested.
         world: usize,
     },
@@ -128,6 +130,32 @@ pub enum Error {
         /// The underlying error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl Error {
+    /// Classifies this failure.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Error::Mesh { .. }
+            | Error::Distribution { .. }
+            | Error::Model { .. }
+            | Error::WrapClass { .. }
+            | Error::TiedAcrossUnits { .. }
+            | Error::Policy { .. }
+            | Error::Refused(_) => FailureKind::Input,
+            Error::Schedule(_)
+            | Error::Viewed { .. }
+            | Error::BufferInUse { .. }
+            | Error::Shared { .. }
+            | Error::Released { .. }
+            | Error::Parameter { .. }
+            | Error::Program { .. } => FailureKind::Permanent,
+            // A device belongs to the run alone. Other programs use the machine's memory too, and its limits can be raised.
+            Error::OutOfMemory(error) if error.kind != MemoryKind::Host => FailureKind::Permanent,
+            Error::Device(_) | Error::OutOfMemory(_) => FailureKind::Temporary,
+            Error::Comm(error) => error.kind(),
+        }
+    }
 }
 
 impl From<OutOfMemory> for Error {

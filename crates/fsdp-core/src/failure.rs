@@ -1,13 +1,9 @@
 //! Classifies failures by whether a retry can help, for job schedulers and exit codes.
 //!
-//! Every error of this workspace is classified here or next to its type, in a `match` without a wildcard, so that a new
+//! Every error of this workspace is classified next to its type, in a `match` without a wildcard, so that a new
 //! variant does not compile until it has been classified.
 
 use std::io;
-
-use crate::comm::CommError;
-use crate::error::Error;
-use crate::out_of_memory::MemoryKind;
 
 /// How to respond to a failure. When several things fail at once, the greatest kind counts: a retry helps only if it
 /// helps all of them.
@@ -64,53 +60,6 @@ impl FailureKind {
     /// Classifies a failed file operation: if it is not temporary, the path, its permissions or its content is wrong.
     pub fn of_io(error: &io::Error) -> Self {
         if is_temporary(error) { FailureKind::Temporary } else { FailureKind::Input }
-    }
-}
-
-impl Error {
-    /// Classifies this failure.
-    pub fn kind(&self) -> FailureKind {
-        match self {
-            Error::Mesh { .. }
-            | Error::Distribution { .. }
-            | Error::Model { .. }
-            | Error::WrapClass { .. }
-            | Error::TiedAcrossUnits { .. }
-            | Error::Policy { .. }
-            | Error::Refused(_) => FailureKind::Input,
-            Error::Schedule(_)
-            | Error::Viewed { .. }
-            | Error::BufferInUse { .. }
-            | Error::Shared { .. }
-            | Error::Released { .. }
-            | Error::Parameter { .. }
-            | Error::Program { .. } => FailureKind::Permanent,
-            // A device belongs to the run alone. Other programs use the machine's memory too, and its limits can be raised.
-            Error::OutOfMemory(error) if error.kind != MemoryKind::Host => FailureKind::Permanent,
-            Error::Device(_) | Error::OutOfMemory(_) => FailureKind::Temporary,
-            Error::Comm(error) => error.kind(),
-        }
-    }
-}
-
-impl CommError {
-    /// Classifies this failure. A rank that failed without a reported kind counts as temporary: it may succeed next
-    /// time.
-    pub fn kind(&self) -> FailureKind {
-        match self {
-            CommError::Mismatch { .. }
-            | CommError::Order { .. }
-            | CommError::Differs { .. }
-            | CommError::Length { .. }
-            | CommError::Type { .. }
-            | CommError::IntegerAverage { .. }
-            | CommError::Shared { .. } => FailureKind::Permanent,
-            CommError::PeerFailed { .. }
-            | CommError::Missing { .. }
-            | CommError::TimedOut { .. }
-            | CommError::Transport { .. } => FailureKind::Temporary,
-            CommError::Aborted { kind, .. } => *kind,
-        }
     }
 }
 

@@ -31,6 +31,7 @@ pub mod engine;
 mod error;
 mod exact;
 mod failure;
+mod id;
 pub mod layout;
 pub mod ledger;
 pub mod memory;

@@ -102,7 +102,7 @@ impl Mesh {
             mesh.sizes[axis as usize] = size;
         }
         match mesh.world() {
-            0 => Err(Error::Mesh { mesh, world: 0 }),
+            0 => Err(Error::Mesh { mesh: mesh.to_string(), size: 0, world: 0 }),
             _ => Ok(mesh),
         }
     }
@@ -116,7 +116,7 @@ impl Mesh {
         let axes = [(Axis::Replicate, replicate), (Axis::Shard, shard), (Axis::Context, context)];
         let mesh = Self::new(axes)?;
         if mesh.world() != world {
-            return Err(Error::Mesh { mesh, world });
+            return Err(Error::Mesh { mesh: mesh.to_string(), size: mesh.world(), world });
         }
         Ok(mesh)
     }

@@ -3,20 +3,14 @@
 //! A **block** is a small, fixed piece of forward computation (an attention half, an MLP half). The list of blocks in
 //! execution order never depends on how parameters are wrapped into units. Modules exist only for wrap policies.
 
+pub use crate::id::{BlockId, ParamId};
+
 use crate::error::Error;
 use crate::scalars::Tallies;
 
 /// The most elements that all parameters of a model may have together: several hundred times those of the largest
 /// models, and 15 of 63 bits remain for factors such as bytes per element and copies of the model.
 pub const ELEMENTS_MAX: usize = 1 << 48;
-
-/// Index of a parameter in [`ModelSpec::params`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ParamId(pub usize);
-
-/// Index of a block in [`ModelSpec::blocks`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockId(pub usize);
 
 /// One parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -6,6 +6,8 @@
 //! wrapped number at least the minimum and it is not a container of modules; `MultiheadAttention` and its descendants
 //! are never wrapped.
 
+pub use crate::id::UnitId;
+
 use std::collections::BTreeMap;
 
 use crate::error::Error;
@@ -24,10 +26,6 @@ pub enum WrapPolicy {
     /// Every module with at least this many parameters, not counting those in units further inside.
     MinParams(usize),
 }
-
-/// Index of a unit; the root unit, if it holds parameters, is unit 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct UnitId(pub usize);
 
 /// Parameters that are gathered together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

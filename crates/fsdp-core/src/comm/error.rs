@@ -165,6 +165,27 @@ pub enum CommError {
     },
 }
 
+impl CommError {
+    /// Classifies this failure. A rank that failed without a reported kind counts as temporary: it may succeed next
+    /// time.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            CommError::Mismatch { .. }
+            | CommError::Order { .. }
+            | CommError::Differs { .. }
+            | CommError::Length { .. }
+            | CommError::Type { .. }
+            | CommError::IntegerAverage { .. }
+            | CommError::Shared { .. } => FailureKind::Permanent,
+            CommError::PeerFailed { .. }
+            | CommError::Missing { .. }
+            | CommError::TimedOut { .. }
+            | CommError::Transport { .. } => FailureKind::Temporary,
+            CommError::Aborted { kind, .. } => *kind,
+        }
+    }
+}
+
 fn join_ranks(ranks: &[Rank]) -> String {
     ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::dtype::DType;
+use crate::id::UnitId;
 use crate::rank::Queue;
-use crate::wrap::UnitId;
 
 /// How a reduction combines the ranks' elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::*;
 use crate::checker::Violation;
-use crate::comm::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
+use crate::comm::{CollectiveKind, CommError, Fingerprint, Purpose, ReduceOp};
 use crate::dtype::DType;
+use crate::error::Error;
 use crate::memory::Category;
 use crate::out_of_memory::{MemoryKind, OutOfMemory};
 use crate::rank::Rank;
