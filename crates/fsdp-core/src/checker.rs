@@ -14,10 +14,9 @@ mod order;
 mod ranks;
 mod shapes;
 mod values;
-mod violation;
 
+pub use crate::error::Violation;
 pub use ranks::check_ranks;
-pub use violation::Violation;
 
 use crate::layout::Layout;
 use crate::model::ModelSpec;

@@ -6,21 +6,18 @@
 //! Collectives are asynchronous: buffers move into a [`Pending`], and [`Pending::wait_on`] returns them. Dropping a
 //! `Pending` without waiting aborts the communicator, because its buffers may still be in flight.
 
-mod fingerprint;
-
 mod comms;
 mod communicator;
 mod front;
 mod pending;
 
 mod agree;
-mod error;
 mod traffic;
 
+pub use crate::collective::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
+pub use crate::error::{CommError, RankStatus};
 pub use comms::Comms;
 pub use communicator::{Communicator, Completed, InFlight};
-pub use error::{CommError, RankStatus};
-pub use fingerprint::{CollectiveKind, Fingerprint, Purpose, ReduceOp};
 pub use front::Comm;
 pub use pending::Pending;
 pub use traffic::Traffic;

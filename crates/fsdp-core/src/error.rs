@@ -1,6 +1,11 @@
 //! Errors of the core and of the traits that backends implement.
 
-use crate::comm::CommError;
+mod collective;
+mod violation;
+
+pub use collective::{CommError, RankStatus};
+pub use violation::Violation;
+
 use crate::dtype::DType;
 use crate::failure::FailureKind;
 use crate::out_of_memory::{MemoryKind, OutOfMemory};
@@ -66,7 +71,7 @@ pub enum Error {
     },
     /// The checker rejected a schedule.
     #[error("the schedule is unsafe: {0}")]
-    Schedule(#[from] crate::checker::Violation),
+    Schedule(#[from] Violation),
     /// A unit is to be resharded while the program still holds a view of its parameters.
     #[error("unit `{unit}` is resharded while the program still views its parameters")]
     Viewed {

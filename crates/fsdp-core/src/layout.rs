@@ -10,8 +10,8 @@
 //! pieces of every rank without communication.
 
 use crate::dtype::DType;
+use crate::memory::Rows;
 use crate::model::{ModelSpec, ParamId};
-use crate::update::Piece;
 use crate::wrap::{Unit, UnitId};
 
 /// Alignment in bytes of the start of every parameter, when its elements have the parameter dtype.
@@ -94,6 +94,28 @@ impl Segment {
             gaps.push((at, self.unsharded_len() - at));
         }
         gaps
+    }
+}
+
+/// A contiguous range of elements of one parameter inside a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Piece {
+    /// The parameter.
+    pub param: ParamId,
+    /// First element within the shard.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// Index of the first element within the parameter.
+    pub param_offset: usize,
+    /// Row length of the parameter; 1 if it has fewer than two dimensions. A piece consists of whole rows.
+    pub row_len: usize,
+}
+
+impl Piece {
+    /// Its rows in the shard.
+    pub fn rows(&self) -> Rows {
+        Rows { offset: self.offset, len: self.len, row_len: self.row_len }
     }
 }
 

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checker;
+mod collective;
 pub mod comm;
 mod digest;
 pub mod distribution;
@@ -48,6 +49,7 @@ pub mod schedule;
 mod testing;
 pub mod tree;
 pub mod update;
+mod usage;
 pub mod wrap;
 
 pub use digest::Digest;

@@ -5,11 +5,10 @@
 
 mod arithmetic;
 mod slices;
-mod usage;
 
+pub use crate::usage::{Bytes, Category, Usage};
 pub use arithmetic::{Arithmetic, Rows};
 pub use slices::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut, View};
-pub use usage::{Bytes, Category, Usage};
 
 use crate::dtype::DType;
 use crate::error::Error;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::memory::{Bytes, Category};
+use crate::usage::{Bytes, Category};
 
 /// Which memory is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ mod calls;
 
 use std::collections::BTreeMap;
 
-pub use calls::{BlockCall, Pass, calls};
+pub use calls::{BlockCall, Checkpointing, Pass, Round, calls};
 
 use crate::comm::Comms;
 use crate::error::Error;
@@ -17,7 +17,6 @@ use crate::layout::SegmentId;
 use crate::memory::{Buffer, Memory, SliceMut, View};
 use crate::model::{BlockId, ModelSpec, ParamId};
 use crate::rank::Queue;
-use crate::schedule::Round;
 use crate::wrap::UnitId;
 
 /// What forward saves for backward.

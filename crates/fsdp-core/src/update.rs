@@ -12,36 +12,15 @@ mod tables;
 
 use std::collections::BTreeSet;
 
+pub use crate::layout::Piece;
 pub use tables::{RankTables, UnitTables};
 
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::layout::Segment;
-use crate::memory::{Buffer, HostSlice, Memory, Rows, Slice, SliceMut};
+use crate::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
 use crate::model::ParamId;
 use crate::rank::Queue;
-
-/// A contiguous range of elements of one parameter inside a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Piece {
-    /// The parameter.
-    pub param: ParamId,
-    /// First element within the shard.
-    pub offset: usize,
-    /// Number of elements.
-    pub len: usize,
-    /// Index of the first element within the parameter.
-    pub param_offset: usize,
-    /// Row length of the parameter; 1 if it has fewer than two dimensions. A piece consists of whole rows.
-    pub row_len: usize,
-}
-
-impl Piece {
-    /// Its rows in the shard.
-    pub fn rows(&self) -> Rows {
-        Rows { offset: self.offset, len: self.len, row_len: self.row_len }
-    }
-}
 
 /// Inputs of an update that are the same on every rank.
 #[derive(Debug)]

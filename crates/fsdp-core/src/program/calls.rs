@@ -2,7 +2,10 @@
 
 use super::ForwardMode;
 use crate::model::{BlockId, ModelSpec};
-use crate::schedule::Checkpointing;
+
+/// Number of a micro-batch on its rank, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Round(pub usize);
 
 /// One call of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +53,28 @@ impl BlockCall {
             BlockCall::Forward(..) | BlockCall::Evaluate(_) => "forward",
             BlockCall::ForwardBackward(_) => "forward-backward",
             BlockCall::Backward(_) => "backward",
+        }
+    }
+}
+
+/// What forward saves for backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Checkpointing {
+    /// Everything.
+    None,
+    /// Only the input of every layer; layers are recomputed in backward.
+    Full,
+    /// The input of every layer and the outputs of matrix products and of attention; all else is recomputed.
+    Selective,
+}
+
+impl Checkpointing {
+    /// The mode in which recomputed layers run forward; `None` if no layer is recomputed.
+    pub const fn forward_mode(self) -> Option<ForwardMode> {
+        match self {
+            Checkpointing::None => None,
+            Checkpointing::Full => Some(ForwardMode::Checkpoint),
+            Checkpointing::Selective => Some(ForwardMode::CheckpointProducts),
         }
     }
 }

@@ -20,13 +20,13 @@ use std::collections::BTreeMap;
 use super::emit::Emitter;
 use super::live::{ComputeStep, LiveRange, compute_steps, issue_points, live_ranges};
 use super::policy::{Offload, Policy, Reshard};
-use super::{BufferId, OpKind, Role, Round, Schedule, SectionKind, Source};
-use crate::comm::ReduceOp;
+use super::{BufferId, OpKind, Role, Schedule, SectionKind, Source};
+use crate::collective::ReduceOp;
 use crate::layout::{Layout, Segment};
 use crate::memory::Category;
 use crate::mesh::{Axis, Group, Mesh};
 use crate::model::ModelSpec;
-use crate::program::{BlockCall, Pass};
+use crate::program::{BlockCall, Pass, Round};
 use crate::update::RuleDecl;
 use crate::wrap::UnitId;
 

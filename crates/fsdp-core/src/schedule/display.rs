@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use super::{BufferId, Op, OpId, OpKind, Role, Round, Schedule, Section, SectionKind, Source};
-use crate::comm::Purpose;
+use super::{BufferId, Op, OpId, OpKind, Role, Schedule, Section, SectionKind, Source};
+use crate::collective::Purpose;
 use crate::layout::Layout;
 use crate::mesh::Group;
 use crate::model::ModelSpec;
-use crate::program::{BlockCall, ForwardMode};
+use crate::program::{BlockCall, ForwardMode, Round};
 use crate::wrap::UnitId;
 
 impl Schedule {

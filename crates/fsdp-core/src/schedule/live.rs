@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::Source;
 use super::policy::{Policy, Reshard};
-use crate::comm::Purpose;
+use crate::collective::Purpose;
 use crate::layout::Layout;
 use crate::model::{ModelSpec, ParamId};
 use crate::program::{BlockCall, Pass, calls};

@@ -19,13 +19,14 @@ mod order;
 mod policy;
 mod step;
 
+pub use crate::program::{Checkpointing, Round};
 pub(crate) use before::HappensBefore;
 pub use buffers::{BufferDecl, BufferId, Lasting, Place, Role, UnitBuffers};
 pub use compile::{Compiler, compile_evaluation, compile_evaluation_alone, compile_step};
 pub(crate) use display::describe;
-pub use op::{Access, Op, OpId, OpKind, Phase, Round, Source};
+pub use op::{Access, Op, OpId, OpKind, Phase, Source};
 pub use order::micro_batch_index;
-pub use policy::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
+pub use policy::{Accumulation, AccumulationOrder, Offload, Policy, Reshard};
 pub use step::{Schedule, Section, SectionKind};
 
 #[cfg(test)]

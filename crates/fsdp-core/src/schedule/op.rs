@@ -1,20 +1,16 @@
 //! Operations and the buffers they access.
 
 use super::BufferId;
-use crate::comm::{Purpose, ReduceOp};
+use crate::collective::{Purpose, ReduceOp};
 use crate::mesh::Group;
 use crate::model::BlockId;
-use crate::program::BlockCall;
+use crate::program::{BlockCall, Round};
 use crate::rank::Queue;
 use crate::wrap::UnitId;
 
 /// Index of an operation in [`Schedule::ops`](super::Schedule::ops).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub usize);
-
-/// Number of a micro-batch on its rank, counted from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Round(pub usize);
 
 /// Number of a phase of the update rule's statistics, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

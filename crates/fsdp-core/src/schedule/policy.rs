@@ -1,10 +1,10 @@
 //! The policies of fully sharded training, as inputs of the compiler.
 
-use crate::comm::ReduceOp;
+use crate::collective::ReduceOp;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::mesh::{Axis, Mesh};
-use crate::program::ForwardMode;
+use crate::program::Checkpointing;
 
 /// The treatment of an unsharded unit between its last use in forward and its first use in backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,28 +35,6 @@ pub enum AccumulationOrder {
     Tree,
     /// Data order, into one accumulator.
     Running,
-}
-
-/// What forward saves for backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Checkpointing {
-    /// Everything.
-    None,
-    /// Only the input of every layer; layers are recomputed in backward.
-    Full,
-    /// The input of every layer and the outputs of matrix products and of attention; all else is recomputed.
-    Selective,
-}
-
-impl Checkpointing {
-    /// The mode in which recomputed layers run forward; `None` if no layer is recomputed.
-    pub const fn forward_mode(self) -> Option<ForwardMode> {
-        match self {
-            Checkpointing::None => None,
-            Checkpointing::Full => Some(ForwardMode::Checkpoint),
-            Checkpointing::Selective => Some(ForwardMode::CheckpointProducts),
-        }
-    }
 }
 
 /// The memory that holds parameter shards, reduced gradients and optimizer state.

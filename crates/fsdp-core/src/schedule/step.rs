@@ -1,8 +1,8 @@
 //! One step, or one evaluation: buffers, and the operations on them in sections.
 
-use super::{BufferDecl, BufferId, Lasting, Op, OpId, Round};
+use super::{BufferDecl, BufferId, Lasting, Op, OpId};
 use crate::mesh::{Axis, Group, Mesh};
-use crate::program::Pass;
+use crate::program::{Pass, Round};
 use crate::rank::Queue;
 
 /// The kind of a section of a schedule.

@@ -1,8 +1,8 @@
 //! Tables that differ between ranks. Programs are the same on all ranks; kernels that work on shards take these tables.
 
-use super::{Piece, Products, RuleState, StateTensor};
+use super::{Products, RuleState, StateTensor};
 use crate::dtype::DType;
-use crate::layout::Layout;
+use crate::layout::{Layout, Piece};
 use crate::memory::Rows;
 use crate::mesh::{Axis, Mesh};
 use crate::rank::Rank;

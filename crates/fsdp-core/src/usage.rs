@@ -114,7 +114,7 @@ impl Bytes {
 pub struct Usage {
     /// Bytes of device memory.
     pub device: Bytes,
-    /// Bytes of host memory allocated by [`Memory::allocate_host`](super::Memory::allocate_host).
+    /// Bytes of host memory allocated by [`Memory::allocate_host`](crate::memory::Memory::allocate_host).
     pub host: Bytes,
     /// Number of requests to the backing allocator.
     pub allocations: u64,

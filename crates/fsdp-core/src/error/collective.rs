@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Fingerprint;
+use crate::collective::Fingerprint;
 use crate::dtype::DType;
 use crate::failure::FailureKind;
 use crate::rank::Rank;
