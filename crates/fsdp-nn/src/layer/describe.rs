@@ -11,7 +11,6 @@ use fsdp_core::{Error, Tallies};
 
 use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
 use crate::backend::Orientation;
-use crate::model::Counted;
 use crate::op::{Balance, LossTerms};
 
 /// A described model.
@@ -240,7 +239,9 @@ impl Describe {
     /// # Errors
     /// [`Error::Model`] if it is inconsistent (see [`ModelSpec::validate`]).
     pub fn finish(mut self) -> Result<Description, Error> {
-        self.description.spec.tallies = Counted::tallies(&self.description);
+        // The routers' balancing loss, and the load of every expert: `model::Counted` finds them.
+        let counts = self.description.mixtures.values().sum();
+        self.description.spec.tallies = Tallies { sums: usize::from(counts > 0), counts };
         self.description.spec.validate()?;
         Ok(self.description)
     }

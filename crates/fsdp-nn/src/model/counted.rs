@@ -30,12 +30,6 @@ pub struct StepParts {
 }
 
 impl Counted {
-    /// Returns the tallies of a described model, before a run adds to them.
-    pub(crate) fn tallies(description: &Description) -> Tallies {
-        let counts = description.mixtures.values().sum();
-        Tallies { sums: usize::from(counts > 0), counts }
-    }
-
     /// Returns the layout for `spec`, which may have [a sum](Counted::with_z_loss) that the described model does not.
     pub fn of(description: &Description, spec: &ModelSpec) -> Self {
         let experts = description.mixtures.values().next().copied().unwrap_or(0);
