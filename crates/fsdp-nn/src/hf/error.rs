@@ -38,14 +38,15 @@ pub enum ConfigError {
     },
     /// A `model_type` that belongs to no family.
     #[error(
-        "config.json: `model_type` = {model_type} is not supported; the closest supported family is \"{nearest}\", all: {}",
-        super::families::supported()
+        "config.json: `model_type` = {model_type} is not supported; the closest supported family is \"{nearest}\", all: {supported}"
     )]
     Family {
         /// The rejected value, as JSON.
         model_type: String,
         /// The family with the most similar name.
         nearest: &'static str,
+        /// The names of all families, as a list in a sentence.
+        supported: String,
     },
     /// A value that would change the model's mathematics in an unsupported way.
     #[error("config.json: `{key}` = {value} is not supported, only {supported}")]

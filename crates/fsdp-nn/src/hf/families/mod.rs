@@ -73,6 +73,7 @@ impl Family {
         found.ok_or_else(|| ConfigError::Family {
             model_type: model_type.to_string(),
             nearest: nearest(model_type.as_str().unwrap_or_default()),
+            supported: supported(),
         })
     }
 }
@@ -84,7 +85,7 @@ impl fmt::Debug for Family {
 }
 
 /// Returns the names of all families, formatted as a list in a sentence.
-pub(in crate::hf) fn supported() -> String {
+fn supported() -> String {
     let names: Vec<String> = FAMILIES.iter().map(|family| format!("\"{}\"", family.model_type)).collect();
     let (last, others) = names.split_last().expect("there are families");
     format!("{} and {last}", others.join(", "))
