@@ -15,14 +15,14 @@ import sys
 import count_lines
 
 # Lines may be fewer than this by up to SLACK, so that not every change edits the number.
-LINES, SLACK = 102_156, 500
+LINES, SLACK = 102_159, 500
 # Per crate: the number of files, and of top-level modules, in the largest circle. The aim is 4, and 0 in core, nn, data, ckpt and comm.
 LIMITS = {
     "fsdp-ckpt": [4, 0],
     "fsdp-cli": [4, 4],
     "fsdp-comm": [4, 0],
     "fsdp-config": [3, 0],
-    "fsdp-core": [23, 14],
+    "fsdp-core": [4, 0],
     "fsdp-cuda": [4, 7],
     "fsdp-data": [3, 0],
     "fsdp-mpi": [2, 2],
