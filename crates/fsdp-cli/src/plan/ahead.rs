@@ -51,9 +51,12 @@ pub(super) struct Forecaster<'a> {
     constants: &'a Constants,
     model: Model,
     flops: FlopModel,
-    /// The requirements of a micro-batch's calls, keyed by its samples and by what forward keeps.
-    calls: Mutex<BTreeMap<(usize, &'static str), Requirements>>,
+    calls: Mutex<BTreeMap<Kept, Requirements>>,
 }
+
+/// What the requirements of a micro-batch's calls depend on: samples, what forward keeps, and the chunks of a sample and
+/// those of a rank.
+type Kept = (usize, &'static str, [usize; 2]);
 
 /// The requests of a micro-batch's calls, and the memory they hold.
 type Requirements = (Arc<Calls>, Arc<Footprints>);
@@ -79,7 +82,7 @@ impl<'a> Forecaster<'a> {
     /// The requirements of a plan's micro-batch.
     fn requirements(&self, config: &Resolved, plan: &Plan) -> Result<Requirements, CliError> {
         let kept = settings::checkpointing(config.fsdp.activation_checkpointing);
-        let key = (config.train.micro_batch_size, kept);
+        let key = (config.train.micro_batch_size, kept, [plan.policy.chunks, plan.step.chunks]);
         if let Some(requirements) = self.calls().get(&key) {
             return Ok(requirements.clone());
         }
@@ -90,7 +93,7 @@ impl<'a> Forecaster<'a> {
         Ok(requirements)
     }
 
-    fn calls(&self) -> MutexGuard<'_, BTreeMap<(usize, &'static str), Requirements>> {
+    fn calls(&self) -> MutexGuard<'_, BTreeMap<Kept, Requirements>> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -108,16 +108,22 @@ fn explore(forecaster: &Forecaster<'_>) -> Found {
     let mut found = Found { candidates: all.par_iter().filter_map(candidate).collect(), impossible: 0 };
     found.sort();
     // Other units are tried only for the front and for settings that are nearly as fast: units change little compared
-    // with the other settings. So are other context axes, which help where a sequence is long; and if nothing fits, for the
-    // settings that need the least.
+    // with the other settings.
+    let fitting = found.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
+    let units = found
+        .front()
+        .into_iter()
+        .chain(fitting)
+        .flat_map(|candidate| candidate.settings.wrapped(&forecaster.wraps))
+        .filter(|settings| settings.wrap != forecaster.config.fsdp.wrap);
+    // A context axis costs time and saves memory, so it is for faster settings that do not fit.
     let contexts = contexts(forecaster.config, forecaster.cluster);
-    let refined = found.refined();
-    let others = refined.iter().flat_map(|candidate| {
-        let mut others = candidate.settings.wrapped(&forecaster.wraps);
-        others.extend(candidate.settings.sharing_samples(&contexts));
-        others.retain(|settings| *settings != candidate.settings);
-        others
-    });
+    let shared = found
+        .lacking_memory()
+        .into_iter()
+        .flat_map(|candidate| candidate.settings.sharing_samples(&contexts))
+        .filter(|settings| settings.context != forecaster.config.fsdp.mesh.context);
+    let others = units.chain(shared);
     let mut others: Vec<Settings> = others.collect();
     let mut seen = Vec::new();
     others.retain(|settings| {
@@ -165,16 +171,14 @@ impl Found {
         });
     }
 
-    /// The settings for which others that change less are tried.
-    fn refined(&self) -> Vec<&Candidate> {
-        let fitting = self.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
-        let mut refined: Vec<&Candidate> = self.front().into_iter().chain(fitting).collect();
-        if refined.is_empty() {
-            refined = self.candidates.iter().collect();
-            refined.sort_by_key(|candidate| candidate.device_bytes);
-            refined.truncate(REFINED);
-        }
-        refined
+    /// Settings that would be faster than all that fit; those that need the least memory first.
+    fn lacking_memory(&self) -> Vec<&Candidate> {
+        let fitting = self.candidates.iter().position(|candidate| candidate.fits);
+        let mut faster: Vec<&Candidate> =
+            self.candidates[..fitting.unwrap_or(self.candidates.len())].iter().collect();
+        faster.sort_by_key(|candidate| candidate.device_bytes);
+        faster.truncate(REFINED);
+        faster
     }
 
     /// Number of settings that fit.

@@ -102,6 +102,24 @@ fn search_finds_faster_settings_and_writes_best() {
     assert!(small.contains("nothing fits"), "{small}");
 }
 
+/// Activations of a sequence of 131,072 tokens fit only where ranks share it.
+#[test]
+fn search_shares_long_sequences_among_ranks_where_faster_settings_do_not_fit() {
+    let sandbox = sandbox();
+    let config = sandbox.read("examples/llama-8b/config.json");
+    let long = config.replace("\"max_position_embeddings\": 8192", "\"max_position_embeddings\": 131072");
+    assert_ne!(long, config);
+    sandbox.write("examples/llama-8b/config.json", &long);
+    let plan = "plan 8b.toml --on h100-sxm --set run.ranks=8 --set fsdp.mesh.replicate=1 --set data.seq_len=131072 \
+                --set train.global_batch_size=8";
+    let found = json(&sandbox, &format!("{plan} --search --write best.toml --json"));
+    let front = found["front"].as_array().unwrap();
+    assert!(front[0]["change"].to_string().contains("fsdp.mesh.context"), "{}", front[0]);
+    let again = json(&sandbox, "plan best.toml --on h100-sxm --json");
+    assert_eq!(again["step"]["seconds"], front[0]["step_seconds"]);
+    assert_eq!(again["memory"]["fits"], true);
+}
+
 #[test]
 fn predicted_trace_ends_at_predicted_step_time() {
     let sandbox = sandbox();
