@@ -27,7 +27,7 @@ LIMITS = {
     "fsdp-data": [3, 0],
     "fsdp-mpi": [2, 2],
     "fsdp-nn": [25, 8],
-    "fsdp-plan": [5, 2],
+    "fsdp-plan": [4, 0],
     "fsdp-train": [4, 0],
     "fsdp-xla": [4, 0],
 }

@@ -1,8 +1,9 @@
 //! Error bands of predicted steps.
 
 use crate::cluster::{Cluster, LinkKind};
+use crate::constants::stand_in;
 use crate::forecast::Forecast;
-use crate::prices::{Instead, stand_in};
+use crate::prices::Instead;
 
 /// Relative error that nine of ten predictions of published runs stay within, each left out of the fit with all runs of
 /// its kind.

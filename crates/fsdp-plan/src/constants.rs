@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use crate::cluster::{Cluster, Kind};
-use crate::prices::stand_in;
 
 /// The fitted constants.
 const FITTED: &str = include_str!("../constants.toml");
@@ -87,5 +86,15 @@ impl Constants {
             None => true,
         };
         NAMES.into_iter().filter(|name| is_used(name)).map(|name| (name, self.values[name])).collect()
+    }
+}
+
+/// The generation whose constants are used for a generation without fitted runs; `None` if it has constants of its own.
+pub fn stand_in(generation: &str) -> Option<&'static str> {
+    match generation {
+        "blackwell" | "cdna3" => Some("hopper"),
+        "tpu-v5p" => Some("tpu-v5e"),
+        "x86" => Some("ampere"),
+        _ => None,
     }
 }

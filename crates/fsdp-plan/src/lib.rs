@@ -22,7 +22,7 @@ pub mod prices;
 mod software;
 mod work;
 
-pub use constants::Constants;
+pub use constants::{Constants, stand_in};
 pub use forecast::{Forecast, Planned, forecast};
 pub use software::{AttentionKernel, Elementwise, Recomputed, Software};
 pub use work::{AttentionWork, CallWork, Calls, Listed, OpWork, Product, StepWork};

@@ -10,7 +10,7 @@ use fsdp_core::{DType, Group};
 use fsdp_sim::virtual_time::Work;
 
 use crate::cluster::{Cluster, ClusterError, Kind, LinkKind};
-use crate::constants::Constants;
+use crate::constants::{Constants, stand_in};
 use crate::software::{Recomputed, Software};
 use crate::work::{CallKind, CallWork, OpWork, StepWork};
 pub use collectives::Collective;
@@ -60,16 +60,6 @@ pub struct Prices<'a> {
     attention: f64,
     /// Factor from the listed bytes of operations other than products to the bytes they move.
     elementwise: f64,
-}
-
-/// The generation whose constants are used for a generation without fitted runs; `None` if it has constants of its own.
-pub fn stand_in(generation: &str) -> Option<&'static str> {
-    match generation {
-        "blackwell" | "cdna3" => Some("hopper"),
-        "tpu-v5p" => Some("tpu-v5e"),
-        "x86" => Some("ampere"),
-        _ => None,
-    }
 }
 
 impl<'a> Prices<'a> {

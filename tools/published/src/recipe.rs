@@ -6,7 +6,7 @@ use fsdp_core::comm::ReduceOp;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
 use fsdp_core::{Axis, DType, Mesh};
 use fsdp_plan::cluster::{Cluster, Kind};
-use fsdp_plan::prices::stand_in;
+use fsdp_plan::stand_in;
 use fsdp_plan::{AttentionKernel, Elementwise, Recomputed, Software};
 
 use crate::words::{Words, matches, number_in};

@@ -7,7 +7,7 @@ use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
 use fsdp_plan::Constants;
 use fsdp_plan::band::LARGE_WORLD;
-use fsdp_plan::prices::stand_in;
+use fsdp_plan::stand_in;
 
 use serde_json::Value;
 
