@@ -1,5 +1,5 @@
-//! Errors that no loss shows: those with which systems have shipped where sharding meets ranks that share samples and
-//! mixtures of experts. Each is planted in the operations of all ranks; `verify` must find it, though the losses are what
+//! Errors that no loss shows: of the kinds with which systems have shipped where sharding meets ranks that share samples
+//! and mixtures of experts. Each is planted in the operations of all ranks; `verify` must find it, though the losses are what
 //! they would be without it, to a hundredth.
 
 use std::sync::Arc;
