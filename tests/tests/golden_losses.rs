@@ -88,7 +88,8 @@ fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
         .collect();
     let routing = Routing { rows: 6 * lengths.len(), experts, top };
     let balance = Balance { layers: logits.len(), experts, coefficient: 1.0, loss_scale: 1.0 };
-    let batch = BatchFacts { targets: 1, lengths: &lengths, ..BatchFacts::default() };
+    let counted_rows = lengths.iter().sum();
+    let batch = BatchFacts { targets: 1, counted_rows, lengths: &lengths, ..BatchFacts::default() };
     let run = |op, reads: &[Slice<'_, HostBuffer>], writes: &mut [&mut HostBuffer]| {
         let mut writes: Vec<_> =
             writes.iter_mut().map(|buffer| Write::over(SliceMut::whole(&mut **buffer))).collect();
