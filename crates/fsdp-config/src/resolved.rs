@@ -114,12 +114,13 @@ impl Resolved {
                 (mesh.replicate, mesh.context) = (axes.size(Axis::Replicate), axes.size(Axis::Context));
             }
         }
-        let (dp_degree, chunks) = (config.fsdp.mesh.dp_degree(world), config.fsdp.chunks());
-        let chunks = ("fsdp.chunks.context", chunks);
+        let (context, dp_degree) = (config.fsdp.mesh.context, config.fsdp.mesh.dp_degree(world));
+        let chunks = ("fsdp.chunks.context", config.fsdp.chunks());
+        let key = if context > 1 { "run.ranks / fsdp.mesh.context" } else { "run.ranks" };
         let rules = [
             (chunks, ("data.seq_len", self.data.seq_len)),
-            (("fsdp.mesh.context", config.fsdp.mesh.context), chunks),
-            (("run.ranks", dp_degree), ("the micro-batches of a step", self.train.micro_batches_per_step())),
+            (("fsdp.mesh.context", context), chunks),
+            ((key, dp_degree), ("the micro-batches of a step", self.train.micro_batches_per_step())),
         ];
         let broken =
             rules.into_iter().find(|((_, divisor), (_, dividend))| !dividend.is_multiple_of(*divisor));

@@ -123,8 +123,7 @@ fn explore(forecaster: &Forecaster<'_>) -> Found {
         .into_iter()
         .flat_map(|candidate| candidate.settings.sharing_samples(&contexts))
         .filter(|settings| settings.context != forecaster.config.fsdp.mesh.context);
-    let others = units.chain(shared);
-    let mut others: Vec<Settings> = others.collect();
+    let mut others: Vec<Settings> = units.chain(shared).collect();
     let mut seen = Vec::new();
     others.retain(|settings| {
         !seen.contains(settings) && {
