@@ -7,7 +7,8 @@ use fsdp_core::comm::{Comms, Purpose};
 use fsdp_core::memory::{Arithmetic, Buffer, Category, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Group, Queue};
 
-use crate::graph::{Chunks, Routers};
+use crate::cuts::Chunks;
+use crate::graph::Routers;
 use crate::op::Balance;
 
 /// The router data of all micro-batches, kept from step to step.
@@ -26,11 +27,13 @@ pub(super) struct RouterBuffers<B> {
 struct LoadSums<B> {
     /// What this rank sends, if other ranks have chunks.
     own: Option<B>,
-    /// Loads by chunk, and the sums of neighbors; the two take turns, and the first has the total afterwards.
-    parts: [B; 2],
+    /// Loads by chunk. Ranks may share the storage of what they gather, so nothing is added here, and it is released.
+    gathered: B,
+    /// Sums of neighbors; the two take turns, and the first has the total afterwards.
+    sums: [B; 2],
 }
 
-/// Lengths of what is allocated per micro-batch: loads, loss, loads to send, and both parts of sums.
+/// Lengths of what is allocated per micro-batch: loads, loss, loads to send, and loads of all chunks with both sums.
 fn lens(balance: Balance, chunks: Chunks) -> [usize; 4] {
     let adds = usize::from(chunks.count > 1 && balance.loss().is_some());
     let sends = adds * usize::from(chunks.here < chunks.count);
@@ -55,12 +58,13 @@ impl<B: Buffer> RouterBuffers<B> {
             memory.zero(Queue::Compute, SliceMut::whole(&mut numbers))?;
             Ok::<_, Error>(numbers)
         };
-        let [loads, losses, own, parts] = lens(balance, chunks);
+        let [loads, losses, own, all] = lens(balance, chunks);
         let sum = |_| {
             let own = if own > 0 { Some(numbers(own)?) } else { None };
-            Ok::<_, Error>(LoadSums { own, parts: [numbers(parts / 2)?, numbers(parts / 2)?] })
+            let sums = [numbers(all / 4)?, numbers(all / 4)?];
+            Ok::<_, Error>(LoadSums { own, gathered: numbers(all / 2)?, sums })
         };
-        let sums = (0..if parts > 0 { rounds } else { 0 }).map(sum).collect::<Result<_, _>>()?;
+        let sums = (0..if all > 0 { rounds } else { 0 }).map(sum).collect::<Result<_, _>>()?;
         let (loads, losses) = (numbers(rounds * loads)?, numbers(rounds * losses)?);
         Ok(Self { balance, chunks, loads, losses, sums })
     }
@@ -77,7 +81,7 @@ impl<B: Buffer> RouterBuffers<B> {
             loads: SliceMut::new(&mut self.loads, round * len, len),
             load_range,
             loss: SliceMut::new(&mut self.losses, round, 1),
-            total: self.sums.get(round).map(|sums| Slice::new(&sums.parts[0], 0, self.balance.loads_len())),
+            total: self.sums.get(round).map(|sums| Slice::new(&sums.sums[0], 0, self.balance.loads_len())),
         }
     }
 
@@ -90,33 +94,37 @@ impl<B: Buffer> RouterBuffers<B> {
         round: usize,
     ) -> Result<(), Error> {
         let (len, here) = (self.balance.loads_len(), self.chunks.here * self.balance.loads_len());
-        let Some(LoadSums { own, parts: [parts, spare] }) = self.sums.get_mut(round) else { return Ok(()) };
+        let Some(LoadSums { own, gathered, sums: [sums, spare] }) = self.sums.get_mut(round) else {
+            return Ok(());
+        };
         let loads = Slice::new(&self.loads, round * here, here);
         match own {
-            None => memory.copy(Queue::Compute, loads, SliceMut::whole(parts))?,
+            None => memory.copy(Queue::Compute, loads, SliceMut::whole(gathered))?,
             Some(own) => {
                 memory.copy(Queue::Compute, loads, SliceMut::whole(own))?;
                 let comm = comms.find(Queue::Compute, Group::CONTEXT);
                 let comm = comm.expect("ranks that share samples are connected");
                 // Another handle stands in while the collective has the buffer.
-                let gathered = std::mem::replace(parts, spare.clone());
-                let (inputs, outputs) = (vec![own.clone()], vec![gathered]);
+                let output = std::mem::replace(gathered, spare.clone());
+                let (inputs, outputs) = (vec![own.clone()], vec![output]);
                 let pending = comm.all_gather(memory, Purpose::Activations, None, inputs, outputs)?;
                 let mut outputs = pending.wait_on(memory, Queue::Compute)?.outputs;
-                *parts = outputs.pop().expect("an all-gather gives its outputs back");
+                *gathered = outputs.pop().expect("an all-gather gives its outputs back");
             }
         }
         let mut count = self.chunks.count;
         while count > 1 {
+            let from = if count == self.chunks.count { &*gathered } else { &*sums };
             count /= 2;
             for pair in 0..count {
-                let [left, right] = [0, 1].map(|side| Slice::new(&*parts, (2 * pair + side) * len, len));
+                let [left, right] = [0, 1].map(|side| Slice::new(from, (2 * pair + side) * len, len));
                 memory.copy(Queue::Compute, left, SliceMut::new(spare, pair * len, len))?;
                 let sum = SliceMut::new(spare, pair * len, len);
                 memory.compute(Queue::Compute, Arithmetic::Accumulate(right), sum)?;
             }
-            std::mem::swap(parts, spare);
+            std::mem::swap(sums, spare);
         }
+        memory.release(Queue::Compute, gathered);
         Ok(())
     }
 
