@@ -32,8 +32,13 @@ fn inputs(key: u32) -> Vec<f64> {
 }
 
 fn spec() -> ModelSpec {
-    let params =
-        vec![ParamSpec { fqn: "p".into(), aliases: Vec::new(), shape: vec![ROWS, COLS], trainable: true }];
+    let params = vec![ParamSpec {
+        fqn: "p".into(),
+        aliases: Vec::new(),
+        shape: vec![ROWS, COLS],
+        trainable: true,
+        expert: None,
+    }];
     let ids = vec![ParamId(0)];
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };
     let blocks = vec![BlockSpec { name: "all".into(), params: ids, layer: None }];

@@ -86,7 +86,7 @@ fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
             filled(memory, &layer.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>())
         })
         .collect();
-    let routing = Routing { rows: 6 * lengths.len(), experts, top };
+    let routing = Routing::whole(6 * lengths.len(), experts, top);
     let balance = Balance { layers: logits.len(), experts, coefficient: 1.0, loss_scale: 1.0 };
     let counted_rows = lengths.iter().sum();
     let batch = BatchFacts { targets: 1, counted_rows, lengths: &lengths, ..BatchFacts::default() };

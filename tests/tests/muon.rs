@@ -37,6 +37,7 @@ fn spec() -> ModelSpec {
         aliases: Vec::new(),
         shape: shape.to_vec(),
         trainable: true,
+        expert: None,
     });
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };
     let blocks = vec![BlockSpec { name: "all".into(), params: ids, layer: Some(0) }];

@@ -109,6 +109,8 @@ struct Family {
     frozen: &'static [&'static str],
     /// Whether samples can be cut into two chunks.
     can_be_cut: bool,
+    /// Whether it has four experts.
+    has_experts: bool,
 }
 
 fn mlp() -> impl Strategy<Value = Family> {
@@ -133,7 +135,7 @@ fn mlp() -> impl Strategy<Value = Family> {
                 ],
             };
             let frozen: &[_] = if layered { &["", "layers.0", "embed"] } else { &[""] };
-            Family { model: Model::Mlp(config), wraps, frozen, can_be_cut: true }
+            Family { model: Model::Mlp(config), wraps, frozen, can_be_cut: true, has_experts: false }
         },
     )
 }
@@ -151,7 +153,7 @@ fn llama() -> impl Strategy<Value = Family> {
             );
             let wraps: &[_] = if tied { &LLAMA_WRAPS[..4] } else { &LLAMA_WRAPS };
             let can_be_cut = kv_heads % 2 == 0;
-            Family { model: Model::HuggingFace(model), wraps, frozen: LLAMA_FROZEN, can_be_cut }
+            Family { model: Model::HuggingFace(model), wraps, frozen: LLAMA_FROZEN, can_be_cut, has_experts: false }
         },
     )
 }
@@ -180,7 +182,13 @@ fn gpt2() -> impl Strategy<Value = Family> {
             );
             let wraps: &[_] = if tied { &GPT2_WRAPS[..4] } else { &GPT2_WRAPS };
             let can_be_cut = heads % 2 == 0;
-            Family { model: Model::HuggingFace(model), wraps, frozen: GPT2_FROZEN, can_be_cut }
+            Family {
+                model: Model::HuggingFace(model),
+                wraps,
+                frozen: GPT2_FROZEN,
+                can_be_cut,
+                has_experts: false,
+            }
         })
 }
 
@@ -193,6 +201,29 @@ const GPT2_WRAPS: [&str; 6] = [
     "min_num_params=50",
 ];
 const GPT2_FROZEN: &[&str] = &["", "bias", "wpe|ln_", r"h\\.0\\.", "wte"];
+
+fn mixture() -> impl Strategy<Value = Family> {
+    (select(vec![(1, 1, 2), (2, 2, 6)]), 1usize..3, 1usize..4, select(vec![3usize, 7]), any::<bool>()).prop_map(
+        |((heads, kv_heads, head_dim), layers, top, inner, normalized)| {
+            let model = format!(
+                r#"{{"model_type": "qwen3_moe", "vocab_size": 17, "hidden_size": {}, "intermediate_size": {inner},
+                "moe_intermediate_size": {inner}, "num_hidden_layers": {layers}, "num_attention_heads": {heads},
+                "num_key_value_heads": {kv_heads}, "head_dim": {head_dim}, "max_position_embeddings": 16,
+                "initializer_range": 0.3, "num_experts": 4, "num_experts_per_tok": {top}, "hidden_act": "silu",
+                "norm_topk_prob": {normalized}, "decoder_sparse_step": 1, "tie_word_embeddings": false,
+                "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.1, "output_router_logits": {normalized}}}"#,
+                heads * 2
+            );
+            let (can_be_cut, has_experts) = (kv_heads % 2 == 0, true);
+            let (wraps, frozen) = (&MIXTURE_WRAPS, MIXTURE_FROZEN);
+            Family { model: Model::HuggingFace(model), wraps, frozen, can_be_cut, has_experts }
+        },
+    )
+}
+
+const MIXTURE_WRAPS: [&str; 4] =
+    [r#"wrap=["Qwen3MoeDecoderLayer"]"#, r#"wrap=[]"#, "min_num_params=1", "min_num_params=60"];
+const MIXTURE_FROZEN: &[&str] = &["", "norm", r"layers\\.0\\.", "experts", "self_attn|lm_head|gate_proj"];
 
 const PRECISIONS: [(&str, &str); 7] = [
     ("f32", "f32"),
@@ -263,20 +294,21 @@ fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
 
 /// Draws any valid case.
 pub(crate) fn cases() -> impl Strategy<Value = Case> {
-    let family = prop_oneof![mlp(), llama(), gpt2()];
+    let family = prop_oneof![mlp(), llama(), gpt2(), mixture()];
     let cut = select(vec![None, Some("context = 2"), Some("context = 1")]);
-    let order = (prop::option::of(any::<u64>()), any::<bool>(), cut);
+    let experts = select(vec![[1, 1], [2, 2], [2, 4], [4, 4], [1, 4]]);
+    let order = (prop::option::of(any::<u64>()), any::<bool>(), cut, experts);
     let update = (select(OPTIMIZERS.to_vec()), select(vec!["\"none\"", "0.1"]), select(EXTRAS.to_vec()));
     (family, sizes(), order, update)
         .prop_flat_map(|(family, sizes, order, update)| {
             let (wrap, frozen) = (select(family.wraps), select(family.frozen));
             let [world, replicas, ..] = sizes;
             let can_be_cut = family.can_be_cut && (world / replicas).is_multiple_of(2);
-            let chosen = Just((family.model, can_be_cut, sizes, order, update));
+            let chosen = Just((family.model, (can_be_cut, family.has_experts), sizes, order, update));
             (chosen, wrap, frozen, policies(world / replicas))
         })
-        .prop_map(|((model, can_be_cut, sizes, order, update), wrap, frozen, policies)| {
-            let ((seed, shared, cut), (optimizer, clip, extra)) = (order, update);
+        .prop_map(|((model, (can_be_cut, has_experts), sizes, order, update), wrap, frozen, policies)| {
+            let ((seed, shared, cut, experts), (optimizer, clip, extra)) = (order, update);
             let [world, replicas, rounds, micro, mut seq] = sizes;
             let mut mesh = format!("replicate = {replicas}");
             let cut = cut.filter(|_| can_be_cut);
@@ -284,10 +316,18 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
                 mesh += &format!(", {axis}");
                 seq = seq.next_multiple_of(2);
             }
+            let [expert, expert_chunks] = match experts {
+                [expert, chunks] if has_experts && (world / replicas).is_multiple_of(expert) => {
+                    [expert, chunks]
+                }
+                _ => [1, 1],
+            };
+            mesh += &format!(", expert = {expert}");
             let mut overrides = vec![
                 format!("run.ranks={world}"),
                 format!("fsdp.mesh={{ {mesh} }}"),
                 format!("fsdp.chunks.context={}", 1 + usize::from(cut.is_some())),
+                format!("fsdp.chunks.expert={expert_chunks}"),
                 format!("train.micro_batch_size={micro}"),
                 format!("train.global_batch_size={}", micro * world * rounds),
                 format!("data.seq_len={seq}"),
@@ -295,9 +335,12 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
                 format!("train.optimizer={optimizer}"),
                 format!("train.grad_clip={clip}"),
             ];
-            // Muon and offload exclude each other.
-            let fits = |policy: &String| !(optimizer.contains("muon") && policy.contains("fsdp.offload"));
-            overrides.extend(policies.into_iter().filter(fits));
+            // Muon and offload exclude each other, as do an expert axis and averages.
+            let misfits = |policy: &String| {
+                (optimizer.contains("muon") && policy.contains("fsdp.offload"))
+                    || (expert > 1 && policy.contains("average"))
+            };
+            overrides.extend(policies.into_iter().filter(|policy| !misfits(policy)));
             // A schedule-free rule keeps an average already.
             let has_two_averages = optimizer.contains("schedule_free") && extra.contains("ema");
             if !extra.is_empty() && !has_two_averages {

@@ -12,7 +12,7 @@ use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
 use fsdp_sim::Threads;
 use fsdp_train::verify::{VerifyOptions, verify};
 
-use crate::context::golden;
+use crate::expert_axis;
 use crate::hooked::Hooked;
 use crate::support::{GPT2, LLAMA, config, job, options};
 
@@ -38,7 +38,7 @@ struct Planted {
 /// A golden model with a balancing loss.
 const MIXTRAL: &str = "mixtral-balanced";
 
-const ALL: [Planted; 10] = [
+const ALL: [Planted; 11] = [
     Planted {
         name: "gradients of experts are too large by the size of an axis",
         model: MIXTRAL,
@@ -48,8 +48,14 @@ const ALL: [Planted; 10] = [
     Planted {
         name: "one expert is left out of the update",
         model: MIXTRAL,
-        is_faulty: |op| matches!(op, Op::Experts(Experts::ProductBackwardWeight { expert: 4, .. })),
+        is_faulty: |op| matches!(op, Op::Experts(Experts::ProductBackwardWeight { expert: 1, .. })),
         fault: Fault::Scaled(0, 0.0),
+    },
+    Planted {
+        name: "routes have half of their gradient",
+        model: MIXTRAL,
+        is_faulty: |op| matches!(op, Op::Experts(Experts::CombineBackward { .. })),
+        fault: Fault::Scaled(1, 0.5),
     },
     Planted {
         name: "the router is cut off from its gradient",
@@ -141,20 +147,25 @@ fn errors_that_losses_do_not_show_are_found() {
     for planted in &ALL {
         let name = planted.name;
         let (model, vocab) = match planted.model {
-            MIXTRAL => (golden(MIXTRAL), 31),
+            MIXTRAL => (expert_axis::model(MIXTRAL), 61),
             GPT2 => (GPT2.to_owned(), 53),
             other => (other.to_owned(), 61),
         };
-        let dir = tempfile::tempdir().unwrap();
-        let settings = ["data.seq_len=8", "fsdp.mesh={ context = 2 }", "fsdp.param_dtype=\"f32\""];
-        let job = job(&model, config(dir.path(), vocab, &settings));
-        let report = verify(&job, &ranks(planted), &VerifyOptions::new(&[4], 3)).unwrap();
-        let world = &report.worlds[0];
-        assert!(!world.failures.is_empty(), "{name}: not found");
-        assert!(world.gradients.differing > 0, "{name}: {:?}", world.failures);
-        assert_eq!(world.losses[0], report.oracle_losses[0], "{name}: forward is right");
-        for (got, want) in world.losses.iter().zip(&report.oracle_losses) {
-            assert!((got - want).abs() < 0.01 * want, "{name}: the loss shows it: {got}, not {want}");
+        let meshes: &[&str] = if planted.model == MIXTRAL { &["context", "expert"] } else { &["context"] };
+        for axis in meshes {
+            let name = format!("{name}, {axis} axis");
+            let dir = tempfile::tempdir().unwrap();
+            let mesh = format!("fsdp.mesh={{ {axis} = 2 }}");
+            let settings = ["data.seq_len=8", &mesh, "fsdp.param_dtype=\"f32\""];
+            let job = job(&model, config(dir.path(), vocab, &settings));
+            let report = verify(&job, &ranks(planted), &VerifyOptions::new(&[4], 3)).unwrap();
+            let world = &report.worlds[0];
+            assert!(!world.failures.is_empty(), "{name}: not found");
+            assert!(world.gradients.differing > 0, "{name}: {:?}", world.failures);
+            assert_eq!(world.losses[0], report.oracle_losses[0], "{name}: forward is right");
+            for (got, want) in world.losses.iter().zip(&report.oracle_losses) {
+                assert!((got - want).abs() < 0.01 * want, "{name}: the loss shows it: {got}, not {want}");
+            }
         }
     }
 }

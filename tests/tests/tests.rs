@@ -8,6 +8,7 @@ mod parity;
 
 // Ranks that share samples.
 mod context;
+mod expert_axis;
 
 // Planted errors in which losses look healthy.
 mod silent;

@@ -80,10 +80,12 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
 /// Shrinks the axes of the mesh, so that small worlds have replicas, shards and groups.
 fn mesh(config: &mut Resolved) -> Vec<String> {
     let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
-    let chunks = config.fsdp.chunks();
+    let (chunks, expert_chunks) = (config.fsdp.chunks(), config.fsdp.expert_chunks());
     config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
     config.fsdp.mesh.context = config.fsdp.mesh.context.min(AXIS_MAX);
+    config.fsdp.mesh.expert = config.fsdp.mesh.expert.min(AXIS_MAX);
     config.fsdp.chunks.context = Some(chunks.min(AXIS_MAX));
+    config.fsdp.chunks.expert = Some(expert_chunks.min(AXIS_MAX));
     let mut groups = None;
     if let Reshard::ToGroup(ranks) = config.fsdp.reshard_after_forward {
         // A group of all shards is the same as no group.
@@ -100,10 +102,10 @@ fn mesh(config: &mut Resolved) -> Vec<String> {
     if cut < replicas {
         notes.push(format!("{replicas} replicas to {cut}"));
     }
-    let cut = config.fsdp.chunks();
-    if cut < chunks {
-        notes.push(format!("{chunks} chunks of samples to {cut}"));
-    }
+    let cut =
+        [("samples", chunks, config.fsdp.chunks()), ("experts", expert_chunks, config.fsdp.expert_chunks())];
+    let cut = cut.into_iter().filter(|(_, before, after)| after < before);
+    notes.extend(cut.map(|(what, before, after)| format!("{before} chunks of {what} to {after}")));
     notes.extend(groups);
     notes
 }
@@ -119,7 +121,8 @@ fn batches(config: &mut Resolved, worlds: &[usize]) {
         _ => 1,
     };
     // The smallest world that the policies fit; the caller chooses which worlds are verified.
-    let ranks = config.fsdp.mesh.replicate * least_common_multiple(group, config.fsdp.mesh.context);
+    let ranks = config.fsdp.mesh.replicate
+        * least_common_multiple(group, config.fsdp.mesh.context.max(config.fsdp.mesh.expert));
     let fitting = worlds.iter().filter(|&&world| micro_batches.is_multiple_of(world));
     let cut = fitting.fold(ranks, |multiple, &world| least_common_multiple(multiple, world)) * rounds;
     let loses_its_odd_factor = cut.is_power_of_two() && !micro_batches.is_power_of_two();

@@ -74,11 +74,13 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     })
 }
 
-/// Cuts samples into as many chunks as the largest context axis of these meshes needs, if that is more than the run file
+/// Cuts samples and experts into as many chunks as the largest axes of these meshes need, if that is more than the run file
 /// has: only with equally many chunks do all meshes have the same bits.
 fn cut_for(meshes: &[Mesh], config: &mut Resolved) {
-    let largest = meshes.iter().map(|mesh| mesh.size(Axis::Context)).max().unwrap_or(1);
-    config.fsdp.chunks.context = Some(config.fsdp.chunks().max(largest));
+    let largest = |size: fn(&Mesh) -> usize| meshes.iter().map(size).max().unwrap_or(1);
+    let [context, expert] = [largest(|mesh| mesh.size(Axis::Context)), largest(|mesh| mesh.expert())];
+    config.fsdp.chunks.context = Some(config.fsdp.chunks().max(context));
+    config.fsdp.chunks.expert = Some(config.fsdp.expert_chunks().max(expert));
 }
 
 /// The requested worlds. Processes that were started together hold a single one.

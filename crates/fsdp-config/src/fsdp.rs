@@ -40,7 +40,7 @@ table! {
         offload: Offload = named(Offload::None),
         /// The device mesh.
         mesh: MeshConfig = table(MeshConfig::read),
-        /// How samples are cut.
+        /// How samples and experts are cut.
         chunks: ChunksConfig = table(ChunksConfig::read),
         /// Regular expressions, found anywhere in a name, of parameters that are frozen.
         frozen: Vec<String> = patterns(),
@@ -58,16 +58,23 @@ table! {
         /// Number of ranks that share each sample: every one has some of its chunks (context parallelism), and
         /// parameters are sharded over them, too. A power of two.
         context: usize = or(SIZE, 1),
+        /// Number of ranks that have the experts of every mixture together, each some of them (expert parallelism). They are
+        /// neighbors among those of shard x context, which it divides. A power of two.
+        expert: usize = or(SIZE, 1),
     }
 }
 
 table! {
-    /// How samples are cut.
+    /// How samples and experts are cut.
     pub struct ChunksConfig {
         /// Number of chunks that the positions of a sample are cut into, for the ranks of the context axis to share. It
         /// is the order of sums: runs with equally many chunks have the same bits on all meshes. A power of two, a multiple of
         /// `mesh.context`, that divides `seq_len` and the heads of attention; left out, as many as `mesh.context`.
         context: Option<usize> = or_none(SIZE),
+        /// Number of chunks that the experts of every mixture are cut into, for the ranks of the expert axis to share; the
+        /// order of sums over the experts of a token. A power of two, a multiple of `mesh.expert`, that divides the experts;
+        /// left out, as many as `mesh.expert`.
+        expert: Option<usize> = or_none(SIZE),
     }
 }
 
@@ -89,6 +96,16 @@ impl FsdpConfig {
         if self.chunks() == self.mesh.context { "fsdp.mesh.context" } else { "fsdp.chunks.context" }
     }
 
+    /// Number of chunks of the experts of a mixture.
+    pub fn expert_chunks(&self) -> usize {
+        self.chunks.expert.unwrap_or(self.mesh.expert)
+    }
+
+    /// The key that says into how many chunks experts are cut.
+    pub fn expert_chunks_key(&self) -> &'static str {
+        if self.expert_chunks() == self.mesh.expert { "fsdp.mesh.expert" } else { "fsdp.chunks.expert" }
+    }
+
     /// Returns the policy, not yet checked against a mesh.
     pub fn policy(&self) -> Policy {
         Policy {
@@ -104,6 +121,7 @@ impl FsdpConfig {
             checkpointing: self.activation_checkpointing,
             offload: self.offload,
             chunks: self.chunks(),
+            expert_chunks: self.expert_chunks(),
         }
     }
 }

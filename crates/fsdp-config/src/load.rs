@@ -125,6 +125,7 @@ impl Resolved {
         config.fsdp.mesh.shard = None;
         // They stay the same where the axis changes.
         config.fsdp.chunks.context = Some(config.fsdp.chunks());
+        config.fsdp.chunks.expert = Some(config.fsdp.expert_chunks());
         Ok(Loaded { config, warnings })
     }
 }

@@ -94,8 +94,8 @@ impl Resolved {
     /// Returns the same configuration for other ranks.
     ///
     /// # Errors
-    /// [`ConfigError::Divisibility`] if the chunks of samples do not divide their positions, the context axis does not divide
-    /// the chunks, or the ranks that train on different data do not divide the micro-batches of a step.
+    /// [`ConfigError::Divisibility`] if the chunks of samples do not divide their positions, the context axis or the expert axis
+    /// does not divide its chunks, or the ranks that train on different data do not divide the micro-batches of a step.
     pub fn at(&self, ranks: impl Into<Ranks>) -> Result<Self, ConfigError> {
         let (mut config, ranks) = (self.clone(), ranks.into());
         let world = ranks.count();
@@ -109,9 +109,13 @@ impl Resolved {
                 if !mesh.dp_degree(world).is_multiple_of(mesh.replicate) {
                     mesh.replicate = 1;
                 }
+                while !(world / mesh.replicate).is_multiple_of(mesh.expert) {
+                    mesh.expert /= 2;
+                }
             }
             Ranks::On(axes) => {
                 (mesh.replicate, mesh.context) = (axes.size(Axis::Replicate), axes.size(Axis::Context));
+                mesh.expert = axes.expert();
             }
         }
         let (context, dp_degree) = (config.fsdp.mesh.context, config.fsdp.mesh.dp_degree(world));
@@ -120,6 +124,10 @@ impl Resolved {
         let rules = [
             (chunks, ("data.seq_len", self.data.seq_len)),
             (("fsdp.mesh.context", context), chunks),
+            (
+                ("fsdp.mesh.expert", config.fsdp.mesh.expert),
+                ("fsdp.chunks.expert", config.fsdp.expert_chunks()),
+            ),
             ((key, dp_degree), ("the micro-batches of a step", self.train.micro_batches_per_step())),
         ];
         let broken =

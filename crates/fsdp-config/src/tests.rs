@@ -64,8 +64,8 @@ reduce_dtype = "f32"
 reduce_op = "sum"
 activation_checkpointing = "none"
 offload = "none"
-mesh = { replicate = 1, shard = "none", context = 1 }
-chunks = { context = 1 }
+mesh = { replicate = 1, shard = "none", context = 1, expert = 1 }
+chunks = { context = 1, expert = 1 }
 frozen = []
 [checkpoint]
 every = 0
@@ -356,7 +356,7 @@ fn sharding_strategy_sets_mesh_unless_run_file_does() {
     let file = folder.path().join("run.toml");
     let base = FULL
         .replace("wrap = [\"LlamaDecoderLayer\"]\n", "")
-        .replace("mesh = { replicate = 1, shard = \"none\", context = 1 }\n", "");
+        .replace("mesh = { replicate = 1, shard = \"none\", context = 1, expert = 1 }\n", "");
     std::fs::write(&file, base.replace("reshard_after_forward = \"auto\"\n", "")).unwrap();
     let mesh = |strategy: &str, nodes: Option<usize>, overrides: &[String]| {
         std::fs::write(&json, format!("{{\"sharding_strategy\": \"{strategy}\"}}")).unwrap();

@@ -128,15 +128,18 @@ fn columns(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
 
 fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let (mesh, ranks) = (&config.fsdp.mesh, config.run.ranks);
-    let MeshConfig { replicate, context, .. } = *mesh;
+    let MeshConfig { replicate, context, expert, .. } = *mesh;
     let chunks = (config.fsdp.chunks_key(), config.fsdp.chunks());
-    for (key, number) in [("fsdp.mesh.context", context), chunks] {
+    let expert_chunks = (config.fsdp.expert_chunks_key(), config.fsdp.expert_chunks());
+    for (key, number) in [("fsdp.mesh.context", context), chunks, ("fsdp.mesh.expert", expert), expert_chunks]
+    {
         if !number.is_power_of_two() {
-            let allowed = "a power of two: sums over the chunks of samples are trees".to_owned();
+            let allowed = "a power of two: sums over chunks are trees".to_owned();
             return Err(out_of_range(origin, key, &number.to_string(), allowed));
         }
     }
     divides(origin, ("fsdp.mesh.context", context), chunks)?;
+    divides(origin, ("fsdp.mesh.expert", expert), expert_chunks)?;
     divides(origin, ("fsdp.mesh.context", context), ("run.ranks", ranks))?;
     divides(origin, chunks, ("data.seq_len", config.data.seq_len))?;
     let (of, rest) = match context {
@@ -144,6 +147,10 @@ fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         _ => ("run.ranks / fsdp.mesh.context", ranks / context),
     };
     divides(origin, ("fsdp.mesh.replicate", replicate), (of, rest))?;
+    if expert > 1 {
+        let shards = ("run.ranks / fsdp.mesh.replicate", ranks / replicate);
+        divides(origin, ("fsdp.mesh.expert", expert), shards)?;
+    }
     match mesh.shard {
         Some(shard) if shard != rest / replicate => {
             let context =

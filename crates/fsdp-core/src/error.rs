@@ -14,15 +14,13 @@ use crate::out_of_memory::{MemoryKind, OutOfMemory};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The mesh does not fit the world.
-    #[error("a mesh of {mesh} does not fit {world} ranks: the sizes of its axes multiply to {size}")]
+    /// The mesh does not fit the world, or an axis the mesh.
+    #[error("a mesh of {mesh} {why}")]
     Mesh {
         /// The requested mesh.
         mesh: String,
-        /// The product of the sizes of its axes.
-        size: usize,
-        /// Number of ranks; 0 if a mesh of no ranks was requested.
-        world: usize,
+        /// What does not fit.
+        why: String,
     },
     /// The placements of a tensor do not give every coordinate of its mesh one box.
     #[error("{what}")]

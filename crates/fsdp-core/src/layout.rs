@@ -6,11 +6,17 @@
 //! whole rows. Every rank owns `ceil(rows / S)` rows. Padding rows align the start of each parameter to 16 bytes.
 //! Padding is zero and stays zero.
 //!
+//! On an expert axis, a unit of experts is divided into **blocks**, one for each rank of the axis. Blocks are alike: a rank
+//! gathers one, and calls it by the parameters of the first. Each is sharded over the ranks that have it.
+//!
 //! The layout is a pure function of (parameters, units, S, dtype), so any rank and any offline tool can compute the
 //! pieces of every rank without communication.
 
+use std::collections::BTreeMap;
+
 use crate::dtype::DType;
 use crate::memory::Rows;
+use crate::mesh::Group;
 use crate::model::{ModelSpec, ParamId};
 use crate::wrap::{Unit, UnitId};
 
@@ -25,6 +31,8 @@ const ROWLESS_ROW_LEN: usize = 16;
 pub struct Extent {
     /// The parameter.
     pub param: ParamId,
+    /// The block of the unit that it belongs to.
+    pub block: usize,
     /// First element within the unsharded segment.
     pub offset: usize,
     /// Number of elements.
@@ -46,9 +54,11 @@ pub struct Segment {
     pub row_len: usize,
     /// Rows that each rank owns; the unsharded segment has `S` times as many.
     pub rows_per_rank: usize,
-    /// Size of the shard axis, S.
+    /// Number of ranks that hold a block together, S.
     pub shards: usize,
-    /// The parameters, in the order of their offsets.
+    /// Number of blocks; the unsharded segment is one of them.
+    pub blocks: usize,
+    /// The parameters, in the order of blocks and offsets.
     pub params: Vec<Extent>,
 }
 
@@ -58,14 +68,15 @@ impl Segment {
         self.rows_per_rank * self.row_len
     }
 
-    /// Number of elements of the unsharded segment, including padding.
+    /// Number of elements of the unsharded segment that a rank gathers, including padding.
     pub fn unsharded_len(&self) -> usize {
         self.shard_len() * self.shards
     }
 
-    /// The pieces of parameters that shard number `shard` holds, in the order of offsets.
+    /// The pieces of parameters that shard number `shard` holds, in the order of offsets. Neighbors hold different blocks.
     pub fn pieces(&self, shard: usize) -> Vec<Piece> {
-        let (start, len) = (shard * self.shard_len(), self.shard_len());
+        let (block, start) = (shard % self.blocks, shard / self.blocks * self.shard_len());
+        let len = self.shard_len();
         let overlaps = |place: &Extent| {
             let from = place.offset.max(start);
             let to = (place.offset + place.len).min(start + len);
@@ -77,14 +88,19 @@ impl Segment {
                 row_len: place.row_len,
             })
         };
-        self.params.iter().filter_map(overlaps).collect()
+        self.params.iter().filter(|place| place.block == block).filter_map(overlaps).collect()
+    }
+
+    /// The parameters of the first block, by which all blocks are called.
+    pub fn gathered(&self) -> impl Iterator<Item = &Extent> + Clone {
+        self.params.iter().filter(|place| place.block == 0)
     }
 
     /// The ranges (offset, length) of the unsharded segment that belong to no parameter.
     pub fn padding(&self) -> Vec<(usize, usize)> {
         let mut gaps = Vec::new();
         let mut at = 0;
-        for place in &self.params {
+        for place in self.gathered() {
             if place.offset > at {
                 gaps.push((at, place.offset - at));
             }
@@ -126,6 +142,10 @@ pub struct UnitLayout {
     pub name: String,
     /// Whether this is the root unit.
     pub is_root: bool,
+    /// Number of ranks that hold a block of it together.
+    pub shards: usize,
+    /// Number of blocks that it is divided into on the expert axis; 1 if it is not.
+    pub blocks: usize,
     /// Trainable segments first (so that a trainable segment's number is also its index), each group in the order of
     /// first use.
     pub segments: Vec<Segment>,
@@ -142,10 +162,15 @@ impl UnitLayout {
         self.segments.iter().filter(|segment| segment.trainable)
     }
 
+    /// The ranks that gather it together, and over which its gradient is reduced.
+    pub fn group(&self) -> Group {
+        if self.blocks > 1 { Group::EXPERT_SHARDS } else { Group::SHARDS }
+    }
+
     /// Unsharded elements, including padding, divided by the elements of parameters.
     pub fn padding_factor(&self) -> f64 {
         let unsharded: usize = self.segments.iter().map(Segment::unsharded_len).sum();
-        let params: usize = self.segments.iter().flat_map(|s| &s.params).map(|place| place.len).sum();
+        let params: usize = self.segments.iter().flat_map(Segment::gathered).map(|place| place.len).sum();
         unsharded as f64 / params as f64
     }
 }
@@ -153,7 +178,7 @@ impl UnitLayout {
 /// The positions of all parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
-    /// Size of the shard axis, S.
+    /// Number of ranks that hold all shards together.
     pub shards: usize,
     /// The units.
     pub units: Vec<UnitLayout>,
@@ -165,15 +190,17 @@ impl Layout {
     /// Computes the layout of `units` over `shards` ranks; the alignment depends on `param_dtype`.
     ///
     /// # Panics
-    /// When `shards` is zero.
+    /// When `shards` is zero, or the blocks of a unit do not divide it.
     pub fn new(spec: &ModelSpec, units: &[Unit], shards: usize, param_dtype: DType) -> Self {
         assert!(shards > 0, "a shard axis has at least one rank");
         let units: Vec<UnitLayout> = units
             .iter()
-            .map(|unit| UnitLayout {
-                name: unit.name.clone(),
-                is_root: unit.is_root,
-                segments: segments(spec, &unit.params, shards, param_dtype),
+            .map(|unit| {
+                assert!(shards.is_multiple_of(unit.blocks), "a shard is of one block");
+                let (name, is_root, blocks) = (unit.name.clone(), unit.is_root, unit.blocks);
+                let shards = shards / blocks;
+                let segments = segments(spec, unit, shards, param_dtype);
+                UnitLayout { name, is_root, shards, blocks, segments }
             })
             .collect();
         let places = places(&units, spec.params.len());
@@ -184,6 +211,11 @@ impl Layout {
     pub fn find(&self, id: ParamId) -> Option<(UnitId, SegmentId, Extent)> {
         let (unit, segment, index) = self.places.get(id.0).copied().flatten()?;
         Some((unit, segment, self.unit(unit).segments[segment.0].params[index]))
+    }
+
+    /// Those of a block's parameters that its calls name: all but experts of other blocks than the first.
+    pub fn called<'a>(&'a self, params: &'a [ParamId]) -> impl Iterator<Item = ParamId> + Clone + 'a {
+        params.iter().copied().filter(|&id| self.find(id).is_none_or(|(.., place)| place.block == 0))
     }
 
     /// Returns a unit by id.
@@ -209,16 +241,22 @@ fn places(units: &[UnitLayout], params: usize) -> Vec<Option<(UnitId, SegmentId,
     places
 }
 
-fn segments(spec: &ModelSpec, params: &[ParamId], shards: usize, dtype: DType) -> Vec<Segment> {
+fn segments(spec: &ModelSpec, unit: &Unit, shards: usize, dtype: DType) -> Vec<Segment> {
+    let blocks = unit.blocks;
+    let block_of: BTreeMap<ParamId, usize> =
+        unit.params.iter().enumerate().map(|(index, &id)| (id, index * blocks / unit.params.len())).collect();
+    let block_of = &block_of;
     [true, false]
         .into_iter()
         .flat_map(|trainable| {
-            let of_kind = params.iter().copied().filter(|&id| spec.param(id).trainable == trainable);
+            let of_kind = unit.params.iter().copied().filter(|&id| spec.param(id).trainable == trainable);
             let (rows, rowless): (Vec<ParamId>, Vec<ParamId>) =
                 of_kind.partition(|&id| spec.param(id).row_len().is_some());
-            group_rows(spec, &rows, &rowless)
-                .into_iter()
-                .map(move |(row_len, params)| place(spec, trainable, row_len, &params, shards, dtype))
+            group_rows(spec, &rows, &rowless).into_iter().map(move |(row_len, mut params)| {
+                params.sort_by_key(|id| block_of[id]);
+                let (rows, params) = extents(spec, row_len, &params, block_of, dtype);
+                Segment { trainable, row_len, rows_per_rank: rows.div_ceil(shards), shards, blocks, params }
+            })
         })
         .collect()
 }
@@ -246,26 +284,29 @@ fn group_rows(spec: &ModelSpec, rows: &[ParamId], rowless: &[ParamId]) -> Vec<(u
     groups
 }
 
-fn place(
+/// Lays parameters out in rows, each block by itself; returns the number of rows of a block.
+fn extents(
     spec: &ModelSpec,
-    trainable: bool,
     row_len: usize,
     params: &[ParamId],
-    shards: usize,
+    block_of: &BTreeMap<ParamId, usize>,
     dtype: DType,
-) -> Segment {
-    let mut row = 0;
+) -> (usize, Vec<Extent>) {
+    let (mut row, mut block) = (0, 0);
     let mut extents = Vec::with_capacity(params.len());
     for &id in params {
+        let block_before = std::mem::replace(&mut block, block_of[&id]);
+        row = if block == block_before { row } else { 0 };
         while !(row * row_len * dtype.size_bytes()).is_multiple_of(ALIGNMENT_BYTES) {
             row += 1;
         }
         let param = spec.param(id);
         let param_row_len = param.row_len().unwrap_or(1);
-        extents.push(Extent { param: id, offset: row * row_len, len: param.len(), row_len: param_row_len });
-        row += param.len().div_ceil(row_len);
+        let (offset, len) = (row * row_len, param.len());
+        extents.push(Extent { param: id, block, offset, len, row_len: param_row_len });
+        row += len.div_ceil(row_len);
     }
-    Segment { trainable, row_len, rows_per_rank: row.div_ceil(shards), shards, params: extents }
+    (row, extents)
 }
 
 #[cfg(test)]

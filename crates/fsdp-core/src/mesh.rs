@@ -3,6 +3,9 @@
 //! Ranks are numbered in row-major order: the last axis of [`Axis::ALL`] is the innermost. Plain FSDP is a mesh with a
 //! shard axis alone; HSDP has a replicate axis as well. On a context axis, ranks share micro-batches: each has a part of
 //! every sample. Parameters are sharded over it, too, so that it costs no memory.
+//!
+//! An *expert axis* adds no ranks. It divides those that parameters are sharded over into groups of neighbors: each has a
+//! block of the experts of every mixture, which is sharded over the ranks that have the same block.
 
 use std::fmt;
 
@@ -42,8 +45,21 @@ impl Axis {
 pub struct Group {
     /// For each axis, whether ranks of the group differ on it.
     over: [bool; Axis::ALL.len()],
-    /// If given, the flattened axes are cut into groups of so many neighbors.
+    /// The part of the flattened axes.
+    part: Part,
+    /// If given, the ranks of a group are cut into groups of so many neighbors.
     neighbors: Option<usize>,
+}
+
+/// A part of the ranks that parameters are sharded over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Part {
+    /// All of them.
+    Whole,
+    /// Those of the expert axis.
+    Expert,
+    /// Those with the same place on the expert axis.
+    SameExperts,
 }
 
 impl Group {
@@ -55,6 +71,10 @@ impl Group {
     pub const REPLICATE: Group = Group::over(&[Axis::Replicate]);
     /// The ranks that share micro-batches.
     pub const CONTEXT: Group = Group::over(&[Axis::Context]);
+    /// The ranks that have all experts of a mixture together.
+    pub const EXPERT: Group = Group { part: Part::Expert, ..Group::SHARDS };
+    /// The ranks that hold all shards of the same experts together.
+    pub const EXPERT_SHARDS: Group = Group { part: Part::SameExperts, ..Group::SHARDS };
 
     const fn over(axes: &[Axis]) -> Self {
         let (mut over, mut at) = ([false; Axis::ALL.len()], 0);
@@ -62,7 +82,7 @@ impl Group {
             over[axes[at] as usize] = true;
             at += 1;
         }
-        Self { over, neighbors: None }
+        Self { over, part: Part::Whole, neighbors: None }
     }
 
     /// Groups of `n` neighbors within each of these groups, whose size is a multiple of `n`.
@@ -76,12 +96,16 @@ impl fmt::Display for Group {
         if let Some(n) = self.neighbors {
             write!(f, "{n} ranks of ")?;
         }
+        if self.part == Part::Expert {
+            return f.write_str("expert");
+        }
         // Where parameters are sharded, they are sharded over the context axis as well.
         let is_named = |axis: &Axis| {
             self.over[*axis as usize] && (*axis != Axis::Context || !self.over[Axis::Shard as usize])
         };
         let names: Vec<_> = Axis::ALL.into_iter().filter(is_named).map(Axis::name).collect();
-        f.write_str(&names.join(" x "))
+        f.write_str(&names.join(" x "))?;
+        f.write_str(if self.part == Part::SameExperts { ", same experts" } else { "" })
     }
 }
 
@@ -89,6 +113,8 @@ impl fmt::Display for Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
     sizes: [usize; Axis::ALL.len()],
+    /// Number of ranks on the expert axis.
+    expert: usize,
 }
 
 impl Mesh {
@@ -97,12 +123,12 @@ impl Mesh {
     /// # Errors
     /// [`Error::Mesh`] when a size is zero.
     pub fn new(axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self, Error> {
-        let mut mesh = Self { sizes: [1; Axis::ALL.len()] };
+        let mut mesh = Self { sizes: [1; Axis::ALL.len()], expert: 1 };
         for (axis, size) in axes {
             mesh.sizes[axis as usize] = size;
         }
         match mesh.world() {
-            0 => Err(Error::Mesh { mesh: mesh.to_string(), size: 0, world: 0 }),
+            0 => Err(mesh.misfit(0)),
             _ => Ok(mesh),
         }
     }
@@ -116,9 +142,35 @@ impl Mesh {
         let axes = [(Axis::Replicate, replicate), (Axis::Shard, shard), (Axis::Context, context)];
         let mesh = Self::new(axes)?;
         if mesh.world() != world {
-            return Err(Error::Mesh { mesh: mesh.to_string(), size: mesh.world(), world });
+            return Err(mesh.misfit(world));
         }
         Ok(mesh)
+    }
+
+    fn misfit(self, world: usize) -> Error {
+        let size = self.world();
+        let why = format!("does not fit {world} ranks: the sizes of its axes multiply to {size}");
+        Error::Mesh { mesh: self.to_string(), why }
+    }
+
+    /// The same mesh with `expert` ranks on the expert axis.
+    ///
+    /// # Errors
+    /// [`Error::Mesh`] when they do not divide the ranks that parameters are sharded over.
+    pub fn with_expert(self, expert: usize) -> Result<Self, Error> {
+        if expert == 0 || !self.shards().is_multiple_of(expert) {
+            let shards = self.shards();
+            let why = format!(
+                "cannot have an expert axis of {expert}, which has to divide the {shards} ranks of shard x context"
+            );
+            return Err(Error::Mesh { mesh: self.to_string(), why });
+        }
+        Ok(Self { expert, ..self })
+    }
+
+    /// Number of ranks on the expert axis.
+    pub const fn expert(self) -> usize {
+        self.expert
     }
 
     /// Number of ranks on an axis.
@@ -159,20 +211,40 @@ impl Mesh {
 
     /// Number of ranks in each group.
     pub fn group_size(self, group: Group) -> usize {
-        group.neighbors.unwrap_or_else(|| self.flattened_size(group.over))
+        group.neighbors.unwrap_or_else(|| self.part_size(group))
     }
 
     /// The number of the group that `rank` is in.
     pub fn group_of(self, rank: Rank, group: Group) -> usize {
         let others = group.over.map(|is_over| !is_over);
-        let size = self.group_size(group);
-        self.flattened(rank, others) * (self.flattened_size(group.over) / size)
-            + self.flattened(rank, group.over) / size
+        let (part, index) = self.part_and_index(rank, group);
+        let (parts, size) = (self.flattened_size(group.over) / self.part_size(group), self.group_size(group));
+        (self.flattened(rank, others) * parts + part) * (self.part_size(group) / size) + index / size
     }
 
     /// The number of `rank` in its group.
     pub fn index_in_group(self, rank: Rank, group: Group) -> usize {
-        self.flattened(rank, group.over) % self.group_size(group)
+        self.part_and_index(rank, group).1 % self.group_size(group)
+    }
+
+    /// Number of ranks in a group before it is cut into neighbors.
+    fn part_size(self, group: Group) -> usize {
+        let all = self.flattened_size(group.over);
+        match group.part {
+            Part::Whole => all,
+            Part::Expert => self.expert,
+            Part::SameExperts => all / self.expert,
+        }
+    }
+
+    /// The part of the flattened axes that `rank` is in, and its number there.
+    fn part_and_index(self, rank: Rank, group: Group) -> (usize, usize) {
+        let at = self.flattened(rank, group.over);
+        match group.part {
+            Part::Whole => (0, at),
+            Part::Expert => (at / self.expert, at % self.expert),
+            Part::SameExperts => (at % self.expert, at / self.expert),
+        }
     }
 
     fn flattened_size(self, over: [bool; Axis::ALL.len()]) -> usize {
@@ -191,7 +263,11 @@ impl fmt::Display for Mesh {
         let axes = Axis::ALL.into_iter().filter(|&axis| axis != Axis::Context || self.size(axis) > 1);
         let (sizes, names): (Vec<_>, Vec<_>) =
             axes.map(|axis| (self.size(axis).to_string(), axis.name())).unzip();
-        write!(f, "{} ({})", sizes.join(" x "), names.join(" x "))
+        write!(f, "{} ({})", sizes.join(" x "), names.join(" x "))?;
+        match self.expert {
+            1 => Ok(()),
+            expert => write!(f, " with {expert} (expert)"),
+        }
     }
 }
 

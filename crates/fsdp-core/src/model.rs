@@ -23,6 +23,8 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// Whether the parameter gets gradients and updates.
     pub trainable: bool,
+    /// The number of the expert that it belongs to, among those of its mixture; `None` if it belongs to none.
+    pub expert: Option<usize>,
 }
 
 impl ParamSpec {

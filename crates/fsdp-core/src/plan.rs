@@ -87,6 +87,13 @@ impl Plan {
         Ok(Self { spec, layout, mesh, policy, step, evaluation: None })
     }
 
+    /// The most gradients of one unit that the calls of a micro-batch compute: one for each chunk of a sample, and for
+    /// experts one for each chunk of each rank of the expert axis.
+    pub(crate) fn leaves(&self) -> usize {
+        let blocks = self.layout.units.iter().map(|unit| unit.blocks).max().unwrap_or(1);
+        self.step.chunks * blocks
+    }
+
     /// The contents of a rank's shards.
     pub fn tables(&self, rule: &dyn RuleState, rank: Rank) -> RankTables {
         RankTables::new(&self.layout, self.mesh, self.policy.kept_dtype(true), rule, rank)
@@ -103,6 +110,9 @@ impl Plan {
         }
         if self.mesh.size(Axis::Context) > 1 {
             groups.insert((Queue::Compute, Group::CONTEXT));
+        }
+        if self.mesh.expert() > 1 {
+            groups.insert((Queue::Compute, Group::EXPERT));
         }
         groups
     }

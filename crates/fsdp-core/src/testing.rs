@@ -20,7 +20,7 @@ use crate::schedule::{
     compile_evaluation, compile_step,
 };
 use crate::update::RuleDecl;
-use crate::wrap::{UnitId, WrapPolicy, units};
+use crate::wrap::{UnitId, WrapPolicy, units, with_blocks};
 
 /// Which parameters are frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub(crate) struct Sketch {
     pub(crate) shared: bool,
     /// Whether a block without parameters precedes the last one.
     pub(crate) empty_block: bool,
+    /// Number of experts of every layer.
+    pub(crate) experts: usize,
     pub(crate) frozen: Frozen,
     pub(crate) width: usize,
     pub(crate) vocabulary: usize,
@@ -61,6 +63,7 @@ impl Sketch {
             cross: false,
             shared: false,
             empty_block: false,
+            experts: 0,
             frozen: Frozen::Nothing,
             width: 2,
             vocabulary: 3,
@@ -115,6 +118,16 @@ impl Sketch {
         let mut first = vec![norm, qkv];
         let mut second = vec![norm, up, bias];
         second.extend(self.cross.then_some(before));
+        for expert in 0..self.experts {
+            let fqn = format!("{fqn}.mlp.experts.{expert}");
+            for (name, shape) in
+                [("down", vec![self.width, 3]), ("bias", vec![3]), ("up", vec![2, self.width])]
+            {
+                let id = draft.param(mlp, &format!("{fqn}.{name}"), &shape);
+                draft.spec.params[id.0].expert = Some(expert);
+                second.push(id);
+            }
+        }
         first.extend(self.shared.then_some(scale));
         if self.halves {
             draft.block(&format!("{fqn}.attention"), &first, Some(index));
@@ -171,6 +184,7 @@ impl Draft {
             aliases: Vec::new(),
             shape: shape.to_vec(),
             trainable: true,
+            expert: None,
         });
         self.spec.modules[module].params.push(id);
         id
@@ -195,7 +209,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// A setup with one rank and one round in which every layer is a unit.
+    /// A setup with two ranks and one round in which every layer is a unit.
     pub(crate) fn plain(sketch: Sketch) -> Self {
         Self {
             sketch,
@@ -214,9 +228,15 @@ impl Setup {
         let units = units(&spec, &self.wrap)
             .or_else(|_| units(&spec, &WrapPolicy::Classes(vec!["Model".into()])))
             .unwrap();
-        let policy = self.policy.resolve(self.mesh).unwrap();
-        let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
-        let (mesh, rounds) = (self.mesh, self.rounds);
+        // Without experts that are alike, there is no expert axis.
+        let divided = with_blocks(&spec, units.clone(), self.mesh.expert());
+        let (units, mesh) = match divided {
+            Ok(divided) => (divided, self.mesh),
+            Err(_) => (units, self.mesh.with_expert(1).unwrap()),
+        };
+        let policy = self.policy.resolve(mesh).unwrap();
+        let layout = Layout::new(&spec, &units, mesh.shards(), policy.param_dtype);
+        let rounds = self.rounds;
         let master = policy.param_dtype.master();
         let is_whole = |id: &ParamId| {
             let param = spec.param(*id);
@@ -287,14 +307,16 @@ fn sketches() -> impl Strategy<Value = Sketch> {
         2 => (2usize..5).prop_map(Frozen::Every),
     ];
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (0usize..5, flags, frozen, 1usize..5, 1usize..6).prop_map(
-        |(layers, (halves, tied, cross, shared, empty_block), frozen, width, vocabulary)| Sketch {
+    let experts = prop_oneof![2 => Just(0usize), 1 => Just(2), 1 => Just(4)];
+    (0usize..5, flags, experts, frozen, 1usize..5, 1usize..6).prop_map(
+        |(layers, (halves, tied, cross, shared, empty_block), experts, frozen, width, vocabulary)| Sketch {
             layers,
             halves,
             tied,
             cross,
             shared,
             empty_block,
+            experts,
             frozen,
             width,
             vocabulary,
@@ -329,10 +351,11 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
     let flags = any::<[bool; 4]>();
     let context =
         prop_oneof![3 => Just((1usize, 1usize)), 1 => Just((2, 1)), 1 => Just((1, 4)), 1 => Just((2, 2))];
-    (mesh, context, gathers, flags, dtypes, checkpointing).prop_map(
+    let expert = prop_oneof![Just(1usize), Just(2), Just(4)];
+    (mesh, (context, expert), gathers, flags, dtypes, checkpointing).prop_map(
         |(
             (replicas, shards),
-            (context, chunks),
+            ((context, chunks), expert),
             (reshard, forward, backward),
             flags,
             dtypes,
@@ -361,9 +384,11 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
                 checkpointing,
                 offload: if offloads { Offload::Cpu } else { Offload::None },
                 chunks: context * chunks,
+                expert_chunks: 4,
             };
             let axes = [(Axis::Replicate, replicas), (Axis::Shard, shards), (Axis::Context, context)];
-            (Mesh::new(axes).unwrap(), policy)
+            let mesh = Mesh::new(axes).unwrap();
+            (mesh.with_expert(expert).unwrap_or(mesh), policy)
         },
     )
 }

@@ -8,7 +8,7 @@
 
 pub use crate::id::UnitId;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Error;
 use crate::model::{ModelSpec, ParamId};
@@ -34,8 +34,10 @@ pub struct Unit {
     pub name: String,
     /// Whether this is the root unit.
     pub is_root: bool,
-    /// The parameters, in the order of the model.
+    /// The parameters, in the order of the model; those of experts in the order of the experts.
     pub params: Vec<ParamId>,
+    /// Number of blocks of experts that it is divided into, one after the other; 1 if it is not.
+    pub blocks: usize,
 }
 
 /// Partitions the model into units, the root first, the others in module order.
@@ -60,9 +62,79 @@ pub fn units(spec: &ModelSpec, policy: &WrapPolicy) -> Result<Vec<Unit>, Error> 
         .map(|(index, mut params)| {
             params.sort();
             let name = unit_name(spec, index);
-            Unit { name, is_root: index == 0, params }
+            Unit { name, is_root: index == 0, params, blocks: 1 }
         })
         .collect())
+}
+
+/// Makes the experts of every unit a unit of their own, divided into as many blocks as the expert axis has ranks. Units that
+/// have experts of the same mixture become one.
+///
+/// # Errors
+/// [`Error::Policy`] if there are no experts, or those of a unit cannot be divided into blocks that are alike.
+pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<Vec<Unit>, Error> {
+    if blocks == 1 {
+        return Ok(units);
+    }
+    let mut mixture_of: BTreeMap<ParamId, usize> = BTreeMap::new();
+    for (mixture, block) in spec.blocks.iter().enumerate() {
+        let experts = block.params.iter().filter(|&&id| spec.param(id).expert.is_some());
+        mixture_of.extend(experts.map(|&id| (id, mixture)));
+    }
+    let mut divided: Vec<Unit> = Vec::new();
+    // The units that have the experts of each mixture.
+    let mut holders: BTreeMap<usize, usize> = BTreeMap::new();
+    for unit in units {
+        let (experts, params): (Vec<ParamId>, Vec<ParamId>) =
+            unit.params.iter().partition(|id| mixture_of.contains_key(id));
+        let (name, is_root) = (format!("{} (experts)", unit.name), unit.is_root);
+        if !params.is_empty() {
+            divided.push(Unit { params, ..unit });
+        }
+        let mixtures: BTreeSet<usize> = experts.iter().map(|id| mixture_of[id]).collect();
+        let Some(&first) = mixtures.first() else { continue };
+        match mixtures.iter().find_map(|mixture| holders.get(mixture)).copied() {
+            Some(holder) => {
+                divided[holder].name = format!("{} (experts)", spec.blocks[first].name);
+                divided[holder].params.extend(experts);
+            }
+            None => {
+                holders.extend(mixtures.iter().map(|&mixture| (mixture, divided.len())));
+                divided.push(Unit { name, is_root, params: experts, blocks });
+            }
+        }
+    }
+    for unit in divided.iter_mut().filter(|unit| unit.blocks > 1) {
+        unit.params.sort_by_key(|&id| (spec.param(id).expert, id));
+        expect_alike(spec, unit)?;
+    }
+    match holders.is_empty() {
+        true => {
+            Err(cannot_divide(blocks, "the model has no mixtures of experts, so that it has to be 1".into()))
+        }
+        false => Ok(divided),
+    }
+}
+
+/// Checks that the blocks of a unit have the same shapes.
+fn expect_alike(spec: &ModelSpec, unit: &Unit) -> Result<(), Error> {
+    let alike = |of: &[ParamId]| -> Vec<(&[usize], bool)> {
+        of.iter().map(|&id| spec.param(id)).map(|param| (&param.shape[..], param.trainable)).collect()
+    };
+    let mut experts = unit.params.chunk_by(|&a, &b| spec.param(a).expert == spec.param(b).expert).map(alike);
+    let (count, first) = (experts.clone().count(), experts.next());
+    if !count.is_multiple_of(unit.blocks) {
+        return Err(cannot_divide(unit.blocks, format!("must divide the {count} experts of {}", unit.name)));
+    }
+    if experts.all(|expert| Some(expert) == first) {
+        return Ok(());
+    }
+    let why = "are not alike in their shapes and in what is trained, so that it has to be 1";
+    Err(cannot_divide(unit.blocks, format!("those of {} {why}", unit.name)))
+}
+
+fn cannot_divide(blocks: usize, expected: String) -> Error {
+    Error::Policy { key: "mesh.expert", value: blocks.to_string(), expected }
 }
 
 fn unit_name(spec: &ModelSpec, module: usize) -> String {

@@ -28,6 +28,14 @@ pub enum ModelError {
         /// Number of chunks.
         chunks: usize,
     },
+    /// The experts of a mixture cannot be cut into chunks.
+    #[error("the {experts} experts of a mixture cannot be cut into {chunks} equal chunks")]
+    ExpertChunks {
+        /// Number of experts.
+        experts: usize,
+        /// Number of chunks.
+        chunks: usize,
+    },
     /// Samples that cannot be cut into chunks.
     #[error("samples of {seq} positions cannot be cut into {chunks} equal chunks")]
     Chunks {

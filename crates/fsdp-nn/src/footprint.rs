@@ -15,7 +15,8 @@ use fsdp_core::{DType, Error};
 
 use crate::accounting::Account;
 use crate::backend::HeadChunks;
-use crate::graph::{Chunks, Counting};
+use crate::cuts::Cuts;
+use crate::graph::Counting;
 use crate::model::{Architecture, MicroBatchPlan, Shape, router_bytes, token_bytes};
 use crate::op::LossTerms;
 
@@ -36,16 +37,16 @@ pub struct RunShape {
     pub terms: LossTerms,
     /// Whether samples pack several documents that do not attend to each other.
     pub packed: bool,
-    /// How samples are cut among the ranks of the context axis.
-    pub chunks: Chunks,
+    /// How samples and experts are cut, and which chunks are on the rank.
+    pub cuts: Cuts,
 }
 
 impl RunShape {
     /// Returns the shape of the graphs of a pass.
     pub(crate) fn of(&self, pass: Pass) -> Shape {
-        let Self { samples, seq: length, dtype, head_chunks, terms, packed, chunks, .. } = *self;
-        let (seq, training) = (length / chunks.count, pass != Pass::Evaluate);
-        Shape { samples, seq, length, dtype, head_chunks, terms, training, packed, chunks }
+        let Self { samples, seq: length, dtype, head_chunks, terms, packed, cuts, .. } = *self;
+        let (seq, training) = (length / cuts.samples.count, pass != Pass::Evaluate);
+        Shape { samples, seq, length, dtype, head_chunks, terms, training, packed, cuts }
     }
 }
 
@@ -78,10 +79,10 @@ pub fn footprints<A: Architecture>(
         call.run(&mut values, &mut Counting(Arc::clone(&account)))?;
         footprints.push(difference(before, account.usage()));
     }
-    let (rows, reads_positions) = shape.chunks.rows(shape.samples * shape.seq, shape.packed);
+    let (rows, reads_positions) = shape.cuts.samples.rows(shape.samples * shape.seq, shape.packed);
     let tokens = rows * token_bytes(reads_positions, shape.terms.z_loss > 0.0);
     let balance = architecture.description().balance(shape.terms);
-    let data_bytes = tokens + balance.map_or(0, |balance| router_bytes(balance, shape.chunks));
+    let data_bytes = tokens + balance.map_or(0, |balance| router_bytes(balance, shape.cuts.samples));
     Ok(Footprints { calls: footprints, data_bytes })
 }
 

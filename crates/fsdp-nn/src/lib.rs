@@ -13,6 +13,7 @@
 //! | [`sampling`] | choice of the next token from logits |
 //! | [`host`] | memory and kernels on the CPU |
 //! | [`conformance`] | the test suite that every backend must pass |
+//! | [`cuts`] | chunks of samples and of experts |
 //! | [`accounting`], [`lengths`] | memory accounting and argument checks shared by all backends |
 //! | [`footprint`], [`listing`] | allocations and operations of a model, determined without running it |
 
@@ -21,6 +22,7 @@ pub mod backend;
 mod chunks;
 #[expect(clippy::unwrap_used, reason = "checks: what fails is their report")]
 pub mod conformance;
+pub mod cuts;
 mod error;
 pub mod footprint;
 pub mod graph;

@@ -100,13 +100,13 @@ impl<'a> Prices<'a> {
     /// The cost of each operation of a plan's step, in program order.
     pub fn of_step(&self, plan: &Plan, work: &StepWork) -> Vec<Work> {
         let kinds = &work.calls.kinds;
-        let exchanges = |call: &CallWork| -> f64 {
-            let group = plan.mesh.group_size(Group::CONTEXT);
-            // An all-to-all moves as many bytes as an all-gather of a value of this size.
-            let exchange = |&bytes: &f64| self.collective(Collective::AllGather, bytes, group).seconds;
-            call.exchanged_bytes.iter().map(exchange).sum()
+        let redistributed = |call: &CallWork| -> f64 {
+            let seconds = |&(group, bytes): &(Group, f64)| {
+                self.collective(Collective::AllGather, bytes, plan.mesh.group_size(group)).seconds
+            };
+            call.redistributed.iter().map(seconds).sum()
         };
-        let calls: Vec<f64> = kinds.iter().map(|call| self.call(call) + exchanges(call)).collect();
+        let calls: Vec<f64> = kinds.iter().map(|call| self.call(call) + redistributed(call)).collect();
         let price = |(op, bytes): (&Op, &OpWork)| {
             let Some(call) = op.kind.call() else { return self.op(plan, op, bytes) };
             let index = |kind| work.calls.kind(call.block(), kind);
@@ -147,8 +147,8 @@ impl<'a> Prices<'a> {
             OpKind::ReduceScatter { group, .. } => {
                 self.collective(Collective::ReduceScatter, work.bytes_read, size(group))
             }
-            OpKind::GatherDirections(_) => {
-                self.collective(Collective::AllGather, work.bytes_written, size(Group::SHARDS))
+            OpKind::GatherDirections { group, .. } => {
+                self.collective(Collective::AllGather, work.bytes_written, size(group))
             }
             OpKind::AllReduce { .. } => self.replicated(work.bytes_written, plan.mesh),
             OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => {

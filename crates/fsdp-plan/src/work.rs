@@ -8,10 +8,11 @@ use fsdp_core::plan::Plan;
 use fsdp_core::program::{BlockCall, ForwardMode};
 use fsdp_core::schedule::{BufferId, Op, OpKind, Place, Role, Schedule};
 use fsdp_core::update::{Products, RankTables};
+use fsdp_core::{DType, Group};
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::Step;
 use fsdp_nn::listing::Listing;
-use fsdp_nn::op::{Attention, Head, Op as CallOp};
+use fsdp_nn::op::{Attention, ExpertAxis, Head, Op as CallOp};
 
 use crate::measured::Point;
 
@@ -61,8 +62,8 @@ pub struct CallWork {
     pub elementwise_bytes: f64,
     /// Number of logits computed.
     pub logits: f64,
-    /// Bytes of each value that is exchanged between the chunks of samples.
-    pub exchanged_bytes: Vec<f64>,
+    /// The values that are redistributed among ranks: over which group, and the bytes of all its ranks.
+    pub redistributed: Vec<(Group, f64)>,
     /// The same work by operation, as the key to [measured points](crate::measured).
     pub listed: Vec<Listed>,
 }
@@ -205,9 +206,19 @@ impl CallWork {
     }
 
     fn add(&mut self, step: &Step, shape: RunShape) {
-        if let CallOp::Exchange(exchange) = step.call.op {
-            let elements = exchange.here * exchange.chunks * exchange.part;
-            self.exchanged_bytes.push((elements * shape.dtype.size_bytes()) as f64);
+        let redistributed = match step.call.op {
+            // An all-to-all moves as many bytes as an all-gather of a value of this size.
+            CallOp::Exchange(exchange) => {
+                Some((Group::CONTEXT, exchange.here * exchange.chunks * exchange.part, shape.dtype))
+            }
+            CallOp::ExpertAxis(axis @ ExpertAxis::AllGatherRoutes { .. }) => {
+                Some((Group::EXPERT, axis.sizes().iter().product(), DType::U32))
+            }
+            CallOp::ExpertAxis(axis) => Some((Group::EXPERT, axis.sizes().iter().product(), shape.dtype)),
+            _ => None,
+        };
+        if let Some((group, elements, dtype)) = redistributed {
+            self.redistributed.push((group, (elements * dtype.size_bytes()) as f64));
             return;
         }
         self.listed.push(Listed::of(step, shape));

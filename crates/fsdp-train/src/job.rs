@@ -16,11 +16,11 @@ use fsdp_core::program::BlockCall;
 use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, RuleDecl, RuleState};
 use fsdp_core::wrap;
-use fsdp_core::{Axis, DType, Digest, Mesh, Rank};
+use fsdp_core::{DType, Digest, Group, Mesh, Rank};
 use fsdp_data::{RunData, Watch};
 use fsdp_nn::Backend;
+use fsdp_nn::cuts::{Chunks, Cuts};
 use fsdp_nn::footprint::{RunShape, footprints};
-use fsdp_nn::graph::Chunks;
 use fsdp_nn::layer::Description;
 use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::{Architecture, Counted, ProgramOptions};
@@ -168,9 +168,9 @@ impl<A: Architecture + Clone> Job<A> {
         Ok(Self { config, architecture, plan, digest, init, data, schedule })
     }
 
-    /// The options of the job's model program, on a rank with these chunks of samples.
-    pub(crate) fn program_options(&self, chunks: Chunks) -> ProgramOptions {
-        program_options(&self.config, &self.architecture, &self.plan, chunks)
+    /// The options of the job's model program, on a rank with these chunks.
+    pub(crate) fn program_options(&self, cuts: Cuts) -> ProgramOptions {
+        program_options(&self.config, &self.architecture, &self.plan, cuts)
     }
 
     /// Predicts the memory that a rank needs for a training step, by category, with the ledger.
@@ -216,20 +216,24 @@ pub(crate) fn program_options(
     config: &Resolved,
     architecture: &impl Architecture,
     plan: &Plan,
-    chunks: Chunks,
+    cuts: Cuts,
 ) -> ProgramOptions {
     ProgramOptions {
         dtype: plan.policy.param_dtype,
         seed: config.train_seed(),
         terms: config.train.loss_terms(architecture.description()),
-        chunks,
+        cuts,
     }
 }
 
-/// The chunks of samples that a rank has.
-pub(crate) fn chunks(plan: &Plan, rank: Rank) -> Chunks {
-    let here = plan.step.chunks;
-    Chunks { count: plan.policy.chunks, first: plan.mesh.coordinate(rank, Axis::Context) * here, here }
+/// The chunks of samples and of experts that a rank has.
+pub(crate) fn cuts(plan: &Plan, rank: Rank) -> Cuts {
+    let of = |count: usize, group: Group| {
+        let here = count / plan.mesh.group_size(group);
+        Chunks { count, first: plan.mesh.index_in_group(rank, group) * here, here }
+    };
+    let samples = of(plan.policy.chunks, Group::CONTEXT);
+    Cuts { samples, experts: of(plan.policy.expert_chunks, Group::EXPERT) }
 }
 
 /// Predicts the memory that a rank needs for a training step of a plan, by category, with the ledger.
@@ -323,7 +327,7 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
         head_chunks: config.run.device.head_chunks(),
         terms: config.train.loss_terms(model),
         packed: config.data.packing == Packing::Packed,
-        chunks: chunks(plan, Rank(0)),
+        cuts: cuts(plan, Rank(0)),
     }
 }
 
@@ -378,17 +382,24 @@ fn plan_to_evaluate(config: &Resolved, described: &ModelSpec) -> Result<Plan, Tr
     Ok(Plan::to_evaluate(spec, layout, mesh, policy, rounds)?)
 }
 
-/// Checks that the model can be computed on chunks of samples, if they are cut.
+/// Checks that the model can be computed on chunks of samples and of experts, if they are cut.
 fn expect_chunks<A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
 ) -> Result<(), TrainError> {
-    if plan.policy.chunks == 1 {
-        return Ok(());
+    let fsdp = &config.fsdp;
+    let key = match (plan.policy.chunks, plan.policy.expert_chunks) {
+        (1, 1) => return Ok(()),
+        (1, _) => fsdp.expert_chunks_key(),
+        (_, 1) => fsdp.chunks_key(),
+        _ => "fsdp.chunks",
+    };
+    if plan.policy.expert_chunks > 1 && architecture.description().mixtures.is_empty() {
+        let reason = "the model has no mixtures of experts to cut; remove the key".to_owned();
+        return Err(TrainError::Misfit { key: fsdp.expert_chunks_key(), reason });
     }
-    let misfit =
-        |error: TrainError| TrainError::Misfit { key: config.fsdp.chunks_key(), reason: error.to_string() };
+    let misfit = |error: TrainError| TrainError::Misfit { key, reason: error.to_string() };
     listed(config, architecture, plan).map(drop).map_err(misfit)
 }
 
@@ -403,9 +414,10 @@ struct Parts {
 
 /// Prepares the input for compiling a model's schedules; `frozen_master` as in [`Policy`].
 fn parts(config: &Resolved, spec: &ModelSpec, frozen_master: bool) -> Result<Parts, TrainError> {
-    let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate, config.fsdp.mesh.context)?;
+    let sizes = &config.fsdp.mesh;
+    let mesh = Mesh::of_world(config.run.ranks, sizes.replicate, sizes.context)?.with_expert(sizes.expert)?;
     let policy = Policy { frozen_master, ..config.fsdp.policy() }.resolve(mesh)?;
-    let units = wrap::units(spec, &config.fsdp.wrap)?;
+    let units = wrap::with_blocks(spec, wrap::units(spec, &config.fsdp.wrap)?, mesh.expert())?;
     let layout = Layout::new(spec, &units, mesh.shards(), policy.param_dtype);
     let rounds = config.train.micro_batches_per_step() / mesh.dp_degree();
     let blocks = spec.blocks.len();

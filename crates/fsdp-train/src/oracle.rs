@@ -19,7 +19,7 @@ use fsdp_core::update::{Piece, RuleState, SegmentShard, Stage, StepScalars, Upda
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
 use fsdp_nn::Backend;
-use fsdp_nn::graph::Chunks;
+use fsdp_nn::cuts::{Chunks, Cuts};
 use fsdp_nn::model::{Architecture, ModelProgram};
 use fsdp_nn::update::Rule;
 
@@ -72,7 +72,8 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
     pub fn new(job: &'a Job<A>, memory: Arc<M>) -> Result<Self, TrainError> {
         let plan = &job.plan;
         // All chunks of every sample, one after the other.
-        let options = job.program_options(Chunks::all(plan.policy.chunks));
+        let [samples, experts] = [plan.policy.chunks, plan.policy.expert_chunks].map(Chunks::all);
+        let options = job.program_options(Cuts { samples, experts });
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = rule::rule(&job.config.train, &plan.spec)?;
         let mut params = Vec::new();

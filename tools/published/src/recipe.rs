@@ -124,6 +124,7 @@ pub(crate) fn policy(words: &Words, mesh: Mesh) -> Policy {
         checkpointing: if is_kept { Checkpointing::None } else { Checkpointing::Full },
         offload: Offload::None,
         chunks: 1,
+        expert_chunks: 1,
     }
 }
 

@@ -9,8 +9,8 @@ use fsdp_core::update::RuleState;
 use fsdp_core::wrap::{self, WrapPolicy};
 use fsdp_core::{Axis, Error, Mesh, Rank};
 use fsdp_nn::backend::HeadChunks;
+use fsdp_nn::cuts::Cuts;
 use fsdp_nn::footprint::RunShape;
-use fsdp_nn::graph::Chunks;
 use fsdp_nn::listing::listings;
 use fsdp_nn::model::{Architecture, Decoder};
 use fsdp_nn::op::LossTerms;
@@ -138,7 +138,7 @@ impl Run {
             head_chunks: HeadChunks::Large,
             terms: LossTerms::default(),
             packed: false,
-            chunks: Chunks::WHOLE,
+            cuts: Cuts::WHOLE,
         };
         let listed = listings(&architecture, &plan.spec, shape, plan.step.pass)?;
         let tables = plan.tables(&rule, Rank(0));

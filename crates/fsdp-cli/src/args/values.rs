@@ -40,19 +40,28 @@ pub(super) fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// The axis that adds no ranks.
+const EXPERT: &str = "expert";
+
 /// Parses the sizes of a mesh's axes: `shard=2,context=2`.
 pub(super) fn mesh(text: &str) -> Result<Mesh, String> {
-    let mut axes: Vec<(Axis, usize)> = Vec::new();
+    let mut sizes: Vec<(&str, usize)> = Vec::new();
     for axis in text.split(',') {
         let (name, size) = axis.split_once('=').ok_or("expected sizes of axes, as in shard=2,context=2")?;
-        let named = Axis::ALL.into_iter().find(|axis| axis.name() == name.trim());
-        let axis = named.ok_or_else(|| {
-            format!("there is no axis `{}`, but {}", name.trim(), Axis::ALL.map(Axis::name).join(", "))
-        })?;
-        if axes.iter().any(|(other, _)| *other == axis) {
-            return Err(format!("the axis {} has two sizes", axis.name()));
+        let name = name.trim();
+        if sizes.iter().any(|(other, _)| *other == name) {
+            return Err(format!("the axis {name} has two sizes"));
         }
-        axes.push((axis, positive(size.trim())?));
+        sizes.push((name, positive(size.trim())?));
     }
-    Mesh::new(axes).map_err(|error| error.to_string())
+    let (expert, axes): (Vec<_>, Vec<_>) = sizes.into_iter().partition(|(name, _)| *name == EXPERT);
+    let axis = |(name, size): (&str, usize)| {
+        let axis = Axis::ALL.into_iter().find(|axis| axis.name() == name).ok_or_else(|| {
+            format!("there is no axis `{name}`, but {}, {EXPERT}", Axis::ALL.map(Axis::name).join(", "))
+        })?;
+        Ok::<_, String>((axis, size))
+    };
+    let axes = axes.into_iter().map(axis).collect::<Result<Vec<_>, _>>()?;
+    let mesh = Mesh::new(axes).and_then(|mesh| mesh.with_expert(expert.first().map_or(1, |(_, size)| *size)));
+    mesh.map_err(|error| error.to_string())
 }

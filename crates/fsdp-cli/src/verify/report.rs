@@ -47,9 +47,10 @@ impl Report for VerifyReport {
 
 fn write_world(world: &WorldReport, to: &mut dyn Document) {
     to.gap();
-    let WorldReport { replicas, shards, context, promise, failures, .. } = world;
+    let WorldReport { replicas, shards, context, expert, promise, failures, .. } = world;
     let axes = [(Axis::Replicate, *replicas), (Axis::Shard, *shards), (Axis::Context, *context)];
-    let mesh = Mesh::new(axes).expect("a world that was verified has ranks");
+    let mesh = Mesh::new(axes).and_then(|mesh| mesh.with_expert(*expert));
+    let mesh = mesh.expect("a world that was verified has a mesh");
     to.marked(
         Mark::Heading,
         &format!("world {}", world.world),

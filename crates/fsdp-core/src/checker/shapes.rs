@@ -2,7 +2,6 @@
 
 use super::{Names, Violation};
 use crate::layout::Segment;
-use crate::mesh::Group;
 use crate::schedule::{BufferId, Op, OpKind, Place, Role};
 
 /// Checks that shards have the lengths of the layout.
@@ -29,8 +28,9 @@ pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violatio
     let (times, parts, places) = match op.kind {
         OpKind::Upload(_) => (1, 1, [host, device]),
         OpKind::Download(_) => (1, 1, [device, host]),
-        OpKind::AllGather { group, .. } => (size(group), 1, [device; 2]),
-        OpKind::GatherDirections(_) => (size(Group::SHARDS), 1, [device; 2]),
+        OpKind::AllGather { group, .. } | OpKind::GatherDirections { group, .. } => {
+            (size(group), 1, [device; 2])
+        }
         OpKind::KeepSubShard { group, .. } | OpKind::ReduceScatter { group, .. } => {
             (1, size(group), [device; 2])
         }

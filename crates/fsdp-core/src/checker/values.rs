@@ -29,9 +29,6 @@ enum Part {
     Whole,
 }
 
-/// What one rank of the shard axis holds.
-const SHARD: Part = Part::Of(Group::SHARDS);
-
 /// The progress of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -58,8 +55,8 @@ enum Value {
         owner: Owner,
         tensor: usize,
     },
-    /// The sum over consecutive leaves, from the first to before the second. A leaf is a chunk of a micro-batch; they are
-    /// numbered in the order of micro-batches.
+    /// The sum over consecutive leaves, from the first to before the second. A leaf is a chunk of a micro-batch, for experts
+    /// of one rank of the expert axis; they are numbered in the order of micro-batches.
     Gradient {
         owner: Owner,
         leaves: [usize; 2],
@@ -104,8 +101,8 @@ impl<'a> Values<'a> {
     pub(super) fn new(names: Names<'a>, spec: &'a ModelSpec) -> Self {
         let Names { schedule, layout } = names;
         let mut uses = BTreeMap::new();
-        let used = spec.blocks.iter().flat_map(|block| &block.params);
-        for &id in used.filter(|&&id| spec.param(id).trainable) {
+        let used = spec.blocks.iter().flat_map(|block| layout.called(&block.params));
+        for id in used.filter(|&id| spec.param(id).trainable) {
             *uses.entry(owner_of(layout, id)).or_default() += 1;
         }
         let mut values = Self {
@@ -134,7 +131,8 @@ impl<'a> Values<'a> {
         let decl = &self.names.schedule.buffers[index];
         match (decl.role, decl.unit.zip(decl.segment)) {
             (Role::Master | Role::Low, Some(owner)) => {
-                Value::Params { owner, part: SHARD, updated: updated && self.trained.contains(&owner) }
+                let part = self.shard(owner.0);
+                Value::Params { owner, part, updated: updated && self.trained.contains(&owner) }
             }
             (Role::State(tensor), Some(owner)) => Value::State { owner, tensor },
             (Role::Factors, _) => Value::Factors { of_this_step: updated },
@@ -166,7 +164,7 @@ impl<'a> Values<'a> {
                 self.round = round.0;
                 self.check_operands(at, op, [0, 0])
             }
-            OpKind::Upload(unit) => self.move_params(at, op, unit, [SHARD; 2]),
+            OpKind::Upload(unit) => self.move_params(at, op, unit, [self.shard(unit); 2]),
             OpKind::AllGather { unit, group, .. } => {
                 self.move_params(at, op, unit, [Part::Of(group), Part::Whole])
             }
@@ -183,9 +181,9 @@ impl<'a> Values<'a> {
             OpKind::Call(call) => self.compute(at, op, call),
             OpKind::OpenGradient(unit) => {
                 let segments = self.trained_segments(unit);
-                self.check_operands(at, op, [0, segments * self.names.schedule.chunks])?;
-                for (chunk, writes) in op.writes.chunks(segments.max(1)).enumerate() {
-                    let (leaves, stage) = (self.leaf(chunk), Stage::Open(0));
+                self.check_operands(at, op, [0, segments * self.leaves(unit)])?;
+                for (number, writes) in op.writes.chunks(segments.max(1)).enumerate() {
+                    let (leaves, stage) = (self.leaf(unit, number), Stage::Open(0));
                     writes.iter().zip(owners(unit)).try_for_each(|(&id, owner)| {
                         self.replace(at, id, Value::Nothing, Value::Gradient { owner, leaves, stage })
                     })?;
@@ -197,10 +195,10 @@ impl<'a> Values<'a> {
                 self.advance(at, op, unit, [Stage::Whole, Stage::Sharded(group)].map(Some))
             }
             OpKind::AllReduce { unit, group, .. } => {
-                let stages = [Stage::Sharded(Group::SHARDS), Stage::Replicated(group)];
+                let stages = [Stage::Sharded(self.group(unit)), Stage::Replicated(group)];
                 self.advance(at, op, unit, stages.map(Some))
             }
-            OpKind::Download(unit) => self.advance(at, op, unit, [Some(self.last_stage()); 2]),
+            OpKind::Download(unit) => self.advance(at, op, unit, [Some(self.last_stage(unit)); 2]),
             OpKind::Add { unit, queue } => self.add(at, op, unit, queue),
             OpKind::SquareNorm(unit) => self.add_square_norm(at, op, unit),
             OpKind::ReduceScalars => {
@@ -221,7 +219,7 @@ impl<'a> Values<'a> {
                 )
             }
             OpKind::Direct(unit) => self.direct(at, op, unit),
-            OpKind::GatherDirections(unit) => self.gather_directions(at, op, unit),
+            OpKind::GatherDirections { unit, group } => self.gather_directions(at, op, unit, group),
             OpKind::Update(unit) => self.check_update(at, op, unit),
         }
     }
@@ -246,17 +244,22 @@ impl<'a> Values<'a> {
 
     /// Checks that a block finds its parameters, and the gradients that it adds to.
     fn compute(&mut self, at: usize, op: &Op, call: BlockCall) -> Result<(), Violation> {
-        let read = &self.spec.block(call.block()).params;
-        let trained = read.iter().filter(|&&id| call.is_backward() && self.spec.param(id).trainable);
+        let read = self.names.layout.called(&self.spec.block(call.block()).params);
+        let trained = read.clone().filter(|&id| call.is_backward() && self.spec.param(id).trainable);
+        let this = &*self;
+        let owners: Vec<Owner> = trained.map(|id| owner_of(self.names.layout, id)).collect();
+        let most = owners.iter().map(|owner| self.leaves(owner.0)).max().unwrap_or(0);
+        let of_leaf = |leaf: usize| {
+            owners.iter().filter(move |owner| leaf < this.leaves(owner.0)).map(move |&o| (o, leaf))
+        };
+        let written: Vec<(Owner, usize)> = (0..most).flat_map(of_leaf).collect();
         let scalars = usize::from(call.is_last());
-        let (chunks, targets) = (self.names.schedule.chunks, trained.clone().count());
-        self.check_operands(at, op, [read.len(), chunks * targets + scalars])?;
-        for (&id, &buffer) in read.iter().zip(&op.reads) {
+        self.check_operands(at, op, [read.clone().count(), written.len() + scalars])?;
+        for (id, &buffer) in read.zip(&op.reads) {
             self.expect_contents(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;
         }
-        let written = (0..chunks).flat_map(|chunk| trained.clone().map(move |&id| (chunk, id)));
-        for ((chunk, id), &buffer) in written.zip(&op.writes) {
-            let (owner, leaves) = (owner_of(self.names.layout, id), self.leaf(chunk));
+        for ((owner, number), &buffer) in written.into_iter().zip(&op.writes) {
+            let leaves = self.leaf(owner.0, number);
             let uses = match self.contents[buffer.index()] {
                 Value::Gradient { stage: Stage::Open(uses), .. } => uses,
                 _ => 0,
@@ -273,19 +276,34 @@ impl<'a> Values<'a> {
 
     /// The total gradient of a segment, as norm and update need it: every micro-batch once.
     fn total(&self, owner: Owner) -> Value {
-        let schedule = self.names.schedule;
-        Value::Gradient { owner, leaves: [0, schedule.rounds * schedule.chunks], stage: self.last_stage() }
+        let leaves = [0, self.names.schedule.rounds * self.leaves(owner.0)];
+        Value::Gradient { owner, leaves, stage: self.last_stage(owner.0) }
     }
 
-    /// The leaf that is the gradient of a chunk of this micro-batch.
-    fn leaf(&self, chunk: usize) -> [usize; 2] {
-        let leaf = self.round * self.names.schedule.chunks + chunk;
+    /// Number of leaves of a micro-batch.
+    fn leaves(&self, unit: UnitId) -> usize {
+        self.names.schedule.chunks * self.names.layout.unit(unit).blocks
+    }
+
+    /// A leaf of this micro-batch.
+    fn leaf(&self, unit: UnitId, number: usize) -> [usize; 2] {
+        let leaf = self.round * self.leaves(unit) + number;
         [leaf, leaf + 1]
     }
 
-    fn last_stage(&self) -> Stage {
+    /// The ranks that hold a unit together.
+    fn group(&self, unit: UnitId) -> Group {
+        self.names.layout.unit(unit).group()
+    }
+
+    /// What one of these ranks holds.
+    fn shard(&self, unit: UnitId) -> Part {
+        Part::Of(self.group(unit))
+    }
+
+    fn last_stage(&self, unit: UnitId) -> Stage {
         match self.names.schedule.mesh.size(Axis::Replicate) {
-            1 => Stage::Sharded(Group::SHARDS),
+            1 => Stage::Sharded(self.group(unit)),
             _ => Stage::Replicated(Group::REPLICATE),
         }
     }
@@ -309,7 +327,7 @@ impl<'a> Values<'a> {
     ) -> Result<(), Violation> {
         let segments = self.trained_segments(unit);
         let in_place = matches!(op.kind, OpKind::CloseGradient(_) | OpKind::AllReduce { .. });
-        let sets = if matches!(op.kind, OpKind::CloseGradient(_)) { self.names.schedule.chunks } else { 1 };
+        let sets = if matches!(op.kind, OpKind::CloseGradient(_)) { self.leaves(unit) } else { 1 };
         self.check_operands(at, op, [if in_place { 0 } else { segments }, sets * segments])?;
         let sources = if in_place { &op.writes } else { &op.reads };
         let owners = owners(unit).take(segments).cycle();
@@ -326,7 +344,7 @@ impl<'a> Values<'a> {
     /// Adds the sum over later leaves to the sum over the leaves just before them.
     fn add(&mut self, at: usize, op: &Op, unit: UnitId, queue: Queue) -> Result<(), Violation> {
         self.check_operands(at, op, [self.trained_segments(unit); 2])?;
-        let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded(Group::SHARDS) };
+        let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded(self.group(unit)) };
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
             let ([_, end], [start, middle]) = (self.leaves_in(read), self.leaves_in(write));
             let [from, into, sum] = [[middle, end], [start, middle], [start, end]]

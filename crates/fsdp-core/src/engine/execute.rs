@@ -75,7 +75,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             OpKind::Statistics { unit, .. } => self.statistics(memory, op, unit),
             OpKind::ReduceStatistics(_) => self.reduce_statistics(memory, op),
             OpKind::Direct(unit) => self.direct(memory, op, unit),
-            OpKind::GatherDirections(unit) => self.gather_directions(memory, id, op, unit),
+            OpKind::GatherDirections { unit, group } => self.gather_directions(memory, id, op, unit, group),
             OpKind::Update(unit) => self.update(memory, op, unit),
         }
     }
@@ -148,7 +148,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     /// Creates views of a block's parameters, for one call.
     fn params(&self, op: &Op, block: BlockId) -> Result<Params<M::Buffer>, Error> {
         let mut params = Params::default();
-        for (&param, &id) in self.plan.spec.block(block).params.iter().zip(&op.reads) {
+        for (param, &id) in self.plan.layout.called(&self.plan.spec.block(block).params).zip(&op.reads) {
             let (.., place) = self.plan.layout.find(param).expect("every parameter lies in a unit");
             let buffer = self.table.get(id)?.clone();
             params.insert(param, View { buffer, offset: place.offset, len: place.len });
@@ -176,14 +176,14 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// Hands the buffers of the chunks' gradients to the program until they are closed.
+    /// Hands the buffers of the leaves' gradients to the program until they are closed.
     fn open_gradient(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
         let segments = || self.plan.layout.unit(unit).trainable_segments();
         let params = segments().enumerate().flat_map(|(index, segment)| {
-            segment.params.iter().map(move |place| (place.param, SegmentId(index), place.offset, place.len))
+            segment.gathered().map(move |place| (place.param, SegmentId(index), place.offset, place.len))
         });
-        let per_chunk = op.writes.len() / self.gradients.len();
-        for (gradients, ids) in self.gradients.iter_mut().zip(op.writes.chunks(per_chunk)) {
+        let leaves = op.writes.chunks(segments().count());
+        for (gradients, ids) in self.gradients.iter_mut().zip(leaves) {
             let mut buffers = self.table.take_all(ids)?;
             for (segment, buffer) in segments().zip(&mut buffers) {
                 for (offset, len) in segment.padding() {

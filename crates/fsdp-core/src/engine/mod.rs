@@ -44,7 +44,7 @@ pub struct Engine<M: Memory, P: Program<M>> {
     rule: Box<dyn Updates<M>>,
     table: Table<M::Buffer>,
     tables: RankTables,
-    /// The open gradients of each chunk.
+    /// The open gradients of each leaf of a micro-batch.
     gradients: Vec<Gradients<M::Buffer>>,
     in_flight: BTreeMap<OpId, Pending<M>>,
     events: BTreeMap<OpId, M::Event>,
@@ -71,7 +71,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let tables = plan.tables(&*rule, rank);
         let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
         let scalars = scalars::Scalars::new(&*memory, &plan, &mut table)?;
-        let gradients = (0..plan.step.chunks).map(|_| Gradients::default()).collect();
+        let gradients = (0..plan.leaves()).map(|_| Gradients::default()).collect();
         Ok(Self {
             memory,
             plan,

@@ -62,10 +62,11 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         id: OpId,
         op: &Op,
         unit: UnitId,
+        group: Group,
     ) -> Result<(), Error> {
         let inputs = op.reads.iter().map(|&id| self.table.get(id).cloned()).collect::<Result<_, _>>()?;
         let outputs = self.table.take_all(&op.writes)?;
-        let (comm, purpose) = (self.comms.get(Queue::Gather, Group::SHARDS), Purpose::UpdateRule);
+        let (comm, purpose) = (self.comms.get(Queue::Gather, group), Purpose::UpdateRule);
         let pending = comm.all_gather(memory, purpose, Some(unit), inputs, outputs)?;
         self.in_flight.insert(id, pending);
         Ok(())
@@ -122,7 +123,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
             self.table.take_into(state_ids, &mut state)?;
             let segment = &plan.layout.unit(unit).segments[index];
-            let start = plan.mesh.shard(self.rank) * segment.shard_len();
+            let start = plan.mesh.shard(self.rank) / segment.blocks * segment.shard_len();
             let whole = buffers.whole_index(SegmentId(index)).zip(gathered.as_deref_mut());
             let whole = whole.map(|(at, Gathered { directions, scratch })| WholeDirections {
                 directions: &directions[at],

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::model::{BlockSpec, ModuleSpec, ParamSpec};
 use crate::scalars::Tallies;
+use crate::wrap::with_blocks;
 
 type Shape = (Vec<usize>, bool);
 
@@ -15,6 +16,7 @@ fn model(params: &[Shape]) -> ModelSpec {
         aliases: Vec::new(),
         shape: shape.clone(),
         trainable: *trainable,
+        expert: None,
     };
     ModelSpec {
         params: params.iter().enumerate().map(spec).collect(),
@@ -39,6 +41,7 @@ fn cut(of: &[usize]) -> Vec<Unit> {
         name: format!("unit {index}"),
         is_root: index == 0,
         params,
+        blocks: 1,
     };
     params.into_iter().map(unit).collect()
 }
@@ -66,15 +69,33 @@ fn assert_owned_once(spec: &ModelSpec, layout: &Layout) {
 
 /// Asserts that concatenated shards equal the unsharded segment, with each element named by parameter and index.
 fn assert_shards_make_the_segment(spec: &ModelSpec, segment: &Segment) {
+    for block in 0..segment.blocks {
+        assert_shards_make_the_block(spec, segment, block);
+    }
+    let mut padded = vec![false; segment.unsharded_len()];
+    for place in segment.gathered() {
+        padded[place.offset..][..place.len].fill(true);
+    }
+    for (offset, len) in segment.padding() {
+        assert!(len > 0);
+        padded[offset..offset + len].iter_mut().for_each(|element| {
+            assert!(!std::mem::replace(element, true), "padding overlaps a parameter, or itself");
+        });
+    }
+    assert!(padded.iter().all(|&padded| padded));
+}
+
+fn assert_shards_make_the_block(spec: &ModelSpec, segment: &Segment, block: usize) {
     let mut whole = vec![None; segment.unsharded_len()];
-    for place in &segment.params {
+    for place in segment.params.iter().filter(|place| place.block == block) {
         assert_eq!(place.len, spec.param(place.param).len());
         for element in 0..place.len {
             assert_eq!(whole[place.offset + element].replace((place.param, element)), None, "an overlap");
         }
     }
     let mut from_shards = Vec::new();
-    for shard in 0..segment.shards {
+    // Every `blocks`-th rank has the same block.
+    for shard in (block..segment.shards * segment.blocks).step_by(segment.blocks) {
         let mut own = vec![None; segment.shard_len()];
         let mut end = 0;
         for piece in segment.pieces(shard) {
@@ -90,14 +111,6 @@ fn assert_shards_make_the_segment(spec: &ModelSpec, segment: &Segment) {
         from_shards.extend(own);
     }
     assert_eq!(from_shards, whole);
-    let mut padded = vec![false; whole.len()];
-    for (offset, len) in segment.padding() {
-        assert!(len > 0);
-        padded[offset..offset + len].iter_mut().for_each(|element| {
-            assert!(!std::mem::replace(element, true), "padding overlaps itself");
-        });
-    }
-    assert!(whole.iter().zip(&padded).all(|(owner, padded)| owner.is_none() == *padded));
 }
 
 fn assert_placed_well(spec: &ModelSpec, segment: &Segment, dtype: DType) {
@@ -259,4 +272,36 @@ fn find_returns_unit_segment_and_place() {
 fn zero_shards_panics() {
     let empty = std::panic::catch_unwind(|| Layout::new(&model(&[]), &[], 0, DType::F32));
     assert!(empty.is_err());
+}
+
+proptest! {
+    #[test]
+    fn blocks_of_experts_are_alike_and_owned_once(
+        experts in 1usize..4, blocks in 1usize..4, shards in 1usize..4, rows in 1usize..4, cols in 1usize..6,
+    ) {
+        let shapes: [&[usize]; 3] = [&[rows, cols], &[cols, rows], &[rows]];
+        let of_expert = |expert| shapes.map(|shape| (shape.to_vec(), expert));
+        let params: Vec<(Vec<usize>, usize)> = (0..experts * blocks).flat_map(of_expert).collect();
+        let mut spec = model(&params.iter().map(|(shape, _)| (shape.clone(), true)).collect::<Vec<_>>());
+        for (param, (_, expert)) in spec.params.iter_mut().zip(&params) {
+            param.expert = Some(*expert);
+        }
+        let ids: Vec<ParamId> = (0..params.len()).map(ParamId).collect();
+        let unit = Unit { name: "u".into(), is_root: true, params: ids, blocks: 1 };
+        let units = with_blocks(&spec, vec![unit], blocks).unwrap();
+        prop_assert_eq!(units.len(), 1);
+        let layout = Layout::new(&spec, &units, shards * blocks, DType::F32);
+        assert_owned_once(&spec, &layout);
+        for segment in &layout.units[0].segments {
+            assert_shards_make_the_segment(&spec, segment);
+            for place in &segment.params {
+                // A parameter of another block is called by that of the first in the same place.
+                let stands_in = ParamId(place.param.0 % (experts * shapes.len()));
+                let (.., first) = layout.find(stands_in).unwrap();
+                prop_assert_eq!(Extent { param: place.param, block: place.block, ..first }, *place);
+                let named = layout.called(&[place.param]).count();
+                prop_assert_eq!(named, usize::from(place.param == stands_in));
+            }
+        }
+    }
 }

@@ -130,7 +130,7 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
     for (unit, layout) in built.layout.units.iter().enumerate() {
         for segment in &layout.segments {
             let own = segment.rows_per_rank * segment.row_len;
-            let whole = own * built.mesh.shards();
+            let whole = own * built.mesh.shards() / layout.blocks;
             if segment.trainable || policy.frozen_master {
                 counter.own(offloads, Category::ParameterShard, own * master);
                 if policy.param_dtype.size_bytes() == 2 {

@@ -53,13 +53,39 @@ fn ranks_of_the_context_axis_hold_shards_and_share_micro_batches() {
     assert!(ranks().map(|rank| mesh.dp_rank(rank)).eq([0, 0, 1, 1, 2, 2, 3, 3]));
 }
 
+/// The expert axis divides the ranks that hold all shards; those at the same place of it hold the same experts.
+#[test]
+fn expert_axis_is_carved_out_of_shards() {
+    let mesh = with_context(2, 2, 2).with_expert(2).unwrap();
+    assert_eq!(groups(mesh, Group::EXPERT), [[0, 1], [2, 3], [4, 5], [6, 7]]);
+    assert_eq!(groups(mesh, Group::EXPERT_SHARDS), [[0, 2], [1, 3], [4, 6], [5, 7]]);
+    assert_eq!(groups(mesh, Group::SHARDS), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+    assert_eq!((mesh.world(), mesh.expert(), mesh.dp_degree()), (8, 2, 4));
+    assert_eq!(mesh.to_string(), "2 x 2 x 2 (replicate x shard x context) with 2 (expert)");
+    let wide = with_context(1, 8, 1).with_expert(2).unwrap();
+    assert_eq!(groups(wide, Group::EXPERT_SHARDS), [[0, 2, 4, 6], [1, 3, 5, 7]]);
+    assert_eq!(groups(wide, Group::EXPERT_SHARDS.neighbors(2)), [[0, 2], [4, 6], [1, 3], [5, 7]]);
+    let refused = |expert| with_context(2, 2, 2).with_expert(expert).unwrap_err().to_string();
+    assert!(refused(3).ends_with("an expert axis of 3, which has to divide the 4 ranks of shard x context"));
+    refused(0);
+}
+
 #[test]
 fn groups_of_every_mesh_contain_each_rank_once() {
     let sizes = (1..4).flat_map(|r| (1..6).flat_map(move |s| (1..4).map(move |c| (r, s, c))));
     for (replicate, shard, context) in sizes {
         let (mesh, shards) = (with_context(replicate, shard, context), shard * context);
         let parts = (1..=shards).filter(|n| shards.is_multiple_of(*n)).map(|n| Group::SHARDS.neighbors(n));
-        let all = [Group::WORLD, Group::SHARDS, Group::REPLICATE, Group::CONTEXT];
+        let expert = (1..=shards).filter(|n| shards.is_multiple_of(*n)).max_by_key(|n| n % 3).unwrap();
+        let mesh = mesh.with_expert(expert).unwrap();
+        let all = [
+            Group::WORLD,
+            Group::SHARDS,
+            Group::REPLICATE,
+            Group::CONTEXT,
+            Group::EXPERT,
+            Group::EXPERT_SHARDS,
+        ];
         for group in all.into_iter().chain(parts) {
             let mut ranks: Vec<_> = groups(mesh, group).concat();
             ranks.sort_unstable();
@@ -73,6 +99,8 @@ fn groups_are_named_by_their_axes() {
     let groups = [Group::WORLD, Group::REPLICATE, Group::SHARDS.neighbors(2), Group::CONTEXT];
     let names = groups.map(|group| group.to_string());
     assert_eq!(names, ["replicate x shard", "replicate", "2 ranks of shard", "context"]);
+    let names = [Group::EXPERT, Group::EXPERT_SHARDS].map(|group| group.to_string());
+    assert_eq!(names, ["expert", "shard, same experts"]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use super::emit::Emitter;
 use super::live::{ComputeStep, LiveRange, compute_steps, issue_points, live_ranges};
-use super::policy::{Offload, Policy, Reshard};
+use super::policy::{Offload, Policy};
 use super::{BufferId, OpKind, Role, Schedule, SectionKind, Source};
 use crate::collective::ReduceOp;
 use crate::layout::{Layout, Segment};
@@ -245,6 +245,12 @@ impl<'a> Build<'a> {
         self.compiler.policy.chunks / self.compiler.mesh.size(Axis::Context)
     }
 
+    /// Gradients of a unit that the calls of a micro-batch compute, to be added: one for each chunk, and for experts one
+    /// for each chunk of each rank of the expert axis.
+    fn leaves(&self, unit: UnitId) -> usize {
+        self.chunks() * self.compiler.layout.unit(unit).blocks
+    }
+
     fn compute(&mut self, step: &ComputeStep) {
         let (reads, mut writes) = self.operands(step.call);
         if step.call.is_last() {
@@ -256,17 +262,21 @@ impl<'a> Build<'a> {
     /// The buffers with the parameters of a block, and the buffers for the gradients of its trainable parameters.
     fn operands(&self, call: BlockCall) -> (Vec<BufferId>, Vec<BufferId>) {
         let (mut reads, mut targets) = (Vec::new(), Vec::new());
-        for &id in &self.compiler.spec.block(call.block()).params {
+        for id in self.compiler.layout.called(&self.compiler.spec.block(call.block()).params) {
             let (unit, segment, _) = self.compiler.layout.find(id).expect("every parameter lies in a unit");
             reads.push(self.gathered[&unit].1[segment.0]);
             if call.is_backward() && self.compiler.spec.param(id).trainable {
                 targets.push((unit, segment.0));
             }
         }
-        let of_chunk = |chunk: usize| {
-            targets.iter().map(move |(unit, segment)| self.open[unit][chunk].buffers[*segment])
+        let leaves = targets.iter().map(|(unit, _)| self.leaves(*unit)).max().unwrap_or(0);
+        let of_leaf = |leaf: usize| {
+            let open = targets
+                .iter()
+                .filter_map(move |(unit, segment)| Some((self.open[unit].get(leaf)?, *segment)));
+            open.map(|(gradient, segment)| gradient.buffers[segment])
         };
-        (reads, (0..self.chunks()).flat_map(of_chunk).collect())
+        (reads, (0..leaves).flat_map(of_leaf).collect())
     }
 
     fn gather(&mut self, range: usize) {
@@ -285,17 +295,20 @@ impl<'a> Build<'a> {
         }
         let lens = segments.iter().map(Segment::unsharded_len).collect();
         let (slot, writes) = self.slots.take(&mut self.declared, lens);
-        let group = if source == Source::SubShard { self.sub_group() } else { Group::SHARDS };
+        let group = if source == Source::SubShard { self.sub_group(unit) } else { self.group(unit) };
         self.emit.push(OpKind::AllGather { unit, source, group, purpose }, reads, writes.clone());
         self.gathered.insert(unit, (slot, writes));
     }
 
+    /// The ranks that hold a unit together.
+    fn group(&self, unit: UnitId) -> Group {
+        self.compiler.layout.unit(unit).group()
+    }
+
     /// The ranks that keep a unit together after forward.
-    fn sub_group(&self) -> Group {
-        match self.compiler.policy.reshard_after_forward {
-            Reshard::ToGroup(n) => Group::SHARDS.neighbors(n),
-            Reshard::Auto | Reshard::Always | Reshard::Never => Group::SHARDS,
-        }
+    fn sub_group(&self, unit: UnitId) -> Group {
+        let kept = self.compiler.policy.reshard_after_forward.sub_group(self.compiler.layout.unit(unit));
+        kept.expect("a sub-shard of the unit is kept")
     }
 
     fn reshard(&mut self, range: usize) {
@@ -303,7 +316,7 @@ impl<'a> Build<'a> {
         let (slot, buffers) = self.gathered.remove(&unit).expect("a unit is gathered before it is given up");
         if keep_sub_shard {
             let kept = self.declared.sub_shards[unit.0].clone();
-            let group = self.sub_group();
+            let group = self.sub_group(unit);
             self.emit.push(OpKind::KeepSubShard { unit, group }, buffers.clone(), kept);
         }
         self.emit.push(OpKind::Reshard(unit), Vec::new(), buffers);

@@ -137,8 +137,9 @@ pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String 
             format!("{} -> {to}{from}{}, for {pass}", of(unit), over(group))
         }
         OpKind::AllReduce { unit, group, .. } => format!("{}{}", of(unit), over(group)),
-        OpKind::Upload(unit) | OpKind::ReduceScatter { unit, .. } | OpKind::GatherDirections(unit) => {
-            format!("{} -> {to}", of(unit))
+        OpKind::Upload(unit) => format!("{} -> {to}", of(unit)),
+        OpKind::ReduceScatter { unit, group, .. } | OpKind::GatherDirections { unit, group } => {
+            format!("{} -> {to}{}", of(unit), over(group))
         }
         OpKind::Download(unit) => format!("{} from {from}", of(unit)),
         OpKind::OpenGradient(unit) => format!("{} in {to}", of(unit)),

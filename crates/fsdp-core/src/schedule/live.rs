@@ -44,7 +44,7 @@ pub(super) fn compute_steps(spec: &ModelSpec, layout: &Layout, pass: Pass) -> Ve
 }
 
 fn compute_step(spec: &ModelSpec, layout: &Layout, call: BlockCall) -> ComputeStep {
-    let params = &spec.block(call.block()).params;
+    let params: Vec<ParamId> = layout.called(&spec.block(call.block()).params).collect();
     let unit_of = |id| layout.find(id).expect("every parameter lies in a unit").0;
     let units: BTreeSet<UnitId> = params.iter().map(|&id| unit_of(id)).collect();
     let is_trained = |id: &&ParamId| call.is_backward() && spec.param(**id).trainable;
@@ -69,7 +69,7 @@ pub(super) fn live_ranges(layout: &Layout, steps: &[ComputeStep], policy: &Polic
             Reshard::Auto => unit_layout.is_root,
             Reshard::Always | Reshard::ToGroup(_) => false,
         };
-        let sub_shard = matches!(policy.reshard_after_forward, Reshard::ToGroup(_));
+        let sub_shard = policy.reshard_after_forward.sub_group(unit_layout).is_some();
         let range = |(from, to), source, purpose, keep_sub_shard| LiveRange {
             unit,
             source,

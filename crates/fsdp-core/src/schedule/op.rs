@@ -49,9 +49,9 @@ pub enum OpKind {
         /// Forward or backward.
         purpose: Purpose,
     },
-    /// Runs a block. Reads, for each parameter of the block, the gathered segment that contains it. If the call computes
-    /// gradients, writes, chunk by chunk, for each trainable parameter of the block the gradient segment that contains the
-    /// parameter's gradient. The call of the last block then writes the scalars: the program keeps the losses until
+    /// Runs a block. Reads, for each parameter of the block (experts of the rank are called by those of the first block), the gathered segment that contains it. If the call computes
+    /// gradients, writes, leaf by leaf, for each trainable parameter of the block that has such a leaf the gradient segment
+    /// that contains the parameter's gradient. The call of the last block then writes the scalars: the program keeps the losses until
     /// [`OpKind::ReduceScalars`] takes them.
     Call(BlockCall),
     /// Copies this rank's part of the gathered unit, for a smaller all-gather in backward; per segment.
@@ -64,10 +64,11 @@ pub enum OpKind {
     /// Gives up the gathered unit, which counts as a write; per segment.
     Reshard(UnitId),
     /// Hands the unit's gradient buffers to the program, with their padding zeroed. The first gradient of a parameter
-    /// in this micro-batch overwrites, later ones add. Writes chunk by chunk, per segment.
+    /// in this micro-batch overwrites, later ones add. Writes leaf by leaf (a chunk of a sample, or for experts one of each rank
+    /// of the expert axis), per segment.
     OpenGradient(UnitId),
     /// Marks the unit's gradient of this micro-batch as complete: takes the buffers back, with zeros where no block
-    /// wrote. Writes chunk by chunk, per segment.
+    /// wrote. Writes leaf by leaf, per segment.
     CloseGradient(UnitId),
     /// Reduces a complete gradient: writes this rank's part and gives up what it reads; per segment.
     ReduceScatter {
@@ -114,8 +115,13 @@ pub enum OpKind {
     /// Lets the update rule compute this rank's rows of the directions. Operands as of [`OpKind::Update`], except that
     /// it reads no statistics, and writes its rows last, one buffer per segment with directions.
     Direct(UnitId),
-    /// All-gathers the directions of a unit over the shard axis, giving up what it reads; per segment with directions.
-    GatherDirections(UnitId),
+    /// All-gathers the directions of a unit, giving up what it reads; per segment with directions.
+    GatherDirections {
+        /// The unit.
+        unit: UnitId,
+        /// The ranks that hold the parts.
+        group: Group,
+    },
     /// Updates a unit. Reads the total gradient per segment, the factors, and the statistics of all phases. Writes,
     /// segment by segment, the master parameters, their low-precision copy if any, and each tensor of optimizer state;
     /// then the non-finite flag. If the unit has directions, it also gives them up per segment and works in the
@@ -127,7 +133,7 @@ impl OpKind {
     /// The queue on which operations of this kind run.
     pub const fn queue(&self) -> Queue {
         match self {
-            OpKind::AllGather { .. } | OpKind::GatherDirections(_) => Queue::Gather,
+            OpKind::AllGather { .. } | OpKind::GatherDirections { .. } => Queue::Gather,
             OpKind::Upload(_) => Queue::Upload,
             OpKind::Download(_) => Queue::Download,
             OpKind::Add { queue, .. } => *queue,
@@ -145,7 +151,7 @@ impl OpKind {
         matches!(
             self,
             OpKind::AllGather { .. }
-                | OpKind::GatherDirections(_)
+                | OpKind::GatherDirections { .. }
                 | OpKind::ReduceScatter { .. }
                 | OpKind::AllReduce { .. }
         )
@@ -156,8 +162,9 @@ impl OpKind {
         match *self {
             OpKind::AllGather { group, .. }
             | OpKind::ReduceScatter { group, .. }
-            | OpKind::AllReduce { group, .. } => Some(group),
-            OpKind::GatherDirections(_) | OpKind::ReduceStatistics(_) => Some(Group::SHARDS),
+            | OpKind::AllReduce { group, .. }
+            | OpKind::GatherDirections { group, .. } => Some(group),
+            OpKind::ReduceStatistics(_) => Some(Group::SHARDS),
             OpKind::ReduceScalars => Some(Group::WORLD),
             _ => None,
         }
@@ -168,7 +175,7 @@ impl OpKind {
         matches!(
             self,
             OpKind::AllGather { source: Source::SubShard | Source::Staged, .. }
-                | OpKind::GatherDirections(_)
+                | OpKind::GatherDirections { .. }
                 | OpKind::ReduceScatter { .. }
                 | OpKind::Add { .. }
                 | OpKind::Download(_)
@@ -191,7 +198,7 @@ impl OpKind {
             | OpKind::SquareNorm(unit)
             | OpKind::Statistics { unit, .. }
             | OpKind::Direct(unit)
-            | OpKind::GatherDirections(unit)
+            | OpKind::GatherDirections { unit, .. }
             | OpKind::Update(unit) => Some(unit),
             _ => None,
         }
@@ -231,7 +238,7 @@ impl OpKind {
             OpKind::Statistics { .. } => "statistics",
             OpKind::ReduceStatistics(_) => "all-reduce statistics",
             OpKind::Direct(_) => "directions",
-            OpKind::GatherDirections(_) => "all-gather directions",
+            OpKind::GatherDirections { .. } => "all-gather directions",
             OpKind::Update(_) => "update",
         }
     }

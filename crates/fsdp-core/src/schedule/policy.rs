@@ -3,7 +3,8 @@
 use crate::collective::ReduceOp;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::mesh::{Axis, Mesh};
+use crate::layout::UnitLayout;
+use crate::mesh::{Axis, Group, Mesh};
 use crate::program::Checkpointing;
 
 /// The treatment of an unsharded unit between its last use in forward and its first use in backward.
@@ -17,6 +18,18 @@ pub enum Reshard {
     Never,
     /// Keeps a part of `1 / n`; backward gathers within groups of `n` ranks.
     ToGroup(usize),
+}
+
+impl Reshard {
+    /// The groups that keep a part of a unit between forward and backward, if they are smaller than all that hold it.
+    pub(super) fn sub_group(self, unit: &UnitLayout) -> Option<Group> {
+        match self {
+            Reshard::ToGroup(n) if n < unit.shards && unit.shards.is_multiple_of(n) => {
+                Some(unit.group().neighbors(n))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// When the gradients of several micro-batches are reduced.
@@ -76,6 +89,9 @@ pub struct Policy {
     /// sum over its chunks, in the order of the tree in [`crate::tree`]: it is the number of chunks that determines bits,
     /// not that of the ranks which they are on.
     pub chunks: usize,
+    /// Number of chunks that the ranks of the expert axis share of the experts of every mixture: sums over the experts of a
+    /// token are trees over them.
+    pub expert_chunks: usize,
 }
 
 impl Default for Policy {
@@ -93,6 +109,7 @@ impl Default for Policy {
             checkpointing: Checkpointing::None,
             offload: Offload::None,
             chunks: 1,
+            expert_chunks: 1,
         }
     }
 }
@@ -109,14 +126,21 @@ impl Policy {
     /// # Errors
     /// [`Error::Policy`] with the key of the rejected value.
     pub fn resolve(mut self, mesh: Mesh) -> Result<Self, Error> {
-        let context = mesh.size(Axis::Context);
-        if !self.chunks.is_power_of_two() || !self.chunks.is_multiple_of(context) {
+        let context = (self.chunks, mesh.size(Axis::Context), ["chunks.context", "context"]);
+        let expert = (self.expert_chunks, mesh.expert(), ["chunks.expert", "expert"]);
+        for (chunks, ranks, [key, axis]) in [context, expert] {
+            if !chunks.is_power_of_two() || !chunks.is_multiple_of(ranks) {
+                let expected =
+                    format!("must be a power of two, and a multiple of the {ranks} ranks of the {axis} axis");
+                return Err(Error::Policy { key, value: chunks.to_string(), expected });
+            }
+        }
+        if mesh.expert() > 1 && self.reduce_op == ReduceOp::Average {
             return Err(Error::Policy {
-                key: "chunks.context",
-                value: self.chunks.to_string(),
-                expected: format!(
-                    "must be a power of two, and a multiple of the {context} ranks of the context axis"
-                ),
+                key: "reduce_op",
+                value: "average".into(),
+                expected: "must be \"sum\" with an expert axis: gradients of experts are of fewer ranks"
+                    .into(),
             });
         }
         if let Reshard::ToGroup(n) = self.reshard_after_forward {

@@ -42,7 +42,8 @@ pub struct Schedule {
     pub pass: Pass,
     /// Micro-batches per rank.
     pub rounds: usize,
-    /// Chunks of each sample on this rank: a block computes as many gradients, which are then added.
+    /// Chunks of each sample on this rank: a block computes as many gradients (and those of experts as often as the expert
+    /// axis has ranks), which are then added.
     pub chunks: usize,
     /// The ranks that take part in collectives.
     pub mesh: Mesh,
@@ -69,7 +70,7 @@ impl Schedule {
 
     /// Whether an operation meets those of other ranks: a call of a block that redistributes activations among them.
     pub fn meets(&self, op: &Op) -> bool {
-        op.kind.call().is_some() && self.mesh.size(Axis::Context) > 1
+        op.kind.call().is_some() && (self.mesh.size(Axis::Context) > 1 || self.mesh.expert() > 1)
     }
 
     /// Whether the schedule computes gradients.

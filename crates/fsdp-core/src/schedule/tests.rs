@@ -6,7 +6,7 @@ mod sums;
 use proptest::prelude::*;
 
 use super::*;
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{Axis, Group, Mesh};
 use crate::model::{BlockId, ParamId};
 use crate::program::{BlockCall, ForwardMode, calls};
 use crate::testing::{Built, Setup, Sketch, grid, setups};
@@ -66,6 +66,13 @@ fn gathers_of(built: &Built, unit: UnitId) -> usize {
         Reshard::Always | Reshard::ToGroup(_) => false,
     };
     if latest < first_reread_block(built) || latest == last || kept { 1 } else { 2 }
+}
+
+/// Whether fewer ranks than hold a unit keep it together after forward, according to the definition of the policy.
+fn keeps_group(built: &Built, unit: UnitId) -> bool {
+    let holders = built.mesh.shards() / built.layout.unit(unit).blocks;
+    let Reshard::ToGroup(n) = built.policy.reshard_after_forward else { return false };
+    n < holders && holders.is_multiple_of(n)
 }
 
 /// The compute operations of one micro-batch, according to the definition of checkpointing.
@@ -139,7 +146,7 @@ proptest! {
             prop_assert_eq!(count(&step, downloads), offloads * trains);
             prop_assert_eq!(count(&evaluation, downloads), 0);
             prop_assert_eq!(count(&step, sums), trains * usize::from(setup.mesh.size(Axis::Replicate) > 1));
-            let of_chunks = setup.rounds * (step.chunks - 1);
+            let of_chunks = setup.rounds * (step.chunks * layout.blocks - 1);
             let [compute, reduce] = match built.policy.accumulation {
                 Accumulation::Reduce => [of_chunks, setup.rounds - 1],
                 Accumulation::Unsharded => [of_chunks + setup.rounds - 1, 0],
@@ -154,7 +161,7 @@ proptest! {
             prop_assert_eq!(count(&step, statistics), trains * setup.phases);
             let holds_whole = layout.segments.iter().flat_map(|segment| &segment.params);
             let directs = usize::from(holds_whole.into_iter().any(|place| built.rule.whole.contains(&place.param)));
-            for kind in [OpKind::Direct(unit), OpKind::GatherDirections(unit)] {
+            for kind in [OpKind::Direct(unit), OpKind::GatherDirections { unit, group: layout.group() }] {
                 prop_assert_eq!(count(&step, |other| *other == kind), directs);
                 prop_assert_eq!(count(&evaluation, |other| *other == kind), 0);
             }
@@ -211,7 +218,7 @@ proptest! {
                         let rest = &kinds[index..];
                         let small = rest.iter().any(|later| matches!(*later,
                             OpKind::AllGather { unit: u, source: Source::SubShard, .. } if u == unit));
-                        let group = matches!(built.policy.reshard_after_forward, Reshard::ToGroup(_));
+                        let group = keeps_group(&built, unit);
                         prop_assert_eq!(keeps, small);
                         let again = rest.iter().any(|later| matches!(*later,
                             OpKind::AllGather { unit: u, .. } if u == unit));
@@ -232,7 +239,7 @@ proptest! {
             }
         }
         for unit in built.layout.unit_ids() {
-            let group = matches!(built.policy.reshard_after_forward, Reshard::ToGroup(_));
+            let group = keeps_group(&built, unit);
             prop_assert_eq!(keeps_sub_shard(&step, unit), group && gathers_of(&built, unit) == 2);
         }
     }
@@ -351,11 +358,12 @@ fn operations_use_expected_queues() {
 fn directions_are_gathered_one_unit_ahead() {
     let built = Setup { whole: true, ..Setup::plain(Sketch::plain(3)) }.build();
     let step = built.step();
-    let of_rule =
-        |kind: &OpKind| matches!(kind, OpKind::Direct(_) | OpKind::GatherDirections(_) | OpKind::Update(_));
+    let of_rule = |kind: &OpKind| {
+        matches!(kind, OpKind::Direct(_) | OpKind::GatherDirections { .. } | OpKind::Update(_))
+    };
     let kinds: Vec<OpKind> = step.ops.iter().map(|op| op.kind).filter(of_rule).collect();
     let [root, first, second, third] = [0, 1, 2, 3].map(UnitId);
-    let gathered = |unit| [OpKind::Direct(unit), OpKind::GatherDirections(unit)];
+    let gathered = |unit| [OpKind::Direct(unit), OpKind::GatherDirections { unit, group: Group::SHARDS }];
     let expected = [
         &gathered(first)[..],
         &[OpKind::Update(root)],

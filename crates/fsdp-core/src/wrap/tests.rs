@@ -20,7 +20,13 @@ fn model(tree: &Tree) -> ModelSpec {
         let first = spec.params.len();
         for size in sizes {
             let fqn = format!("p{}", spec.params.len());
-            spec.params.push(ParamSpec { fqn, aliases: Vec::new(), shape: vec![*size], trainable: true });
+            spec.params.push(ParamSpec {
+                fqn,
+                aliases: Vec::new(),
+                shape: vec![*size],
+                trainable: true,
+                expert: None,
+            });
         }
         let params = (first..spec.params.len()).map(ParamId).collect();
         let parent = (index > 0).then_some(*parent);

@@ -18,7 +18,7 @@ pub(super) fn all<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
 }
 
 fn routing(sizes: Sizes, top: usize) -> Routing {
-    Routing { rows: sizes.rows, experts: EXPERTS, top }
+    Routing::whole(sizes.rows, EXPERTS, top)
 }
 
 /// Returns two different experts for every row, never the second one.
@@ -193,7 +193,13 @@ fn product<M: Backend>(sizes: Sizes) -> Case<M> {
             kit.memory.call_adding(op, &all, dx.write(), kit.accumulates()).unwrap();
             let weight = |expert| {
                 let mut dweight = kit.slot(inputs * outputs);
-                let op = Op::Experts(Experts::ProductBackwardWeight { routing, inputs, outputs, expert });
+                let op = Op::Experts(Experts::ProductBackwardWeight {
+                    routing,
+                    inputs,
+                    outputs,
+                    source: 0,
+                    expert,
+                });
                 let writes = &mut [Write::from(kit.target(&mut dweight))];
                 let reads = &[x.read(), dy.read(), routes.read()];
                 kit.memory.run(&op, Operands { reads, writes, batch: BatchFacts::default() }).unwrap();

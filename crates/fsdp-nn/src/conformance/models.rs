@@ -15,7 +15,7 @@ use fsdp_core::schedule::Round;
 
 use super::decoders::llama;
 use crate::backend::{AttentionDims, Backend};
-use crate::graph::Chunks;
+use crate::cuts::Cuts;
 use crate::hf::HfModel;
 use crate::layer::Lora;
 use crate::model::unsharded::{Whole, run};
@@ -59,7 +59,7 @@ impl<A: Architecture + Clone> Sample<A> {
     pub(crate) fn program<M: Backend>(&self) -> ModelProgram<M, A> {
         let router_loss = self.architecture.description().router_loss;
         let terms = LossTerms { router_loss, loss_scale: self.loss_scale, ..LossTerms::default() };
-        let options = ProgramOptions { dtype: self.dtype, seed: 11, terms, chunks: Chunks::WHOLE };
+        let options = ProgramOptions { dtype: self.dtype, seed: 11, terms, cuts: Cuts::WHOLE };
         ModelProgram::new(self.architecture.clone(), self.spec.clone(), options)
     }
 

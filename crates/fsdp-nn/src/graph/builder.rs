@@ -7,7 +7,8 @@ use fsdp_core::memory::Category;
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::{DType, Error};
 
-use super::{BlockGraph, Call, Chunks, Decl, Node, Operand};
+use super::{BlockGraph, Call, Decl, Node, Operand};
+use crate::cuts::{Chunks, Cuts};
 use crate::error::ModelError;
 use crate::layer::Adapter;
 use crate::op::{Balance, Op};
@@ -47,7 +48,7 @@ pub struct Builder<'a> {
     dtype: DType,
     training: bool,
     packed: bool,
-    chunks: Chunks,
+    cuts: Cuts,
     balance: Option<Balance>,
     values: Vec<Decl>,
     nodes: Vec<Node>,
@@ -76,7 +77,7 @@ impl<'a> Builder<'a> {
             dtype,
             training,
             packed,
-            chunks: Chunks::WHOLE,
+            cuts: Cuts::WHOLE,
             balance: None,
             values,
             nodes,
@@ -89,9 +90,9 @@ impl<'a> Builder<'a> {
         Self { balance, ..self }
     }
 
-    /// Cuts samples into chunks: the rows are those of one.
-    pub(crate) fn in_chunks(self, chunks: Chunks) -> Self {
-        Self { chunks, ..self }
+    /// Cuts samples, whose rows are those of one chunk, and the experts of mixtures.
+    pub(crate) fn cut(self, cuts: Cuts) -> Self {
+        Self { cuts, ..self }
     }
 
     /// Returns the graph of the block, whose output is `output`.
@@ -186,12 +187,17 @@ impl<'a> Builder<'a> {
 
     /// Whether positions are read, because they are not the index of a row within its sample.
     pub(crate) fn reads_positions(&self) -> bool {
-        self.packed || self.chunks.count > 1
+        self.packed || self.cuts.samples.count > 1
     }
 
     /// How samples are cut into chunks.
     pub(crate) fn chunks(&self) -> Chunks {
-        self.chunks
+        self.cuts.samples
+    }
+
+    /// How the experts of mixtures are cut into chunks.
+    pub(crate) fn expert_chunks(&self) -> Chunks {
+        self.cuts.experts
     }
 
     /// Adds operations on rows of whole samples; `add` receives the number of positions of a chunk.

@@ -1,45 +1,11 @@
 //! Chunks of samples: graphs and plans are made for one chunk, and plans are repeated for all chunks of a rank.
 
+use fsdp_core::memory::Category;
+
 use super::list::{List, Step};
 use super::plan::{BackwardPlan, BlockPlan};
 use super::{Call, Decl, Operand};
-use crate::op::{Exchange, Op, Rows};
-
-/// How samples are cut along their positions, under context parallelism: into `count` chunks of equally many consecutive
-/// positions. Sums over the tokens of a micro-batch are trees over its chunks, so it is the number of chunks that
-/// determines bits, and not the ranks that they are on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Chunks {
-    /// Number of chunks of a sample.
-    pub count: usize,
-    /// The first chunk on this rank.
-    pub first: usize,
-    /// Number of consecutive chunks on this rank.
-    pub here: usize,
-}
-
-impl Chunks {
-    /// Whole samples.
-    pub const WHOLE: Chunks = Chunks::all(1);
-
-    /// All of `count` chunks on one rank.
-    pub const fn all(count: usize) -> Self {
-        Self { count, first: 0, here: count }
-    }
-
-    /// By chunk on this rank and sample: of the first `lengths` rows of each sample, those in the chunk, of `rows` rows.
-    pub(crate) fn lengths(&self, lengths: &[usize], rows: usize) -> Vec<usize> {
-        let here = self.first..self.first + self.here;
-        let of_chunk = |chunk: usize| move |length: &usize| length.saturating_sub(chunk * rows).min(rows);
-        here.flat_map(|chunk| lengths.iter().map(of_chunk(chunk))).collect()
-    }
-
-    /// Of so many rows of whole samples, those on this rank; and whether their positions are uploaded, as they are for
-    /// samples with several documents (`packed`).
-    pub(crate) fn rows(&self, all: usize, packed: bool) -> (usize, bool) {
-        (all / self.count * self.here, packed || self.count > 1)
-    }
-}
+use crate::op::{Exchange, Op, Pointwise, Rows};
 
 impl BlockPlan {
     /// Repeats the calls of a plan for `here` chunks, which lie one after the other in each place.
@@ -62,8 +28,12 @@ impl List {
 
 impl Step {
     fn over_chunks(&self, here: usize, places: &mut Vec<Decl>) -> Vec<Step> {
-        if let Op::Exchange(exchange) = self.call.op {
-            return self.exchange_over_chunks(Exchange { here, ..exchange }, places);
+        match self.call.op {
+            Op::Exchange(exchange) => {
+                return self.exchange_over_chunks(Exchange { here, ..exchange }, places);
+            }
+            Op::ExpertAxis(_) => return self.expert_axis_over_chunks(here, places),
+            _ => {}
         }
         let step = |chunk| Step {
             call: self.call.of_chunk(chunk, |id| places[id].len() / here),
@@ -117,6 +87,43 @@ impl Step {
     }
 }
 
+impl Step {
+    /// The steps of a redistribution over the expert axis, chunk by chunk: a collective moves whole buffers, so each chunk is
+    /// copied out of its place, and the result back into one.
+    fn expert_axis_over_chunks(&self, here: usize, places: &mut Vec<Decl>) -> Vec<Step> {
+        let local = |operand: Operand| operand.local().expect("a value is redistributed");
+        let (x, y) = (local(self.call.reads[0]), local(self.call.writes[0].0));
+        let mut of_chunk = |id: usize| {
+            let decl = Decl { rows: places[id].rows / here, category: Category::Workspace, ..places[id] };
+            places.push(decl);
+            (places.len() - 1, decl.len())
+        };
+        let [(from, from_len), (to, to_len)] = [x, y].map(&mut of_chunk);
+        let part = |id: usize, offset: usize, len: usize| Operand::Local { id, offset, len };
+        let copy = |from: Operand, to: Operand, len: usize| {
+            Call::new(Op::Pointwise(Pointwise::Copy { len }), vec![from], [(to, false)])
+        };
+        let mut steps = Vec::with_capacity(3 * here);
+        for chunk in 0..here {
+            let (read, write) = (part(from, 0, from_len), part(to, 0, to_len));
+            let calls = [
+                copy(part(x, chunk * from_len, from_len), read, from_len),
+                Call::new(self.call.op.clone(), vec![read], [(write, false)]),
+                copy(write, part(y, chunk * to_len, to_len), to_len),
+            ];
+            let ranges = [(Some(from), None), (Some(to), Some(from)), (None, Some(to))];
+            for (call, (begins, ends)) in calls.into_iter().zip(ranges) {
+                let [begins, ends] = [begins, ends].map(|place| place.into_iter().collect());
+                steps.push(Step { call, chunk: 0, begins, ends });
+            }
+        }
+        let last = steps.len() - 1;
+        steps[0].begins.extend(&self.begins);
+        steps[last].ends.extend(&self.ends);
+        steps
+    }
+}
+
 impl Rows {
     /// The call that copies rows of a place to another one.
     fn copied(self, from: usize, to: usize) -> Call {
@@ -124,26 +131,5 @@ impl Rows {
             |offset, len| Operand::Local { id: from, offset, len },
             |offset, len| Operand::Local { id: to, offset, len },
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn lengths_of_chunks_count_the_rows_that_whole_samples_count(
-            lengths in prop::collection::vec(0usize..=12, 1..4), first in 0usize..4, here in 1usize..4,
-        ) {
-            let (rows, chunks) = (3, Chunks { count: 4, first, here: here.min(4 - first) });
-            let counted = |chunk: usize, length: usize| (chunk * rows..(chunk + 1) * rows).filter(move |&row| row < length);
-            let expected: Vec<usize> = (first..first + chunks.here)
-                .flat_map(|chunk| lengths.iter().map(move |&length| counted(chunk, length).count()))
-                .collect();
-            prop_assert_eq!(chunks.lengths(&lengths, rows), expected);
-        }
     }
 }

@@ -56,7 +56,6 @@ use crate::op::{Attention, Cost, Op};
 
 pub(crate) use batch::MicroBatch;
 pub use builder::{Builder, Tensor};
-pub use chunks::Chunks;
 pub(crate) use derive::Backward;
 pub use list::{List, Step};
 pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};

@@ -3,17 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fsdp_core::comm::{Comms, Purpose};
+use fsdp_core::comm::{Comms, Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{Gradients, Params};
 use fsdp_core::{Error, Group, Queue};
 use tracing::trace_span;
 
-use super::{Decl, List, MicroBatch, Operand, Step};
+use super::{Call, Decl, List, MicroBatch, Operand, Step};
 use crate::accounting::{Account, Lease};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
-use crate::op::Op;
+use crate::op::{ExpertAxis, Op};
 
 /// Tracing target of call spans; the same as for the engine's operations, which contain them.
 const CALLS: &str = "fsdp::op";
@@ -71,9 +71,10 @@ impl Runner for Counting {
 /// A [`Runner`] that executes calls on a device.
 pub(crate) struct DeviceRunner<'a, M: Backend> {
     pub(crate) inputs: Inputs<'a, M>,
-    /// The destinations of parameter gradients, for each chunk; empty if the call computes none.
+    /// The destinations of parameter gradients, for each leaf: a chunk, for experts of one source. Empty if the call computes
+    /// none.
     pub(crate) gradients: &'a mut [Gradients<M::Buffer>],
-    /// Reaches the chunks of other ranks.
+    /// Reaches the ranks that have other chunks of samples, or other experts.
     pub(crate) comms: &'a mut Comms<M>,
     /// The destination of the loss of each row.
     pub(crate) losses: SliceMut<'a, M::Buffer>,
@@ -117,10 +118,8 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
 
     fn run(&mut self, step: &Step, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
         let call = &step.call;
-        if let (Op::Exchange(_), &[(Operand::Local { id, .. }, _)]) = (&call.op, &call.writes[..]) {
-            let output = places[id].take().expect("a call writes to places that live");
-            places[id] = Some(self.exchange(call.reads[0], places, output)?);
-            return Ok(());
+        if matches!(call.op, Op::Exchange(_) | Op::ExpertAxis(_)) {
+            return self.redistribute(call, places);
         }
         // Written buffers are taken out of the table, so that the table can be borrowed for reads.
         let mut owned: Vec<Option<(usize, M::Buffer)>> = Vec::with_capacity(call.writes.len());
@@ -136,22 +135,36 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
 }
 
 impl<M: Backend> DeviceRunner<'_, M> {
-    /// Exchanges parts with the ranks of the context axis.
-    fn exchange(
-        &mut self,
-        input: Operand,
-        places: &[Option<M::Buffer>],
-        output: M::Buffer,
-    ) -> Result<M::Buffer, Error> {
-        let memory = self.inputs.memory;
-        let input = self.inputs.read(input, 0, places)?.buffer;
-        let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = "exchange");
-        let comm = self.comms.find(Queue::Compute, Group::CONTEXT);
-        let comm = comm.expect("ranks that share samples are connected");
-        let (inputs, outputs) = (vec![input.clone()], vec![output]);
-        let pending = comm.all_to_all(memory, Purpose::Activations, inputs, outputs)?;
-        let mut outputs = pending.wait_on(memory, Queue::Compute)?.outputs;
-        Ok(outputs.pop().expect("an all-to-all gives its outputs back"))
+    /// Redistributes a value over the context axis or the expert axis.
+    fn redistribute(&mut self, call: &Call, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
+        let (&[Operand::Local { id: from, .. }], &[(Operand::Local { id: to, .. }, _)]) =
+            (&call.reads[..], &call.writes[..])
+        else {
+            unreachable!("a value is redistributed to another one")
+        };
+        let (memory, purpose) = (self.inputs.memory, Purpose::Activations);
+        let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
+        let group = if let Op::Exchange(_) = call.op { Group::CONTEXT } else { Group::EXPERT };
+        let comm = self.comms.find(Queue::Compute, group).expect("ranks that share work are connected");
+        let taken = |place: &mut Option<M::Buffer>| vec![place.take().expect("operands live")];
+        let (inputs, outputs) = (taken(&mut places[from]), taken(&mut places[to]));
+        let mut done = match call.op {
+            Op::ExpertAxis(ExpertAxis::ReduceScatter { .. }) => comm
+                .reduce_scatter(memory, ReduceOp::Sum, purpose, None, inputs, outputs)?
+                .wait_on(memory, Queue::Compute)?,
+            _ => {
+                places[from] = inputs.first().cloned();
+                let pending = match call.op {
+                    Op::Exchange(_) => comm.all_to_all(memory, purpose, inputs, outputs)?,
+                    _ => comm.all_gather(memory, purpose, None, inputs, outputs)?,
+                };
+                pending.wait_on(memory, Queue::Compute)?
+            }
+        };
+        places[to] = done.outputs.pop();
+        // Contents of what was reduced are given up.
+        places[from] = places[from].take().or_else(|| done.inputs.pop());
+        Ok(())
     }
 
     fn run_with(
@@ -183,7 +196,7 @@ impl<M: Backend> DeviceRunner<'_, M> {
         let mut losses = Some(rows_of(&mut self.losses, part));
         let mut z_losses = self.z_losses.as_mut().map(|all| rows_of(all, part));
         // Each derived call writes the gradient of at most one parameter, so the gradients need not be shared.
-        let mut gradients = self.gradients.get_mut(*chunk);
+        let mut gradients = self.gradients.get_mut(call.op.source() * inputs.batch.chunks + chunk);
         let mut writes = Vec::with_capacity(call.writes.len());
         for ((operand, accumulate), owned) in call.writes.iter().zip(owned) {
             writes.push(match *operand {

@@ -30,7 +30,7 @@ impl Backend for HostMemory {
             Op::Pointwise(op) => self.pointwise::<E>(op, operands),
             Op::Experts(op) => self.experts::<E>(op, operands),
             Op::Head(op) => self.head::<E>(op, operands),
-            Op::Exchange(_) => Ok(Outcome::Unsupported),
+            Op::ExpertAxis(_) | Op::Exchange(_) => Ok(Outcome::Unsupported),
         })
     }
 

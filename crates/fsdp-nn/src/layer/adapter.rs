@@ -65,7 +65,13 @@ impl Description {
         let spec = &mut self.spec;
         let (fqn, weight) = (format!("{}.{name}", spec.modules[parent].fqn), ParamId(spec.params.len()));
         let (shape, aliases) = (vec![outputs, inputs], Vec::new());
-        spec.params.push(ParamSpec { fqn: format!("{fqn}.weight"), aliases, shape, trainable: true });
+        spec.params.push(ParamSpec {
+            fqn: format!("{fqn}.weight"),
+            aliases,
+            shape,
+            trainable: true,
+            expert: None,
+        });
         self.init.push(init);
         let (class, parent, params) = ("Linear".to_owned(), Some(parent), vec![weight]);
         spec.modules.push(ModuleSpec { fqn, class, parent, params });

@@ -101,7 +101,13 @@ impl Describe {
         let fqn = self.fqn(name);
         let spec = &mut self.description.spec;
         let id = ParamId(spec.params.len());
-        spec.params.push(ParamSpec { fqn, aliases: Vec::new(), shape: shape.to_vec(), trainable: true });
+        spec.params.push(ParamSpec {
+            fqn,
+            aliases: Vec::new(),
+            shape: shape.to_vec(),
+            trainable: true,
+            expert: None,
+        });
         spec.modules[self.open].params.push(id);
         self.description.init.push(init);
         id
@@ -125,10 +131,17 @@ impl Describe {
     }
 
     /// Adds the weight of an expert (`outputs x inputs`), to which a fraction `share` of all tokens is routed.
-    pub fn expert(&mut self, name: &str, inputs: usize, outputs: usize, share: f64) -> ParamId {
+    pub fn expert(
+        &mut self,
+        (number, name): (usize, &str),
+        inputs: usize,
+        outputs: usize,
+        share: f64,
+    ) -> ParamId {
         let init = self.weight_init();
         let weight = self.module(name, "Linear", |d| d.param("weight", &[outputs, inputs], init));
         self.description.token_shares.insert(weight, share);
+        self.description.spec.params[weight.0].expert = Some(number);
         weight
     }
 

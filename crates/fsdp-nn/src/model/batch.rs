@@ -13,8 +13,9 @@ use super::architecture::Architecture;
 use super::counted::Counted;
 use super::routers::RouterBuffers;
 use crate::backend::{Backend, IGNORED_TARGET};
+use crate::cuts::Chunks;
 use crate::error::ModelError;
-use crate::graph::{Chunks, MicroBatch, Routers};
+use crate::graph::{MicroBatch, Routers};
 use crate::lengths::expect;
 use crate::op::Balance;
 

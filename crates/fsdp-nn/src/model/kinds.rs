@@ -7,8 +7,9 @@ use fsdp_core::{DType, Error};
 
 use super::architecture::Architecture;
 use crate::backend::HeadChunks;
+use crate::cuts::Cuts;
 use crate::error::ModelError;
-use crate::graph::{BlockGraph, BlockPlan, Builder, Chunks, HeadCall, Request, Tensor, Trained};
+use crate::graph::{BlockGraph, BlockPlan, Builder, HeadCall, Request, Tensor, Trained};
 use crate::layer::Rope;
 use crate::op::{HeadDims, LossTerms};
 
@@ -31,8 +32,8 @@ pub(crate) struct Shape {
     pub(crate) training: bool,
     /// Whether samples pack several documents.
     pub(crate) packed: bool,
-    /// How samples are cut.
-    pub(crate) chunks: Chunks,
+    /// How samples and experts are cut.
+    pub(crate) cuts: Cuts,
 }
 
 /// A group of identical blocks.
@@ -72,7 +73,7 @@ impl Kinds {
             let mut builder =
                 Builder::new((spec, block), adapters, (samples, seq, length), dtype, (training, packed))
                     .balanced(balance)
-                    .in_chunks(shape.chunks);
+                    .cut(shape.cuts);
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,

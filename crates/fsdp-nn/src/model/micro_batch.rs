@@ -104,7 +104,8 @@ impl MicroBatchPlan {
             let source = Box::new(ModelError::Plan { fault });
             Error::Program { block: spec.block(block).name.clone(), source }
         })?;
-        Ok(if shape.chunks.here > 1 { plan.over_chunks(shape.chunks.here) } else { plan })
+        let here = shape.cuts.samples.here;
+        Ok(if here > 1 { plan.over_chunks(here) } else { plan })
     }
 
     /// Repeats all calls for `here` chunks.

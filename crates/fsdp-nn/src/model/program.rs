@@ -17,8 +17,9 @@ use super::counted::Counted;
 use super::kinds::{Kinds, Shape};
 use super::micro_batch::{MicroBatchPlan, PlannedCall};
 use crate::backend::Backend;
+use crate::cuts::Cuts;
 use crate::error::ModelError;
-use crate::graph::{Chunks, DeviceRunner, Inputs, Request, Route};
+use crate::graph::{DeviceRunner, Inputs, Request, Route};
 use crate::op::{Balance, LossTerms};
 
 /// The settings of a [`ModelProgram`].
@@ -30,8 +31,8 @@ pub struct ProgramOptions {
     pub seed: u64,
     /// The loss terms that training adds; evaluation uses the cross-entropy only.
     pub terms: LossTerms,
-    /// How samples are cut, and which chunks are on this rank.
-    pub chunks: Chunks,
+    /// How samples and experts are cut, and which chunks are on this rank.
+    pub cuts: Cuts,
 }
 
 /// A model on one rank: an architecture, the data of the step, and the values between the calls of a micro-batch.
@@ -88,7 +89,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     pub fn set_batches(&mut self, memory: &M, step: u64, batches: Vec<Batch>) -> Result<(), Error> {
         let balance = self.balance();
         let z_loss = self.options.terms.z_loss > 0.0;
-        self.data.set(memory, (&self.architecture, balance, z_loss), self.options.chunks, step, batches)
+        self.data.set(memory, (&self.architecture, balance, z_loss), self.options.cuts.samples, step, batches)
     }
 
     /// Replaces facts about the rows of the next [`set_batches`](Self::set_batches), which has one micro-batch: audits compute
@@ -129,11 +130,11 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
 
     /// The shape of the graphs of this micro-batch.
     fn shape(&self, memory: &M, pass: Pass) -> Shape {
-        let ProgramOptions { dtype, terms, chunks, .. } = self.options;
+        let ProgramOptions { dtype, terms, cuts, .. } = self.options;
         let (samples, seq, packed) = self.data.sizes(self.round);
         let (head_chunks, training) = (memory.head_chunks(), pass != Pass::Evaluate);
-        let length = seq * chunks.count;
-        Shape { samples, seq, length, dtype, head_chunks, terms, training, packed, chunks }
+        let length = seq * cuts.samples.count;
+        Shape { samples, seq, length, dtype, head_chunks, terms, training, packed, cuts }
     }
 
     /// Returns the index of the next call, which has to be this one.

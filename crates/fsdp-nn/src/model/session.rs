@@ -18,10 +18,9 @@ use super::architecture::Architecture;
 use super::kinds::{Kinds, Shape};
 use super::unsharded::Whole;
 use crate::backend::HeadChunks;
+use crate::cuts::Cuts;
 use crate::error::ModelError;
-use crate::graph::{
-    Chunks, Decl, DeviceRunner, Inputs, MicroBatch, Operand, Request, Route, Runner, Step, walk,
-};
+use crate::graph::{Decl, DeviceRunner, Inputs, MicroBatch, Operand, Request, Route, Runner, Step, walk};
 use crate::host::{HostBuffer, HostMemory};
 use crate::layer::Rope;
 use crate::op::{Attention, LossTerms, Op};
@@ -100,7 +99,7 @@ impl<A: Architecture> Session<A> {
             terms,
             training,
             packed,
-            chunks: Chunks::WHOLE,
+            cuts: Cuts::WHOLE,
         };
         Kinds::new(&self.architecture, &self.spec, shape)
     }

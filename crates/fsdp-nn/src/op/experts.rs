@@ -4,6 +4,10 @@
 //! A *route* is the assignment of a row to an expert. Every row has `top` routes, so there are always `rows * top`,
 //! independent of the router, and buffer sizes are known before a step. Routed rows occupy *slots*, ordered by
 //! expert, then by row. No row is dropped, and the order of every sum is determined by the micro-batch alone.
+//!
+//! Experts may be cut into chunks of consecutive ones. The sum over a row's experts is then the tree over chunks of the
+//! sums within each, so the ranks of an expert axis, which have some chunks each, compute the same bits as one rank. Each
+//! gathers the rows of all ranks of the axis, and gradients of its experts are apart for the rows of each of them.
 
 use fsdp_core::memory::Category;
 use fsdp_core::{DType, Error};
@@ -11,6 +15,7 @@ use fsdp_core::{DType, Error};
 use super::balance::Balance;
 use super::describe::{Description, Role};
 use super::routing::Routing;
+use crate::error::ModelError;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer::ExpertMaps;
 use crate::op::Op;
@@ -38,8 +43,9 @@ pub enum Experts {
     Product { routing: Routing, inputs: usize, outputs: usize },
     /// `dx = dy W`.
     ProductBackwardInput { routing: Routing, inputs: usize, outputs: usize },
-    /// `dweight = dy^T x` of one expert; zero if no row is routed to it.
-    ProductBackwardWeight { routing: Routing, inputs: usize, outputs: usize, expert: usize },
+    /// `dweight = dy^T x` of one expert, by its number among those here, over the rows of one source; zero if none is
+    /// routed to it.
+    ProductBackwardWeight { routing: Routing, inputs: usize, outputs: usize, source: usize, expert: usize },
     /// Sums the slots of every row, times their weights, in the order of its routes.
     Combine { routing: Routing, width: usize },
     /// Backward of [`Experts::Combine`], to slots and weights.
@@ -68,8 +74,9 @@ impl Experts {
 
     /// Describes the operations on routed rows.
     fn describe_routed(&self, routing: Routing) -> Description {
-        let (Routing { rows, experts, .. }, slots) = (routing, routing.slots());
-        let routes = Role::ids("routes", slots);
+        let (slots, rows) = (routing.slots(), routing.all_rows());
+        let (expected, experts) = (routing.expected_slots(), routing.here().len());
+        let routes = Role::ids("routes", routing.routes());
         let all = |width: usize| (slots * width, rows * width);
         match *self {
             Experts::Dispatch { width, .. } => Description::new("dispatch")
@@ -79,14 +86,14 @@ impl Experts {
             Experts::DispatchBackward { width, .. } => Description::new("dispatch_backward")
                 .read([Role::value("dy", all(width).0), routes])
                 .write([Role::value("dx", all(width).1).adds()])
-                .flops(slots * width),
+                .flops(expected * width),
             Experts::Product { inputs, outputs, .. } => {
                 let weight = Role::value("weight", inputs * outputs);
                 Description::new("expert_product")
                     .read([Role::value("x", slots * inputs), routes])
                     .read(vec![weight; experts])
                     .write([Role::value("y", slots * outputs)])
-                    .products(1, [slots, outputs, inputs])
+                    .products(1, [expected, outputs, inputs])
             }
             Experts::ProductBackwardInput { inputs, outputs, .. } => {
                 let weight = Role::value("weight", inputs * outputs);
@@ -94,11 +101,12 @@ impl Experts {
                     .read([Role::value("dy", slots * outputs), routes])
                     .read(vec![weight; experts])
                     .write([Role::value("dx", slots * inputs).adds()])
-                    .products(1, [slots, inputs, outputs])
+                    .products(1, [expected, inputs, outputs])
             }
             Experts::ProductBackwardWeight { inputs, outputs, expert, .. } => {
-                // The share of this expert if slots were distributed evenly.
-                let part = slots * (expert + 1) / experts - slots * expert / experts;
+                // The share of this expert if routes were distributed evenly.
+                let (routes_of_source, all) = (routing.rows * routing.top, routing.experts);
+                let part = routes_of_source * (expert + 1) / all - routes_of_source * expert / all;
                 Description::new("expert_product_backward_weight")
                     .read([
                         Role::value("x", slots * inputs).touching(part * inputs),
@@ -109,18 +117,18 @@ impl Experts {
                     .products(1, [outputs, inputs, part])
             }
             Experts::Combine { width, .. } => Description::new("combine")
-                .read([Role::value("x", all(width).0), Role::value("weights", slots), routes])
+                .read([Role::value("x", all(width).0), Role::value("weights", routing.routes()), routes])
                 .write([Role::value("y", all(width).1)])
-                .flops(2 * slots * width),
+                .flops(2 * expected * width),
             Experts::CombineBackward { width, .. } => Description::new("combine_backward")
                 .read([
                     Role::value("x", all(width).0),
-                    Role::value("weights", slots),
+                    Role::value("weights", routing.routes()),
                     routes,
                     Role::value("dy", all(width).1),
                 ])
-                .write([Role::value("dx", all(width).0), Role::value("dweights", slots)])
-                .flops(3 * slots * width),
+                .write([Role::value("dx", all(width).0), Role::value("dweights", routing.routes())])
+                .flops(3 * expected * width),
             _ => unreachable!("{self:?} is described by itself"),
         }
     }
@@ -220,9 +228,11 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
             let Experts::Product { routing, inputs, outputs } = *op else { continue };
             for (expert, weight) in call.reads[2..].iter().enumerate() {
                 let Some(target) = b.target(*weight) else { continue };
-                let op = Experts::ProductBackwardWeight { routing, inputs, outputs, expert };
-                let reads = vec![b.draft.whole(x), b.draft.whole(*dy), routes];
-                b.draft.call(Op::Experts(op), reads, vec![target]);
+                for source in 0..routing.sources() {
+                    let op = Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert };
+                    let reads = vec![b.draft.whole(x), b.draft.whole(*dy), routes];
+                    b.draft.call(Op::Experts(op), reads, vec![target]);
+                }
             }
         }
     }
@@ -247,7 +257,7 @@ pub struct Routes {
 impl Builder<'_> {
     /// Routes every row by its logits (one per expert); returns the routes and their weights.
     pub fn route(&mut self, logits: Tensor, top: usize, normalized: bool) -> (Routes, Tensor) {
-        let routing = Routing { rows: self.row_count(), experts: logits.width(), top };
+        let routing = Routing::whole(self.row_count(), logits.width(), top);
         let weights = self.rows(top);
         let routes = self.value(top, DType::U32, Category::Workspace);
         let mut writes = vec![(self.whole(weights), false), (self.whole(routes), false)];
@@ -259,10 +269,31 @@ impl Builder<'_> {
         (Routes { routing, routes }, weights)
     }
 
-    /// Copies rows to the slots of all routes; the result has `top` rows of `x`'s width per row.
+    /// Gives the rows of a mixture, their routes and weights to the ranks of the expert axis, if its experts are cut.
+    ///
+    /// # Errors
+    /// If the chunks do not divide the experts.
+    pub fn to_experts(
+        &mut self,
+        x: Tensor,
+        routes: &Routes,
+        weights: Tensor,
+    ) -> Result<(Tensor, Routes, Tensor), Error> {
+        let (chunks, experts) = (self.expert_chunks(), routes.routing.experts);
+        if !experts.is_multiple_of(chunks.count) {
+            return Err(self.error(ModelError::ExpertChunks { experts, chunks: chunks.count }));
+        }
+        let routing = Routing { chunks, ..routes.routing };
+        let [x, weights] = [x, weights].map(|value| self.gather_rows(value));
+        Ok((x, Routes { routing, routes: self.gather_routes(routes.routes) }, weights))
+    }
+
+    /// Copies rows to the slots of all routes.
     pub fn dispatch(&mut self, x: Tensor, routes: &Routes) -> Tensor {
-        let y = self.rows(x.width() * routes.routing.top);
-        let op = Op::Experts(Experts::Dispatch { routing: routes.routing, width: x.width() });
+        let routing = routes.routing;
+        let width = x.width() / routing.sources();
+        let y = self.rows(x.width() * routing.slots_per_row());
+        let op = Op::Experts(Experts::Dispatch { routing, width });
         let reads = vec![self.whole(x), self.whole(routes.routes)];
         self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
         y
@@ -280,10 +311,12 @@ impl Builder<'_> {
     ) -> Result<Vec<Tensor>, Error> {
         let (routing, mut outputs, mut calls) = (routes.routing, Vec::new(), Vec::new());
         for maps in maps {
-            self.check("expert_product", x, maps.inputs * routing.top)?;
-            let y = self.rows(maps.outputs * routing.top);
+            let slots = routing.sources() * routing.slots_per_row();
+            self.check("expert_product", x, maps.inputs * slots)?;
+            let y = self.rows(maps.outputs * slots);
             let mut reads = vec![self.whole(x), self.whole(routes.routes)];
-            for &weight in &maps.weights {
+            // The experts here are called by the parameters of the first block of the layout.
+            for &weight in &maps.weights[..routing.here().len()] {
                 reads.push(self.param(weight)?);
             }
             let op = Experts::Product { routing, inputs: maps.inputs, outputs: maps.outputs };
@@ -294,13 +327,14 @@ impl Builder<'_> {
         Ok(outputs)
     }
 
-    /// Returns the weighted sum of the slots of every row.
+    /// Returns the weighted sum of the slots of every row, over the experts of all ranks.
     pub fn combine(&mut self, x: Tensor, weights: Tensor, routes: &Routes) -> Tensor {
-        let y = self.rows(x.width() / routes.routing.top);
-        let op = Op::Experts(Experts::Combine { routing: routes.routing, width: y.width() });
+        let routing = routes.routing;
+        let y = self.rows(x.width() / routing.slots_per_row());
+        let op = Op::Experts(Experts::Combine { routing, width: y.width() / routing.sources() });
         let reads: Vec<Operand> = [x, weights, routes.routes].iter().map(|read| self.whole(*read)).collect();
         self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
-        y
+        self.sum_rows(y)
     }
 }
 
@@ -312,12 +346,14 @@ mod tests {
 
     #[test]
     fn expert_flops_count_only_routed_rows() {
-        let routing = Routing { rows: 7, experts: 5, top: 2 };
+        let routing = Routing::whole(7, 5, 2);
         let cost = |op| Op::Experts(op).cost(DType::F32, DType::F32).product_flops;
         let forward = 2 * 14 * 3 * 4;
         assert_eq!(cost(Experts::Product { routing, inputs: 3, outputs: 4 }), forward);
         assert_eq!(cost(Experts::ProductBackwardInput { routing, inputs: 3, outputs: 4 }), forward);
-        let weight = |expert| cost(Experts::ProductBackwardWeight { routing, inputs: 3, outputs: 4, expert });
+        let weight = |expert| {
+            cost(Experts::ProductBackwardWeight { routing, inputs: 3, outputs: 4, source: 0, expert })
+        };
         assert_eq!((0..5).map(weight).sum::<u64>(), forward);
     }
 }

@@ -15,6 +15,7 @@ mod check;
 mod cost;
 mod describe;
 mod exchange;
+mod expert_axis;
 mod experts;
 mod head;
 mod linear;
@@ -30,8 +31,8 @@ pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
 pub use exchange::Exchange;
 pub(crate) use exchange::Rows;
+pub use expert_axis::ExpertAxis;
 pub use experts::{Experts, Routes};
-
 pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
 pub use linear::{Linear, LinearDims, Orientation};
 pub use lookup::Lookup;
@@ -52,6 +53,7 @@ pub enum Op {
     Activation(Activation),
     Pointwise(Pointwise),
     Experts(Experts),
+    ExpertAxis(ExpertAxis),
     Exchange(Exchange),
     Head(Head),
 }
@@ -70,6 +72,7 @@ impl Op {
             Op::Activation(op) => op.describe(),
             Op::Pointwise(op) => op.describe(),
             Op::Experts(op) => op.describe(),
+            Op::ExpertAxis(op) => op.describe(),
             Op::Exchange(op) => op.describe(),
             Op::Head(op) => op.describe(),
         }
@@ -78,6 +81,14 @@ impl Op {
     /// Returns the name used in listings, traces and errors.
     pub fn name(&self) -> &'static str {
         self.describe().name
+    }
+
+    /// The rank of the expert axis over whose rows the operation computes the gradient of a parameter; 0 for all others.
+    pub(crate) fn source(&self) -> usize {
+        match self {
+            Op::Experts(Experts::ProductBackwardWeight { source, .. }) => *source,
+            _ => 0,
+        }
     }
 
     /// Appends the backward of a graph node whose main operation is `self` and whose output is `output`.
@@ -90,6 +101,7 @@ impl Op {
             Op::Activation(_) => activation::derive(backward, node, output),
             Op::Pointwise(op) => op.derive(backward, node, output),
             Op::Experts(op) => op.derive(backward, node, output),
+            Op::ExpertAxis(op) => op.derive(backward, node, output),
             Op::Exchange(op) => op.derive(backward, node, output),
             Op::Head(_) => unreachable!("the head is not part of a graph"),
         }

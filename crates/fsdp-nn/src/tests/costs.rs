@@ -4,8 +4,8 @@ use fsdp_core::DType;
 
 use super::harness::{freeze, gpt2, llama};
 use crate::backend::HeadChunks;
+use crate::cuts::Cuts;
 use crate::footprint::RunShape;
-use crate::graph::Chunks;
 use crate::listing::listings;
 use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, Kinds};
 use crate::op::{
@@ -23,7 +23,7 @@ const SHAPE: RunShape = RunShape {
     head_chunks: HeadChunks::Small,
     terms: LossTerms { label_smoothing: 0.0, z_loss: 0.0, router_loss: 0.0, loss_scale: 1.0 },
     packed: false,
-    chunks: Chunks::WHOLE,
+    cuts: Cuts::WHOLE,
 };
 
 fn products(op: &Op) -> u64 {

@@ -8,8 +8,8 @@ use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, packed_batch, small};
 use crate::backend::HeadChunks;
+use crate::cuts::Cuts;
 use crate::footprint::{Footprints, RunShape, difference, footprints};
-use crate::graph::Chunks;
 use crate::model::unsharded::{Whole, make, run};
 use crate::model::{Architecture, Decoder, Gpt2, ModelProgram, ProgramOptions};
 use crate::op::LossTerms;
@@ -30,7 +30,7 @@ fn shape(dtype: DType) -> RunShape {
         head_chunks: HeadChunks::Small,
         terms: LossTerms::default(),
         packed: false,
-        chunks: Chunks::WHOLE,
+        cuts: Cuts::WHOLE,
     }
 }
 
@@ -42,7 +42,7 @@ fn measure<A: Architecture + Clone>(
     pass: Pass,
 ) -> Footprints {
     let memory = host();
-    let options = ProgramOptions { dtype: shape.dtype, seed: 0, terms: shape.terms, chunks: Chunks::WHOLE };
+    let options = ProgramOptions { dtype: shape.dtype, seed: 0, terms: shape.terms, cuts: Cuts::WHOLE };
     let mut program = ModelProgram::new(architecture.clone(), spec.clone(), options);
     let batch = if shape.packed { packed_batch } else { batch };
     program.set_batches(&memory, 0, vec![batch(shape.samples, shape.seq, 13)]).unwrap();

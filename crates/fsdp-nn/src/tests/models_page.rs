@@ -57,8 +57,8 @@ are refused. Frequencies are computed in single precision, as in transformers, a
 ## Mixtures of experts
 
 In `mixtral` and `qwen3_moe` a router sends each token to some of the experts of a layer. Expert weights have the names of published
-files, one tensor each, and are sharded by rows like all others; a layer is gathered whole, with all of its experts. No token is dropped, so
-buffers have the same sizes whatever the router selects, and predicted memory is exact. Products run over the tokens of each expert, so time
+files, one tensor each, and are sharded by rows like all others; a layer is gathered whole, with all of its experts, or on an
+[expert axis](parallelism.md#expert-axis) with some of them. No token is dropped, so buffers have the same sizes whatever the router selects, and predicted memory is exact. Products run over the tokens of each expert, so time
 and `mfu` depend on the experts that tokens are sent to. Ties between probabilities go to the expert with the lower number. Adapters apply to
 the attention projections, as in PEFT, and not to routers or experts. On `torch-cpu` and `cuda` the order of rows is computed on the host,
 which waits for the device in every layer.

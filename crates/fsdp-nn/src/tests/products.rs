@@ -8,8 +8,8 @@ use fsdp_core::schedule::Checkpointing;
 
 use super::harness::{freeze, gpt2, llama, small};
 use crate::backend::HeadChunks;
+use crate::cuts::Cuts;
 use crate::footprint::{RunShape, footprints};
-use crate::graph::Chunks;
 use crate::listing::listings;
 use crate::model::{Architecture, Decoder, Gpt2, Gpt2Config};
 use crate::op::{Attention, Linear, LossTerms, Op};
@@ -38,7 +38,7 @@ fn observe<A: Architecture>(architecture: &A, frozen: &[&str], pass: Pass, dtype
         head_chunks,
         terms,
         packed: false,
-        chunks: Chunks::WHOLE,
+        cuts: Cuts::WHOLE,
     };
     let mut observed = Observed::default();
     let mut live = 0;

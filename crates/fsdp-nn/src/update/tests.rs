@@ -329,6 +329,7 @@ fn spec() -> ModelSpec {
         aliases: Vec::new(),
         shape: shape.to_vec(),
         trainable: true,
+        expert: None,
     };
     let ids: Vec<_> = (0..SHAPES.len()).map(ParamId).collect();
     ModelSpec {

@@ -6,8 +6,8 @@ use fsdp_core::out_of_memory::Size;
 use fsdp_core::program::{Pass, calls};
 use fsdp_core::schedule::Checkpointing;
 use fsdp_nn::backend::HeadChunks;
+use fsdp_nn::cuts::Cuts;
 use fsdp_nn::footprint::{RunShape, footprints};
-use fsdp_nn::graph::Chunks;
 use fsdp_nn::model::Architecture;
 use fsdp_nn::op::LossTerms;
 
@@ -120,7 +120,7 @@ fn activations<'b, A: Architecture + Clone>(
             head_chunks: HeadChunks::default(),
             terms,
             packed: batch.positions.is_some(),
-            chunks: Chunks::WHOLE,
+            cuts: Cuts::WHOLE,
         };
         let footprints = footprints(architecture, spec, shape, Pass::Train(Checkpointing::Full))?;
         let mut calls = footprints.calls.iter();

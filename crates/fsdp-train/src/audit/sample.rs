@@ -145,7 +145,13 @@ mod tests {
     use super::*;
 
     fn spec(len: usize) -> ModelSpec {
-        let param = ParamSpec { fqn: "p".to_owned(), aliases: Vec::new(), shape: vec![len], trainable: true };
+        let param = ParamSpec {
+            fqn: "p".to_owned(),
+            aliases: Vec::new(),
+            shape: vec![len],
+            trainable: true,
+            expert: None,
+        };
         ModelSpec {
             params: vec![param],
             modules: Vec::new(),

@@ -17,7 +17,7 @@ use fsdp_core::schedule::{Checkpointing, Round};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Memory, Queue};
 use fsdp_nn::HostMemory;
-use fsdp_nn::graph::Chunks;
+use fsdp_nn::cuts::Cuts;
 use fsdp_nn::model::unsharded::make;
 use fsdp_nn::model::{Architecture, ModelProgram, ProgramOptions};
 use fsdp_nn::op::LossTerms;
@@ -152,7 +152,7 @@ impl Sweep<'_, '_> {
         what: &Computation<'_, A>,
     ) -> Result<Vec<Running<A>>, TrainError> {
         let options =
-            ProgramOptions { dtype: what.dtype, seed: what.seed, terms: what.terms, chunks: Chunks::WHOLE };
+            ProgramOptions { dtype: what.dtype, seed: what.seed, terms: what.terms, cuts: Cuts::WHOLE };
         let batches = what.batches.iter().filter(|(_, weight)| *weight != 0.0);
         let program = |(batch, weight): &(MicroBatch, f64)| {
             let shape = [batch.seq, batch.ids.len()];

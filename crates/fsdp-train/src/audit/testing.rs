@@ -10,6 +10,7 @@ pub(super) fn spec(params: &[(&str, &[usize])]) -> ModelSpec {
         aliases: Vec::new(),
         shape: shape.to_vec(),
         trainable: true,
+        expert: None,
     };
     let params = params.iter().map(param).collect();
     ModelSpec { params, modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }

@@ -230,8 +230,13 @@ mod tests {
             [vec![], vec![7], vec![64, 1000], vec![128_256, 4096], vec![3, 2_000_000], vec![50_000_000]]
         {
             let rows = shape.first().copied().unwrap_or(1);
-            let param =
-                ParamSpec { fqn: "p".into(), aliases: vec![], shape: shape.clone(), trainable: false };
+            let param = ParamSpec {
+                fqn: "p".into(),
+                aliases: vec![],
+                shape: shape.clone(),
+                trainable: false,
+                expert: None,
+            };
             let sampled: Vec<Range<usize>> = sampled_rows(&param).collect();
             assert!(sampled.is_sorted_by_key(|rows| rows.start), "{shape:?}");
             assert!(sampled.windows(2).all(|pair| pair[0].end <= pair[1].start), "{shape:?}");

@@ -10,7 +10,7 @@ use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 use fsdp_core::update::RuleDecl;
 use fsdp_core::{Axis, DType};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::op::{Balance, Exchange, Op};
+use fsdp_nn::op::{Balance, Exchange, ExpertAxis, Op};
 
 use crate::error::TrainError;
 use crate::job::{Job, listed};
@@ -18,12 +18,14 @@ use crate::job::{Job, listed};
 /// The communication of one rank in one training step with an update rule.
 pub(super) fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     let mut traffic = Traffic::default();
-    let (replicas, shards, world) = (plan.mesh.size(Axis::Replicate), plan.mesh.shards(), plan.mesh.world());
+    let (replicas, world) = (plan.mesh.size(Axis::Replicate), plan.mesh.world());
     let rounds = plan.step.rounds;
     let blocks = &plan.spec.blocks;
     let trains = |unit: usize| plan.layout.units[unit].is_trainable();
     let first_reread = first_reread_block(plan);
     for (index, unit) in plan.layout.units.iter().enumerate() {
+        // The ranks that hold the unit, or on an expert axis a block of its experts, together.
+        let shards = plan.mesh.shards() / unit.blocks;
         let owned = |block: usize| {
             blocks[block]
                 .params
@@ -42,7 +44,7 @@ pub(super) fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
         add_gather(&mut traffic, rounds, bytes, shards);
         if in_backward && !in_last && !keeps {
             let group = match plan.policy.reshard_after_forward {
-                Reshard::ToGroup(n) => n,
+                Reshard::ToGroup(n) if shards.is_multiple_of(n) => n,
                 _ => shards,
             };
             add_gather(&mut traffic, rounds, bytes, group);
@@ -71,28 +73,46 @@ pub(super) fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     }
     add_all_reduce(&mut traffic, plan.spec.tallies.scalar_words() * 8, world);
     for &len in &rule.phases {
-        add_all_reduce(&mut traffic, len * 8, shards);
+        add_all_reduce(&mut traffic, len * 8, plan.mesh.shards());
     }
     traffic
 }
 
-/// The communication of one rank in one training step between the chunks of samples: all-to-alls, and the all-gathers of
-/// routers' loads for a balancing loss.
+/// The communication of one rank in one training step within blocks: all-to-alls between the chunks of samples, all-gathers of
+/// routers' loads for a balancing loss, and of rows for experts, whose sums are reduce-scattered.
 ///
 /// # Errors
 /// Errors of the model.
 pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic, TrainError> {
     let mut traffic = Traffic::default();
-    if job.plan.mesh.size(Axis::Context) == 1 {
+    let mesh = job.plan.mesh;
+    if mesh.size(Axis::Context) * mesh.expert() == 1 {
         return Ok(traffic);
     }
     let (shape, calls) = listed(&job.config, &job.architecture, &job.plan)?;
+    let (rounds, value_bytes) = (job.plan.step.rounds, shape.dtype.size_bytes());
     for step in calls.iter().flat_map(|(_, listing)| &listing.list.steps) {
-        if let Op::Exchange(Exchange { chunks, here, part }) = step.call.op {
-            traffic.all_to_alls += job.plan.step.rounds as u64;
-            let sent = here * (chunks - here) * part * shape.dtype.size_bytes();
-            traffic.all_to_all_bytes += (job.plan.step.rounds * sent) as u64;
+        match step.call.op {
+            Op::Exchange(Exchange { chunks, here, part }) => {
+                traffic.all_to_alls += rounds as u64;
+                let sent = here * (chunks - here) * part * value_bytes;
+                traffic.all_to_all_bytes += (rounds * sent) as u64;
+            }
+            Op::ExpertAxis(ExpertAxis::AllGather { ranks, len }) => {
+                add_gather(&mut traffic, rounds, ranks * len * value_bytes, ranks);
+            }
+            Op::ExpertAxis(ExpertAxis::AllGatherRoutes { ranks, len }) => {
+                add_gather(&mut traffic, rounds, ranks * len * DType::U32.size_bytes(), ranks);
+            }
+            Op::ExpertAxis(ExpertAxis::ReduceScatter { ranks, len }) => {
+                traffic.reduce_scatters += rounds as u64;
+                traffic.reduce_scatter_bytes += (rounds * len * value_bytes * (ranks - 1)) as u64;
+            }
+            _ => {}
         }
+    }
+    if mesh.size(Axis::Context) == 1 {
+        return Ok(traffic);
     }
     let description = job.architecture.description();
     let balance = description.balance(job.config.train.loss_terms(description));
@@ -107,13 +127,13 @@ pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic
 /// unit are broadcast to all replicas.
 pub(super) fn expected_loading_traffic(plan: &Plan) -> Traffic {
     let mut traffic = Traffic::default();
-    let (replicas, shards) = (plan.mesh.size(Axis::Replicate), plan.mesh.shards());
+    let replicas = plan.mesh.size(Axis::Replicate);
     if replicas > 1 {
         for unit in &plan.layout.units {
             let kept = |segment: &Segment| plan.policy.kept_dtype(segment.trainable);
             // Parameters of one dtype are broadcast together.
             for segments in unit.segments.chunk_by(|a, b| kept(a) == kept(b)) {
-                let elements: usize = segments.iter().map(|segment| segment.unsharded_len() / shards).sum();
+                let elements: usize = segments.iter().map(Segment::shard_len).sum();
                 let bytes = elements * kept(&segments[0]).size_bytes();
                 traffic.broadcasts += 1;
                 traffic.broadcast_bytes += (bytes * (replicas - 1) / replicas) as u64;

@@ -47,6 +47,7 @@ pub(super) fn world<M: Backend, A: Architecture + Clone>(
         replicas: plan.mesh.size(Axis::Replicate),
         shards: plan.mesh.size(Axis::Shard),
         context: plan.mesh.size(Axis::Context),
+        expert: plan.mesh.expert(),
         promise: promise.name(),
         losses: ranks[0].reports.iter().map(|report| report.loss).collect(),
         loss_difference: largest(|report| report.loss),

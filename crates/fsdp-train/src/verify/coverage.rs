@@ -116,7 +116,8 @@ mod tests {
     use super::*;
 
     fn spec() -> ModelSpec {
-        let param = ParamSpec { fqn: "w".into(), aliases: vec![], shape: vec![4], trainable: true };
+        let param =
+            ParamSpec { fqn: "w".into(), aliases: vec![], shape: vec![4], trainable: true, expert: None };
         ModelSpec { params: vec![param], modules: vec![], blocks: vec![], tallies: Tallies::default() }
     }
 

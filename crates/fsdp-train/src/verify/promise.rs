@@ -28,8 +28,12 @@ impl Promise {
         let powers = axes.into_iter().chain([micro_batches]).all(usize::is_power_of_two);
         // On one rank, the running order is the oracle's.
         let ordered = match fsdp.accumulation_order {
-            // Unsharded gradients of a chunk are added over micro-batches first, and then over chunks.
-            AccumulationOrder::Tree => powers && (context == 1 || fsdp.accumulation == Accumulation::Reduce),
+            // Unsharded gradients of a chunk are added over micro-batches first, and then over chunks; those of experts on
+            // their axis, over its ranks first.
+            AccumulationOrder::Tree => {
+                let reduces = fsdp.accumulation == Accumulation::Reduce;
+                powers && (reduces || (context == 1 && fsdp.mesh.expert == 1))
+            }
             AccumulationOrder::Running => axes == [1, 1, 1],
         };
         // Averaging over one rank multiplies by one; over more, a product may be subnormal.

@@ -101,6 +101,8 @@ pub struct WorldReport {
     pub shards: usize,
     /// Size of the context axis.
     pub context: usize,
+    /// Size of the expert axis.
+    pub expert: usize,
     /// The name of the promise.
     pub promise: &'static str,
     /// The losses of all steps.

@@ -28,6 +28,7 @@ fn spec() -> ModelSpec {
         aliases: Vec::new(),
         shape: shape.to_vec(),
         trainable: true,
+        expert: None,
     };
     let params: Vec<ParamId> = (0..SHAPES.len()).map(ParamId).collect();
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: params.clone() };
@@ -150,7 +151,12 @@ impl<'a, B: Buffer> ShardState<'a, B> {
 /// Runs a few steps; returns the parameters and state of each shard, and whether anything was noted.
 fn train<M: Backend>(memory: &M, rule: &Rule, case: &Case) -> (Vec<Vec<Vec<f64>>>, bool) {
     let spec = spec();
-    let unit = Unit { name: "all".into(), is_root: true, params: (0..SHAPES.len()).map(ParamId).collect() };
+    let unit = Unit {
+        name: "all".into(),
+        is_root: true,
+        params: (0..SHAPES.len()).map(ParamId).collect(),
+        blocks: 1,
+    };
     let layout = Layout::new(&spec, &[unit], case.shards, case.dtypes[0]);
     let segments = &layout.units[0].segments;
     let places = (0..case.shards).flat_map(|shard| segments.iter().map(move |segment| (segment, shard)));

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{Owner, Part, SHARD, Value, Values, Violation, owners, params};
+use super::{Owner, Part, Value, Values, Violation, owners, params};
+use crate::mesh::Group;
 use crate::schedule::{BufferId, Op, Phase, Role};
 use crate::wrap::UnitId;
 
@@ -97,16 +98,23 @@ impl Values<'_> {
         let owners = self.direction_owners(unit);
         self.update(at, op, unit, 0, 1 + owners.len(), false)?;
         let rows = &op.writes[op.writes.len() - owners.len()..];
+        let part = self.shard(unit);
         rows.iter().zip(owners).try_for_each(|(&id, owner)| {
-            self.replace(at, id, Value::Nothing, Value::Direction { owner, part: SHARD })
+            self.replace(at, id, Value::Nothing, Value::Direction { owner, part })
         })
     }
 
-    pub(super) fn gather_directions(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
+    pub(super) fn gather_directions(
+        &mut self,
+        at: usize,
+        op: &Op,
+        unit: UnitId,
+        group: Group,
+    ) -> Result<(), Violation> {
         let owners = self.direction_owners(unit);
         self.check_operands(at, op, [owners.len(); 2])?;
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners) {
-            self.replace(at, read, Value::Direction { owner, part: SHARD }, Value::Nothing)?;
+            self.replace(at, read, Value::Direction { owner, part: Part::Of(group) }, Value::Nothing)?;
             self.replace(at, write, Value::Nothing, Value::Direction { owner, part: Part::Whole })?;
         }
         Ok(())
@@ -139,6 +147,7 @@ impl Values<'_> {
         let buffers = &self.names.schedule.lasting.units[unit.0];
         let (segments, stride) = (buffers.gradient.len(), buffers.stride());
         let tensors = buffers.state.first().map_or(0, Vec::len);
+        let part = self.shard(unit);
         self.check_operands(at, op, [segments + 1 + phases, segments * stride + extra_writes])?;
         for (owner, (&gradient, shard)) in
             owners(unit).zip(op.reads.iter().zip(op.writes.chunks(stride))).take(segments)
@@ -146,8 +155,8 @@ impl Values<'_> {
             self.expect_contents(at, gradient, self.total(owner))?;
             let (shard, state) = shard.split_at(stride - tensors);
             for &id in shard {
-                let after = Value::Params { owner, part: SHARD, updated };
-                self.replace(at, id, params(owner, SHARD), after)?;
+                let after = Value::Params { owner, part, updated };
+                self.replace(at, id, params(owner, part), after)?;
             }
             for (tensor, &id) in state.iter().enumerate() {
                 self.expect_contents(at, id, Value::State { owner, tensor })?;

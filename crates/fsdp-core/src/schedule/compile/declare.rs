@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::live::LiveRange;
-use super::super::policy::{Accumulation, AccumulationOrder, Offload, Policy, Reshard};
+use super::super::policy::{Accumulation, AccumulationOrder, Offload, Policy};
 use super::super::{BufferDecl, BufferId, Lasting, Place, Role, Schedule, UnitBuffers};
 use super::Compiler;
 use crate::dtype::DType;
@@ -48,7 +48,9 @@ impl Declared {
         for unit in compiler.layout.unit_ids() {
             let unit_buffers = declared.declare_shards(compiler, unit);
             let keeps_sub_shard = ranges.iter().any(|range| range.unit == unit && range.keep_sub_shard);
-            if let (Reshard::ToGroup(n), true) = (compiler.policy.reshard_after_forward, keeps_sub_shard) {
+            let sub_group = compiler.policy.reshard_after_forward.sub_group(compiler.layout.unit(unit));
+            if let (Some(group), true) = (sub_group, keeps_sub_shard) {
+                let n = compiler.mesh.group_size(group);
                 let (category, dtype) = (Category::Unsharded, compiler.policy.param_dtype);
                 let declare =
                     |segment: &Segment| decl(Role::SubShard, category, dtype, segment.unsharded_len() / n);

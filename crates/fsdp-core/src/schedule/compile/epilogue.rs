@@ -60,7 +60,7 @@ impl Build<'_> {
         let (reads, mut writes) = self.declared.update(unit, &[]);
         writes.extend(&rows);
         self.emit.push(OpKind::Direct(unit), reads, writes);
-        self.emit.push(OpKind::GatherDirections(unit), rows, gathered.clone());
+        self.emit.push(OpKind::GatherDirections { unit, group: self.group(unit) }, rows, gathered.clone());
         Some((slot, rows_slot, gathered))
     }
 

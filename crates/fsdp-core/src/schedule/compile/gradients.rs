@@ -94,11 +94,11 @@ impl Build<'_> {
         (self.rounds > 1 && unsharded, self.rounds > 1 && !unsharded)
     }
 
-    /// Opens a unit's gradients, one per chunk. The first, to which the others will be added, is in a free buffer for sums
+    /// Opens a unit's gradients, one per leaf. The first, to which the others will be added, is in a free buffer for sums
     /// if unsharded gradients are accumulated; otherwise, or if none is free, in a gradient slot, as the others are.
     pub(super) fn open_gradient(&mut self, unit: UnitId) {
         let mut sum = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
-        let open: Vec<GradientBuffers> = (0..self.chunks())
+        let open: Vec<GradientBuffers> = (0..self.leaves(unit))
             .map(|_| {
                 sum.take().unwrap_or_else(|| {
                     let lens = self.trained_lens(unit, Segment::unsharded_len);
@@ -111,13 +111,13 @@ impl Build<'_> {
         self.open.insert(unit, open);
     }
 
-    /// Closes the complete gradients of one micro-batch and adds those of its chunks, then accumulates or reduces the sum.
+    /// Closes the complete gradients of one micro-batch and adds its leaves, then accumulates or reduces the sum.
     pub(super) fn close_gradient(&mut self, unit: UnitId, round: usize) {
         let open = self.open.remove(&unit).expect("a gradient is opened before it is closed");
         self.emit.push(OpKind::CloseGradient(unit), Vec::new(), buffers_of(&open));
-        let mut gradient = tree::fold(0, open.len(), &mut |chunk| open[chunk].clone(), &mut |into, from| {
+        let mut gradient = tree::fold(0, open.len(), &mut |leaf| open[leaf].clone(), &mut |into, from| {
             self.add(unit, Queue::Compute, &into, &from);
-            self.gradient_slots.give_back(from.slot.expect("only the first chunk is not in a slot"));
+            self.gradient_slots.give_back(from.slot.expect("only the first leaf is not in a slot"));
             into
         });
         if self.adds().0 {
@@ -137,7 +137,8 @@ impl Build<'_> {
         let result = self.result(unit);
         let reduce = self.compiler.policy.reduce_op;
         let (reads, writes) = (gradient.buffers.clone(), result.buffers.clone());
-        self.emit.push(OpKind::ReduceScatter { unit, reduce, group: Group::SHARDS }, reads, writes);
+        let group = self.group(unit);
+        self.emit.push(OpKind::ReduceScatter { unit, reduce, group }, reads, writes);
         self.finish_reduction(round);
         self.pending_reduction = Some(Reduction { unit, gradient, result });
     }

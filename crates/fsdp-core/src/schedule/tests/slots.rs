@@ -101,7 +101,10 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
             | OpKind::OpenGradient(_)
             | OpKind::Upload(_)
             | OpKind::ReduceScatter { .. } => {
-                let sets = if matches!(op.kind, OpKind::OpenGradient(_)) { schedule.chunks } else { 1 };
+                let sets = match op.kind {
+                    OpKind::OpenGradient(unit) => schedule.chunks * built.layout.unit(unit).blocks,
+                    _ => 1,
+                };
                 for ids in op.writes.chunks((op.writes.len() / sets).max(1)) {
                     if let (Some(side), Some(unit)) = (side_of(ids[0]), unit) {
                         take(&mut live[side], &mut most[side], (unit, ids[0], lens_of(ids)));

@@ -33,27 +33,28 @@ impl HostMemory {
                 let ([x, routes], [y], _) = operands.split();
                 let places = self.places(routing, routes)?;
                 let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
-                dispatch(workers, (&places, routing.top), width, x, y);
+                dispatch(workers, (&places, routing.top, width), x, y);
             }
             Experts::DispatchBackward { routing, width } => {
                 let ([dy, routes], [dx], _) = operands.split();
-                let (places, dy, add) =
-                    (self.places(routing, routes)?, self.elements::<E>(dy)?, dx.accumulate);
-                let one = |_| E::Acc::ONE;
-                gather(workers, (&places, routing.top, width), dy, one, self.elements_mut(dx.slice)?, add);
+                let (table, routes) = (self.places(routing, routes)?, self.elements(routes)?);
+                let sums = Sums { routing, places: &table, routes, width };
+                let (dy, add, one) = (self.elements::<E>(dy)?, dx.accumulate, |_| E::Acc::ONE);
+                sums.gather(workers, dy, one, self.elements_mut(dx.slice)?, add);
             }
             Experts::Combine { routing, width } => {
                 let ([x, weights, routes], [y], _) = operands.split();
-                let (places, x) = (self.places(routing, routes)?, self.elements::<E>(x)?);
-                let (weights, y) = (self.elements::<E>(weights)?, self.elements_mut(y.slice)?);
-                gather(workers, (&places, routing.top, width), x, |route| weights[route].load(), y, false);
+                let (table, routes) = (self.places(routing, routes)?, self.elements(routes)?);
+                let sums = Sums { routing, places: &table, routes, width };
+                let (x, weights) = (self.elements::<E>(x)?, self.elements::<E>(weights)?);
+                sums.gather(workers, x, |route| weights[route].load(), self.elements_mut(y.slice)?, false);
             }
             Experts::CombineBackward { routing, width } => {
                 let ([x, weights, routes, dy], [dx, dweights], _) = operands.split();
                 let (places, x) = (self.places(routing, routes)?, self.elements::<E>(x)?);
                 let (weights, dy) = (self.elements::<E>(weights)?, self.elements(dy)?);
                 let (dx, dweights) = (self.elements_mut(dx.slice)?, self.elements_mut(dweights.slice)?);
-                combine_backward(workers, (&places, routing.top, width), x, weights, dy, dx, dweights);
+                combine_backward(workers, (&places, routing, width), x, weights, dy, dx, dweights);
             }
             Experts::Product { .. }
             | Experts::ProductBackwardInput { .. }
@@ -111,21 +112,20 @@ impl HostMemory {
                 let ([x, routes], [y], _) = operands.split();
                 let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
                 let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
-                let weight = |weight| Matrix::new(weight, outputs, inputs, inputs).t();
-                let weights = weights.into_iter().map(weight);
-                products(workers, &places, weights, (x, inputs), (y, outputs), false);
+                let weight = |expert: usize| Matrix::new(weights[expert], outputs, inputs, inputs).t();
+                products(workers, &places, weight, (x, inputs), (y, outputs), false);
             }
             Experts::ProductBackwardInput { routing, inputs, outputs } => {
                 let ([dy, routes], [dx], _) = operands.split();
                 let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
                 let (dy, add) = (self.elements::<E>(dy)?, dx.accumulate);
-                let weights = weights.into_iter().map(|weight| Matrix::new(weight, outputs, inputs, inputs));
+                let weight = |expert: usize| Matrix::new(weights[expert], outputs, inputs, inputs);
                 let dx = self.elements_mut(dx.slice)?;
-                products(workers, &places, weights, (dy, outputs), (dx, inputs), add);
+                products(workers, &places, weight, (dy, outputs), (dx, inputs), add);
             }
-            Experts::ProductBackwardWeight { routing, inputs, outputs, expert } => {
+            Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert } => {
                 let ([x, dy, routes], [dweight], _) = operands.split();
-                let slots = self.places(routing, routes)?.slots(expert);
+                let slots = self.places(routing, routes)?.slots(source, expert);
                 if slots.is_empty() {
                     // There is no product, but the gradient still has to be written.
                     let mut target = self.target(dweight)?;
@@ -158,32 +158,27 @@ fn balance_loss(balance: Balance, loads: &[f64]) -> f64 {
     routes.iter().zip(probabilities).map(|(routes, probability)| routes * probability).sum()
 }
 
-/// Multiplies each expert's slots of `x` by its matrix.
+/// Multiplies each expert's slots of `x` by its matrix, source by source.
 fn products<'a, E: Element>(
     workers: &Workers,
     places: &Places,
-    weights: impl Iterator<Item = Matrix<'a, E>>,
+    weight: impl Fn(usize) -> Matrix<'a, E>,
     (x, inputs): (&[E], usize),
     (y, outputs): (&mut [E], usize),
     accumulate: bool,
 ) {
-    for (expert, weight) in weights.enumerate() {
-        let slots = places.slots(expert);
-        if slots.is_empty() {
-            continue;
-        }
+    for (expert, slots) in places.all_slots().filter(|(_, slots)| !slots.is_empty()) {
         let x = Matrix::new(&x[slots.start * inputs..slots.end * inputs], slots.len(), inputs, inputs);
         let data = E::floats_mut(&mut y[slots.start * outputs..slots.end * outputs]);
         let target = Target { data, accumulate };
-        matmul(workers, MatrixMut::dense(target, slots.len(), outputs), x, weight);
+        matmul(workers, MatrixMut::dense(target, slots.len(), outputs), x, weight(expert));
     }
 }
 
-/// Copies the routed row to every slot.
+/// Copies the routed row to every slot that is in use.
 fn dispatch<E: Element>(
     workers: &Workers,
-    (places, top): (&Places, usize),
-    width: usize,
+    (places, top, width): (&Places, usize, usize),
     x: &[E],
     y: &mut [E],
 ) {
@@ -191,61 +186,125 @@ fn dispatch<E: Element>(
     let tasks = y.chunks_mut(rows * width).zip(places.route_of_slot.chunks(rows));
     workers.each(tasks, |(y, routes)| {
         for (y, route) in y.chunks_exact_mut(width).zip(routes) {
-            y.copy_from_slice(&x[route / top * width..][..width]);
+            if let Some(route) = route {
+                y.copy_from_slice(&x[route / top * width..][..width]);
+            }
         }
     });
 }
 
-/// Sums the slots of every row, each times a factor of its route.
-fn gather<E: Element>(
-    workers: &Workers,
-    (places, top, width): (&Places, usize, usize),
-    x: &[E],
-    factor: impl Fn(usize) -> E::Acc + Sync + Send,
-    y: &mut [E],
-    accumulate: bool,
-) {
-    let rows = task_rows(width);
-    workers.each(y.chunks_mut(rows * width).enumerate(), |(task, y)| {
-        let mut sum = workers.scratch::<E::Acc>(width);
-        for (row, y) in y.chunks_exact_mut(width).enumerate() {
-            let row = task * rows + row;
-            if accumulate {
-                load_row(y, &mut sum)
-            } else {
-                sum.fill(E::Acc::ZERO)
+/// Sums over the slots of rows.
+#[derive(Clone, Copy)]
+struct Sums<'a> {
+    routing: Routing,
+    places: &'a Places,
+    routes: &'a [u32],
+    width: usize,
+}
+
+impl Sums<'_> {
+    /// Sums the slots of every row, each times a factor of its route.
+    fn gather<E: Element>(
+        self,
+        workers: &Workers,
+        x: &[E],
+        factor: impl Fn(usize) -> E::Acc + Sync + Send,
+        y: &mut [E],
+        accumulate: bool,
+    ) {
+        let (rows, width, top) = (task_rows(self.width), self.width, self.routing.top);
+        let chunks = self.routing.chunks;
+        let each = self.routing.experts / chunks.count;
+        workers.each(y.chunks_mut(rows * width).enumerate(), |(task, y)| {
+            let mut sum = workers.scratch::<E::Acc>(width);
+            let mut parts =
+                vec![E::store(E::Acc::ZERO); if chunks.count > 1 { chunks.here * width } else { 0 }];
+            for (row, y) in y.chunks_exact_mut(width).enumerate() {
+                let routes = (task * rows + row) * top..(task * rows + row + 1) * top;
+                if chunks.count == 1 {
+                    begin(y, accumulate, &mut sum);
+                    routes.for_each(|route| self.add(route, factor(route), x, &mut sum));
+                    store_row(&sum, y);
+                    continue;
+                }
+                for (part, chunk) in parts.chunks_exact_mut(width).zip(chunks.first..) {
+                    sum.fill(E::Acc::ZERO);
+                    let in_chunk = |route: &usize| self.routes[*route] as usize / each == chunk;
+                    routes
+                        .clone()
+                        .filter(in_chunk)
+                        .for_each(|route| self.add(route, factor(route), x, &mut sum));
+                    store_row(&sum, part);
+                }
+                add_parts(&mut parts, width);
+                begin(y, accumulate, &mut sum);
+                add_row(E::Acc::ONE, &parts[..width], &mut sum);
+                store_row(&sum, y);
             }
-            for route in row * top..(row + 1) * top {
-                add_row(factor(route), &x[places.slot_of_route[route] * width..][..width], &mut sum);
+        });
+    }
+
+    /// Adds the slot of a route.
+    fn add<E: Element>(self, route: usize, factor: E::Acc, x: &[E], sum: &mut [E::Acc]) {
+        let slot = self.places.slot_of_route[route].expect("the experts of these chunks are here");
+        add_row(factor, &x[slot * self.width..][..self.width], sum);
+    }
+}
+
+/// Begins a sum with the contents of a row, or with zero.
+fn begin<E: Element>(row: &[E], accumulate: bool, sum: &mut [E::Acc]) {
+    match accumulate {
+        true => load_row(row, sum),
+        false => sum.fill(E::Acc::ZERO),
+    }
+}
+
+/// Adds rows, a power of two of them, in the order of the tree, as communicators do: every sum is rounded. The first
+/// becomes the total.
+fn add_parts<E: Element>(parts: &mut [E], width: usize) {
+    let count = parts.len() / width;
+    let mut distance = 1;
+    while distance < count {
+        for pair in parts.chunks_exact_mut(2 * distance * width) {
+            let (left, right) = pair.split_at_mut(distance * width);
+            for (left, right) in left[..width].iter_mut().zip(&right[..width]) {
+                *left = E::store(left.load() + right.load());
             }
-            store_row(&sum, y);
         }
-    });
+        distance *= 2;
+    }
 }
 
 /// Computes the gradients of slots, and of the weights of routes.
 fn combine_backward<E: Element>(
     workers: &Workers,
-    (places, top, width): (&Places, usize, usize),
+    (places, routing, width): (&Places, Routing, usize),
     x: &[E],
     weights: &[E],
     dy: &[E],
     dx: &mut [E],
     dweights: &mut [E],
 ) {
-    let rows = task_rows(width);
+    let (rows, top) = (task_rows(width), routing.top);
     let tasks = dx.chunks_mut(rows * width).zip(places.route_of_slot.chunks(rows));
     workers.each(tasks, |(dx, routes)| {
         for (dx, &route) in dx.chunks_exact_mut(width).zip(routes) {
-            scaled_row(weights[route].load(), &dy[route / top * width..][..width], dx);
+            if let Some(route) = route {
+                scaled_row(weights[route].load(), &dy[route / top * width..][..width], dx);
+            }
         }
     });
+    // Where experts are cut, those of other chunks add a zero: it makes a negative zero positive.
+    let is_cut = routing.chunks.count > 1;
     workers.each(dweights.chunks_mut(rows).enumerate(), |(task, dweights)| {
         for (route, dweight) in dweights.iter_mut().enumerate() {
             let route = task * rows + route;
-            let x = &x[places.slot_of_route[route] * width..][..width];
-            let dy = &dy[route / top * width..][..width];
-            *dweight = E::store(sum2(x, dy, |x, dy| x.load() * dy.load()));
+            let product = places.slot_of_route[route].map(|slot| {
+                let (x, dy) = (&x[slot * width..][..width], &dy[route / top * width..][..width]);
+                sum2(x, dy, |x, dy| x.load() * dy.load())
+            });
+            let sum = product.unwrap_or(E::Acc::ZERO);
+            *dweight = E::store(if is_cut { sum + E::Acc::ZERO } else { sum });
         }
     });
 }

@@ -38,9 +38,9 @@ impl Experts {
         d.module("experts", "ModuleList", |d| {
             for expert in 0..experts {
                 d.module(&expert.to_string(), &names.class("Expert"), |d| {
-                    described.gate.weights.push(d.expert(gate, hidden, inner, share));
-                    described.up.weights.push(d.expert(up, hidden, inner, share));
-                    described.down.weights.push(d.expert(names.down, inner, hidden, share));
+                    described.gate.weights.push(d.expert((expert, gate), hidden, inner, share));
+                    described.up.weights.push(d.expert((expert, up), hidden, inner, share));
+                    described.down.weights.push(d.expert((expert, names.down), inner, hidden, share));
                 });
             }
         });
@@ -56,7 +56,8 @@ impl Experts {
     pub(super) fn transform(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
         let logits = b.linear(h, &self.router)?;
         let (routes, weights) = b.route(logits, self.top, self.is_normalized);
-        let x = b.dispatch(h, &routes);
+        let (x, routes, weights) = b.to_experts(h, &routes, weights)?;
+        let x = b.dispatch(x, &routes);
         let pair = b.expert_products(x, &routes, &[&self.gate, &self.up])?;
         let inner = b.gated(self.activation, pair[0], pair[1])?;
         let y = b.expert_products(inner, &routes, &[&self.down])?;

@@ -11,8 +11,9 @@ use super::*;
 use crate::backend::HeadChunks;
 use crate::conformance::decoders::relatives;
 use crate::conformance::models::{adapted, gpt2};
+use crate::cuts::{Chunks, Cuts};
 use crate::footprint::RunShape;
-use crate::graph::{Chunks, Operand};
+use crate::graph::Operand;
 use crate::hf::HfModel;
 use crate::model::{Decoder, DecoderConfig, Gpt2, Gpt2Config};
 use crate::op::{Access, LossTerms, Op, Pointwise};
@@ -46,16 +47,22 @@ impl Subject {
             head_chunks: HeadChunks::Large,
             terms,
             packed: false,
-            chunks: Chunks::WHOLE,
+            cuts: Cuts::WHOLE,
         };
         let decoder = |config: &DecoderConfig| Arc::new(Decoder::new(config).unwrap()) as HfModel;
         let config = Gpt2Config { embd_pdrop: 0.1, resid_pdrop: 0.1, ..gpt2() };
         let gpt2 = Arc::new(adapted(Gpt2::new(&config).unwrap(), 0.2)) as HfModel;
         let mut models: Vec<_> = relatives().iter().map(|config| (decoder(config), whole)).collect();
         models.push((gpt2, whole));
-        let chunked = RunShape { chunks: Chunks { count: 2, first: 0, here: 1 }, ..whole };
+        let half = Chunks { count: 2, first: 0, here: 1 };
+        let chunked = RunShape { cuts: Cuts { samples: half, ..Cuts::WHOLE }, ..whole };
         let cut = relatives().into_iter().take(3);
         models.extend(cut.map(|config| (decoder(&config), chunked)));
+        let divided = RunShape { cuts: Cuts { experts: half, ..Cuts::WHOLE }, ..whole };
+        let mixtures = relatives()
+            .into_iter()
+            .filter(|config| config.layers.iter().any(|layer| layer.mixture.is_some()));
+        models.extend(mixtures.map(|config| (decoder(&config), divided)));
         let mut all = Vec::new();
         let passes = models.iter().flat_map(|of| PASSES.map(|pass| (of, pass)));
         for ((model, shape), pass) in passes {

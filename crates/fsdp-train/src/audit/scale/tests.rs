@@ -16,6 +16,7 @@ fn spec(count: usize) -> ModelSpec {
         aliases: Vec::new(),
         shape: vec![LEN],
         trainable: true,
+        expert: None,
     };
     let params = (0..count).map(param).collect();
     ModelSpec { params, modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }

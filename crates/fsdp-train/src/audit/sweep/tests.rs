@@ -3,7 +3,7 @@ use std::sync::Arc;
 use fsdp_comm::launch::Launcher;
 use fsdp_core::model::ParamSpec;
 use fsdp_nn::HostOptions;
-use fsdp_nn::graph::Chunks;
+use fsdp_nn::cuts::Cuts;
 use fsdp_nn::hf::HfConfig;
 use fsdp_sim::{ThreadOptions, Threads};
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ fn whole(config: &HfConfig, batch: &MicroBatch) -> Vec<Vec<f32>> {
     let spec = architecture.description().spec.clone();
     let memory = HostMemory::new(HostOptions::default()).unwrap();
     let options =
-        ProgramOptions { dtype: DType::F64, seed: 0, terms: LossTerms::default(), chunks: Chunks::WHOLE };
+        ProgramOptions { dtype: DType::F64, seed: 0, terms: LossTerms::default(), cuts: Cuts::WHOLE };
     let mut program = ModelProgram::new(architecture, spec.clone(), options);
     let (batch, facts) = batch.to_batch(Documents::Given, false);
     program.set_row_facts(facts);

@@ -30,7 +30,7 @@ pub(super) fn route<E: Element>(
     weights: &mut [E],
     routes: &mut [u32],
 ) -> Vec<f64> {
-    let Routing { rows: row_count, experts, top } = options.routing;
+    let Routing { rows: row_count, experts, top, .. } = options.routing;
     let rows = task_rows(experts);
     let mut loads = vec![0.0; row_count.div_ceil(rows) * 2 * experts];
     let outputs = weights.chunks_mut(rows * top).zip(routes.chunks_mut(rows * top));
