@@ -217,9 +217,9 @@ pub(crate) struct VerifyArgs {
     /// processes, which form one world, run.ranks]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = positive)]
     pub(crate) world_sizes: Vec<usize>,
-    /// Meshes to try in place of world sizes, each as the sizes of its axes (replicate, shard, context; those left out are
-    /// 1): "shard=4; shard=2,context=2". Samples are cut into as many chunks as the largest context axis has ranks, if the
-    /// run file does not have more
+    /// Meshes to try in place of world sizes, each as the sizes of its axes (replicate, shard, context, expert; those left out
+    /// are 1): "shard=4; shard=2,context=2; shard=4,expert=2". Samples and experts are cut into as many chunks as the largest
+    /// axis has ranks, if the run file does not have more
     #[arg(long, value_name = "MESH;MESH;...", value_delimiter = ';', value_parser = mesh, conflicts_with = "world_sizes")]
     pub(crate) meshes: Vec<Mesh>,
     /// Optimizer steps to train

@@ -129,7 +129,8 @@ pub enum ConfigError {
     /// Two integers, one of which must divide the other.
     #[error(
         "{origin}: `{divisor_key}` = {divisor} does not divide {dividend_key} = {dividend}; \
-         change one of the two"
+         the nearest that does is {}, or change the other",
+        nearest_divisor(*divisor, *dividend)
     )]
     Divisibility {
         /// The file or `--set` that wrote them.
@@ -164,6 +165,13 @@ impl ConfigError {
             | ConfigError::Divisibility { .. } => FailureKind::Input,
         }
     }
+}
+
+/// The divisor of a number that is nearest to another one; of two, the smaller.
+fn nearest_divisor(divisor: u64, dividend: u64) -> u64 {
+    let pairs = (1..=dividend.isqrt()).filter(|factor| dividend.is_multiple_of(*factor));
+    let factors = pairs.flat_map(|factor| [factor, dividend / factor]);
+    factors.min_by_key(|factor| (factor.abs_diff(divisor), *factor)).unwrap_or(1)
 }
 
 /// Returns the last line of a parse error, whose message spans several lines.

@@ -87,7 +87,7 @@ pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<
     for unit in units {
         let (experts, params): (Vec<ParamId>, Vec<ParamId>) =
             unit.params.iter().partition(|id| mixture_of.contains_key(id));
-        let (name, is_root) = (format!("{} (experts)", unit.name), unit.is_root);
+        let (name, is_root) = (format!("experts of {}", unit.name), unit.is_root);
         if !params.is_empty() {
             divided.push(Unit { params, ..unit });
         }
@@ -95,7 +95,7 @@ pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<
         let Some(&first) = mixtures.first() else { continue };
         match mixtures.iter().find_map(|mixture| holders.get(mixture)).copied() {
             Some(holder) => {
-                divided[holder].name = format!("{} (experts)", spec.blocks[first].name);
+                divided[holder].name = format!("experts of {}", spec.blocks[first].name);
                 divided[holder].params.extend(experts);
             }
             None => {
@@ -109,9 +109,7 @@ pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<
         expect_alike(spec, unit)?;
     }
     match holders.is_empty() {
-        true => {
-            Err(cannot_divide(blocks, "the model has no mixtures of experts, so that it has to be 1".into()))
-        }
+        true => Err(cannot_divide(blocks, "must be 1: the model has no mixtures of experts".into())),
         false => Ok(divided),
     }
 }
@@ -124,13 +122,15 @@ fn expect_alike(spec: &ModelSpec, unit: &Unit) -> Result<(), Error> {
     let mut experts = unit.params.chunk_by(|&a, &b| spec.param(a).expert == spec.param(b).expert).map(alike);
     let (count, first) = (experts.clone().count(), experts.next());
     if !count.is_multiple_of(unit.blocks) {
-        return Err(cannot_divide(unit.blocks, format!("must divide the {count} experts of {}", unit.name)));
+        let nearest = (1..=unit.blocks).rev().find(|blocks| count.is_multiple_of(*blocks)).unwrap_or(1);
+        let expected = format!("must divide the number of {}, {count}, as {nearest} does", unit.name);
+        return Err(cannot_divide(unit.blocks, expected));
     }
     if experts.all(|expert| Some(expert) == first) {
         return Ok(());
     }
-    let why = "are not alike in their shapes and in what is trained, so that it has to be 1";
-    Err(cannot_divide(unit.blocks, format!("those of {} {why}", unit.name)))
+    let why = "must be alike, in their shapes and in what is trained, to be divided";
+    Err(cannot_divide(unit.blocks, format!("{} {why}", unit.name)))
 }
 
 fn cannot_divide(blocks: usize, expected: String) -> Error {

@@ -186,11 +186,11 @@ fn indivisible_micro_batches_are_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.input_error_with("--set run.ranks=3"), @r"
     error: --set run.ranks: `run.ranks` = 3 does not divide the micro-batches per step,
-    global_batch_size / micro_batch_size = 4; change one of the two
+    global_batch_size / micro_batch_size = 4; the nearest that does is 2, or change the other
     ");
     insta::assert_snapshot!(sandbox.input_error_with("--set train.micro_batch_size=3"), @r"
     error: --set train.micro_batch_size: `train.micro_batch_size` = 3 does not divide
-    train.global_batch_size = 8; change one of the two
+    train.global_batch_size = 8; the nearest that does is 2, or change the other
     ");
 }
 
@@ -211,8 +211,8 @@ fn indivisible_attention_heads_are_rejected() {
 fn replicas_not_dividing_ranks_are_rejected() {
     let overrides = "--set run.ranks=4 --set fsdp.mesh={replicate=3}";
     insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
-    error: --set fsdp.mesh: `fsdp.mesh.replicate` = 3 does not divide run.ranks = 4; change one of the
-    two
+    error: --set fsdp.mesh: `fsdp.mesh.replicate` = 3 does not divide run.ranks = 4; the nearest that
+    does is 2, or change the other
     ");
 }
 
@@ -221,7 +221,7 @@ fn reshard_group_not_dividing_shard_axis_is_rejected() {
     let overrides = "--set run.ranks=4 --set fsdp.reshard_after_forward=3";
     insta::assert_snapshot!(Sandbox::new().input_error_with(overrides), @r"
     error: --set fsdp.reshard_after_forward: `fsdp.reshard_after_forward` = 3 does not divide the shard
-    axis, ranks / replicate = 4; change one of the two
+    axis, ranks / replicate = 4; the nearest that does is 2, or change the other
     ");
 }
 
@@ -420,7 +420,7 @@ fn verify_rejects_split_tied_parameter() {
 #[test]
 fn examples_are_accepted() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for example in ["quickstart", "gpt2-tiny", "llama-8b", "chat", "parquet"] {
+    for example in ["quickstart", "gpt2-tiny", "llama-8b", "chat", "parquet", "mixture"] {
         let mut command = Sandbox::new().command();
         let output =
             command.current_dir(&root).args(["schedule", &format!("examples/{example}.toml")]).output();

@@ -90,6 +90,7 @@ mod verification;
 mod adapters;
 mod bad_input;
 mod bad_weights;
+mod mixtures;
 
 // Malicious or accidentally harmful input.
 mod hostile_input;

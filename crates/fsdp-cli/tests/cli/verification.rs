@@ -20,8 +20,8 @@ fn verify_trains_nothing_when_no_world_size_fits() {
     insta::assert_snapshot!(folded(&ran.stdout), @r"
     8.0K parameters in 3 units, 4 micro-batches per step
 
-    skipped world 3: a world of 3: `run.ranks` = 3 does not divide the micro-batches of a step = 4;
-    change one of the two
+    skipped world 3: a world of 3: `run.ranks` = 3 does not divide the micro-batches of a step = 4; the
+    nearest that does is 2, or change the other
 
     no world size was verified: none of them fits the configuration
     ");
@@ -72,7 +72,7 @@ fn shrunk_run_keeps_promises_of_run_file() {
     world 1: mesh 1 x 1 (replicate x shard), promised: equal bits (D2)
     world 2: mesh 1 x 2 (replicate x shard), promised: equal bits (D2)
     skipped world 3: a world of 3: `run.ranks` = 3 does not divide the micro-batches of a step = 32;
-    change one of the two
+    the nearest that does is 2, or change the other
     ");
 }
 
