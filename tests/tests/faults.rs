@@ -8,12 +8,14 @@ use fsdp_core::comm::CommError;
 use fsdp_core::engine::ProgramOrder;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::Backend;
+use fsdp_nn::hf::HfModel;
 use fsdp_nn::model::{Architecture, Mlp};
 use fsdp_sim::{Action, Fault, Faults};
 use fsdp_train::{Job, RankTrainer, TrainError};
 
+use crate::expert_axis;
 use crate::planted::{self, Deed};
-use crate::support::{SOON, config, job_of, options, threads_with};
+use crate::support::{SOON, config, job, job_of, options, threads_with};
 
 /// How a world ended: the failure, and the error (if any) of every rank that returned.
 struct End {
@@ -90,18 +92,39 @@ fn accused(failure: &LaunchFailure<TrainError>) -> Vec<Rank> {
     }
 }
 
+/// Jobs of a mixture whose ranks share samples and experts: within blocks there are collectives of both axes.
+fn mixtures() -> Vec<Job<HfModel>> {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = [
+        "fsdp.min_num_params=500",
+        "data.seq_len=4",
+        "train.micro_batch_size=1",
+        "train.global_batch_size=4",
+        "train.router_aux_loss_coef=0.1",
+        "run.ranks=4",
+        "fsdp.mesh={ context = 2, expert = 2 }",
+    ];
+    let one = |_| job(&expert_axis::model("qwen3_moe"), config(dir.path(), 61, &overrides));
+    (0..4).map(one).collect()
+}
+
 /// Lets every rank fail at each of its collectives: those of connecting and of two steps.
 fn check(action: Action) {
     for ranks in [2, 3, 4] {
-        let jobs = jobs(ranks, |_| mlp());
-        for culprit in (0..ranks).map(Rank) {
-            let fails = |&nth: &u64| {
-                let fault = Fault { rank: culprit, nth, action };
-                let end = end(&jobs, 2, vec![fault]);
-                end.map(|end| named(fault, ranks, end)).is_some()
-            };
-            assert!((0..).take_while(fails).count() > 20, "{ranks}");
-        }
+        fail_everywhere(&jobs(ranks, |_| mlp()), action);
+    }
+    fail_everywhere(&mixtures(), action);
+}
+
+fn fail_everywhere<A: Architecture + Clone>(jobs: &[Job<A>], action: Action) {
+    let ranks = jobs.len();
+    for culprit in (0..ranks).map(Rank) {
+        let fails = |&nth: &u64| {
+            let fault = Fault { rank: culprit, nth, action };
+            let end = end(jobs, 2, vec![fault]);
+            end.map(|end| named(fault, ranks, end)).is_some()
+        };
+        assert!((0..).take_while(fails).count() > 20, "{ranks}");
     }
 }
 
