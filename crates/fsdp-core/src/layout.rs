@@ -142,6 +142,8 @@ pub struct UnitLayout {
     pub name: String,
     /// Whether this is the root unit.
     pub is_root: bool,
+    /// The number of the unit that it was part of before its experts became a unit of their own.
+    pub origin: usize,
     /// Number of ranks that hold a block of it together.
     pub shards: usize,
     /// Number of blocks that it is divided into on the expert axis; 1 if it is not.
@@ -197,10 +199,11 @@ impl Layout {
             .iter()
             .map(|unit| {
                 assert!(shards.is_multiple_of(unit.blocks), "a shard is of one block");
-                let (name, is_root, blocks) = (unit.name.clone(), unit.is_root, unit.blocks);
+                let Unit { is_root, origin, blocks, .. } = *unit;
+                let name = unit.name.clone();
                 let shards = shards / blocks;
                 let segments = segments(spec, unit, shards, param_dtype);
-                UnitLayout { name, is_root, shards, blocks, segments }
+                UnitLayout { name, is_root, origin, shards, blocks, segments }
             })
             .collect();
         let places = places(&units, spec.params.len());

@@ -214,6 +214,13 @@ impl Mesh {
         group.neighbors.unwrap_or_else(|| self.part_size(group))
     }
 
+    /// The difference between the numbers of a rank and of the next one in its group.
+    pub fn stride(self, group: Group) -> usize {
+        let innermost = group.over.iter().rposition(|is_over| *is_over).unwrap_or(Axis::ALL.len() - 1);
+        let inner: usize = self.sizes[innermost + 1..].iter().product();
+        inner * if group.part == Part::SameExperts { self.expert } else { 1 }
+    }
+
     /// The number of the group that `rank` is in.
     pub fn group_of(self, rank: Rank, group: Group) -> usize {
         let others = group.over.map(|is_over| !is_over);

@@ -36,6 +36,8 @@ pub struct Unit {
     pub is_root: bool,
     /// The parameters, in the order of the model; those of experts in the order of the experts.
     pub params: Vec<ParamId>,
+    /// The number of the unit that it was part of before its experts became a unit of their own.
+    pub origin: usize,
     /// Number of blocks of experts that it is divided into, one after the other; 1 if it is not.
     pub blocks: usize,
 }
@@ -59,10 +61,11 @@ pub fn units(spec: &ModelSpec, policy: &WrapPolicy) -> Result<Vec<Unit>, Error> 
     Ok(params
         .into_iter()
         .filter(|(_, params)| !params.is_empty())
-        .map(|(index, mut params)| {
+        .enumerate()
+        .map(|(origin, (index, mut params))| {
             params.sort();
             let name = unit_name(spec, index);
-            Unit { name, is_root: index == 0, params, blocks: 1 }
+            Unit { name, is_root: index == 0, params, origin, blocks: 1 }
         })
         .collect())
 }
@@ -87,7 +90,7 @@ pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<
     for unit in units {
         let (experts, params): (Vec<ParamId>, Vec<ParamId>) =
             unit.params.iter().partition(|id| mixture_of.contains_key(id));
-        let (name, is_root) = (format!("experts of {}", unit.name), unit.is_root);
+        let (name, is_root, origin) = (format!("experts of {}", unit.name), unit.is_root, unit.origin);
         if !params.is_empty() {
             divided.push(Unit { params, ..unit });
         }
@@ -100,7 +103,7 @@ pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<
             }
             None => {
                 holders.extend(mixtures.iter().map(|&mixture| (mixture, divided.len())));
-                divided.push(Unit { name, is_root, params: experts, blocks });
+                divided.push(Unit { name, is_root, params: experts, origin, blocks });
             }
         }
     }

@@ -14,6 +14,7 @@ use crate::constants::{Constants, stand_in};
 use crate::software::{Recomputed, Software};
 use crate::work::{CallKind, CallWork, OpWork, StepWork};
 pub use collectives::Collective;
+use collectives::Ring;
 pub use points::{Far, Instead};
 
 /// Fraction of memory bandwidth that elementwise passes reach (BabelStream on A100 and H100: 0.85 to 0.92).
@@ -100,9 +101,10 @@ impl<'a> Prices<'a> {
     /// The cost of each operation of a plan's step, in program order.
     pub fn of_step(&self, plan: &Plan, work: &StepWork) -> Vec<Work> {
         let kinds = &work.calls.kinds;
+        let ring = |group| Ring::of(plan.mesh, group);
         let redistributed = |call: &CallWork| -> f64 {
             let seconds = |&(group, bytes): &(Group, f64)| {
-                self.collective(Collective::AllGather, bytes, plan.mesh.group_size(group)).seconds
+                self.collective(Collective::AllGather, bytes, ring(group)).seconds
             };
             call.redistributed.iter().map(seconds).sum()
         };
@@ -133,7 +135,7 @@ impl<'a> Prices<'a> {
             return Work { seconds: estimate.seconds, ..Work::default() };
         }
         let pass = |bytes: f64| Work { seconds: bytes / self.bandwidth, ..Work::default() };
-        let size = |group| plan.mesh.group_size(group);
+        let ring = |group| Ring::of(plan.mesh, group);
         let host =
             |bytes: f64| Work { seconds: bytes / self.cluster.node.host_link.value, ..Work::default() };
         match op.kind {
@@ -142,17 +144,17 @@ impl<'a> Prices<'a> {
                     Some(each) => work.elements_written * each,
                     None => work.bytes_written,
                 };
-                self.collective(Collective::AllGather, bytes, size(group))
+                self.collective(Collective::AllGather, bytes, ring(group))
             }
             OpKind::ReduceScatter { group, .. } => {
-                self.collective(Collective::ReduceScatter, work.bytes_read, size(group))
+                self.collective(Collective::ReduceScatter, work.bytes_read, ring(group))
             }
             OpKind::GatherDirections { group, .. } => {
-                self.collective(Collective::AllGather, work.bytes_written, size(group))
+                self.collective(Collective::AllGather, work.bytes_written, ring(group))
             }
             OpKind::AllReduce { .. } => self.replicated(work.bytes_written, plan.mesh),
             OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => {
-                self.collective(Collective::AllReduce, 0.0, plan.mesh.world())
+                self.collective(Collective::AllReduce, 0.0, ring(Group::WORLD))
             }
             OpKind::Update(_) if !self.software.is_update_fused => {
                 pass(work.elements_read * self.constants.get("update"))

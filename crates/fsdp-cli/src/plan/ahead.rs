@@ -54,9 +54,9 @@ pub(super) struct Forecaster<'a> {
     calls: Mutex<BTreeMap<Kept, Requirements>>,
 }
 
-/// What the requirements of a micro-batch's calls depend on: samples, what forward keeps, and the chunks of a sample and
-/// those of a rank.
-type Kept = (usize, &'static str, [usize; 2]);
+/// What the requirements of a micro-batch's calls depend on: samples, what forward keeps, the chunks of a sample and those
+/// of a rank, the chunks of experts and the ranks that have them.
+type Kept = (usize, &'static str, [usize; 4]);
 
 /// The requests of a micro-batch's calls, and the memory they hold.
 type Requirements = (Arc<Calls>, Arc<Footprints>);
@@ -79,10 +79,16 @@ impl<'a> Forecaster<'a> {
         Ok(Self { config, cluster, wraps, constants, flops, calls: Mutex::default(), model })
     }
 
+    /// The number of experts of the model's mixtures, if it has any.
+    pub(super) fn experts(&self) -> Option<usize> {
+        self.model.description().mixtures.values().next().copied()
+    }
+
     /// The requirements of a plan's micro-batch.
     fn requirements(&self, config: &Resolved, plan: &Plan) -> Result<Requirements, CliError> {
         let kept = settings::checkpointing(config.fsdp.activation_checkpointing);
-        let key = (config.train.micro_batch_size, kept, [plan.policy.chunks, plan.step.chunks]);
+        let chunks = [plan.policy.chunks, plan.step.chunks, plan.policy.expert_chunks, plan.mesh.expert()];
+        let key = (config.train.micro_batch_size, kept, chunks);
         if let Some(requirements) = self.calls().get(&key) {
             return Ok(requirements.clone());
         }

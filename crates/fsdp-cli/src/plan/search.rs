@@ -12,7 +12,7 @@ use super::ahead::{Forecaster, RunForecast};
 use super::cost::{Cost, span};
 use super::json::{run_json, sources_json};
 use super::report::{WIDTH, assumptions, run_rows};
-use super::settings::{Settings, contexts};
+use super::settings::{Settings, contexts, expert_axes};
 use crate::args::PlanArgs;
 use crate::atomic_file;
 use crate::document::{Document, Mark, Report, rendered};
@@ -123,7 +123,17 @@ fn explore(forecaster: &Forecaster<'_>) -> Found {
         .into_iter()
         .flat_map(|candidate| candidate.settings.sharing_samples(&contexts))
         .filter(|settings| settings.context != forecaster.config.fsdp.mesh.context);
-    let mut others: Vec<Settings> = units.chain(shared).collect();
+    // An expert axis saves traffic and unsharded memory, and costs traffic and memory of activations.
+    let sizes = expert_axes(forecaster.config, forecaster.cluster, forecaster.experts());
+    let fastest = found.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
+    let divided = found
+        .front()
+        .into_iter()
+        .chain(fastest)
+        .chain(found.lacking_memory())
+        .flat_map(|candidate| candidate.settings.sharing_experts(&sizes))
+        .filter(|settings| settings.expert != forecaster.config.fsdp.mesh.expert);
+    let mut others: Vec<Settings> = units.chain(shared).chain(divided).collect();
     let mut seen = Vec::new();
     others.retain(|settings| {
         !seen.contains(settings) && {

@@ -1,6 +1,6 @@
 //! Settings that affect the time and memory of a step, and the values to try for them.
 
-use fsdp_config::{Device, Resolved};
+use fsdp_config::{Device, MeshConfig, Resolved};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Offload, Reshard};
 use fsdp_core::wrap::WrapPolicy;
@@ -27,18 +27,22 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
         return Err(refused(format!("{} has {available} nodes, not {nodes}", cluster.name)));
     }
     if let Some(nodes) = nodes.or(cluster.nodes) {
-        let (ranks, replicas, context) =
-            (nodes * per_node, config.fsdp.mesh.replicate, config.fsdp.mesh.context);
+        let (ranks, MeshConfig { replicate: replicas, context, expert, .. }) =
+            (nodes * per_node, config.fsdp.mesh.clone());
         *config = config.at(ranks).map_err(|error| refused(error.to_string()))?;
         if config.fsdp.mesh.replicate != replicas {
             return Err(refused(format!(
                 "{ranks} ranks cannot form fsdp.mesh.replicate = {replicas} replicas: change one of them"
             )));
         }
-        if config.fsdp.mesh.context != context {
-            return Err(refused(format!(
-                "fsdp.mesh.context = {context} does not divide {ranks} ranks: change one of them"
-            )));
+        for (key, before, after) in
+            [("context", context, config.fsdp.mesh.context), ("expert", expert, config.fsdp.mesh.expert)]
+        {
+            if before != after {
+                return Err(refused(format!(
+                    "fsdp.mesh.{key} = {before} does not divide {ranks} ranks: change one of them"
+                )));
+            }
         }
     }
     let ranks = config.run.ranks;
@@ -71,6 +75,7 @@ pub(super) struct Settings {
     pub(super) offload: Offload,
     pub(super) replicas: usize,
     pub(super) context: usize,
+    pub(super) expert: usize,
     pub(super) micro_batch: usize,
 }
 
@@ -86,6 +91,7 @@ impl Settings {
             offload: config.fsdp.offload,
             replicas: config.fsdp.mesh.replicate,
             context: config.fsdp.mesh.context,
+            expert: config.fsdp.mesh.expert,
             micro_batch: config.train.micro_batch_size,
         }
     }
@@ -101,7 +107,9 @@ impl Settings {
         config.fsdp.offload = self.offload;
         config.fsdp.mesh.replicate = self.replicas;
         config.fsdp.mesh.context = self.context;
+        config.fsdp.mesh.expert = self.expert;
         config.fsdp.chunks.context = Some(config.fsdp.chunks().max(self.context));
+        config.fsdp.chunks.expert = Some(config.fsdp.expert_chunks().max(self.expert));
         config.train.micro_batch_size = self.micro_batch;
         config
     }
@@ -129,6 +137,7 @@ impl Settings {
             (self.offload != from.offload, format!("offload = \"{offload}\"")),
             (self.replicas != from.replicas, format!("mesh.replicate = {}", self.replicas)),
             (self.context != from.context, format!("mesh.context = {}", self.context)),
+            (self.expert != from.expert, format!("mesh.expert = {}", self.expert)),
         ];
         let of_table = all.into_iter().filter(|(differs, _)| *differs).map(|(_, key)| format!("fsdp.{key}"));
         of_table.chain((self.micro_batch != from.micro_batch).then_some(micro_batch)).collect()
@@ -152,7 +161,12 @@ impl Settings {
         contexts.iter().map(|&context| Self { context, ..self.clone() }).collect()
     }
 
-    /// All combinations of settings, with the run file's wrap policy and context axis.
+    /// The same settings with each size of the expert axis.
+    pub(super) fn sharing_experts(&self, sizes: &[usize]) -> Vec<Self> {
+        sizes.iter().map(|&expert| Self { expert, ..self.clone() }).collect()
+    }
+
+    /// All combinations of settings, with the run file's wrap policy, context axis and expert axis.
     pub(super) fn all(config: &Resolved, cluster: &Cluster) -> Vec<Self> {
         let each = |all: Vec<Self>, axis: Vec<Change>| -> Vec<Self> {
             all.iter().flat_map(|settings| axis.iter().map(|change| change(settings))).collect()
@@ -199,6 +213,16 @@ pub(super) fn contexts(config: &Resolved, cluster: &Cluster) -> Vec<usize> {
         .collect()
 }
 
+/// Sizes of the expert axis to try for mixtures of so many experts: those within a node, for rows travel as often as there
+/// are ranks. None without mixtures.
+pub(super) fn expert_axes(config: &Resolved, cluster: &Cluster, experts: Option<usize>) -> Vec<usize> {
+    let sizes = (0..).map(|power| 1 << power).take_while(|&size| size <= cluster.devices_per_node());
+    let fits = |size: &usize| {
+        config.run.ranks.is_multiple_of(*size) && experts.is_some_and(|experts| experts.is_multiple_of(*size))
+    };
+    sizes.filter(fits).collect()
+}
+
 /// Settings with one of them changed.
 type Change = Box<dyn Fn(&Settings) -> Settings>;
 
@@ -214,7 +238,7 @@ fn axis<T: Clone + 'static>(values: impl IntoIterator<Item = T>, set: fn(&mut Se
     values.into_iter().map(change).collect()
 }
 
-/// The values to try of each setting but the wrap policy and the context axis.
+/// The values to try of each setting but the wrap policy, the context axis and the expert axis.
 fn axes(config: &Resolved, cluster: &Cluster) -> [Vec<Change>; 7] {
     let (world, per_node) = (config.run.ranks, cluster.devices_per_node());
     let dp_degree = config.fsdp.mesh.dp_degree(world);

@@ -41,6 +41,7 @@ fn cut(of: &[usize]) -> Vec<Unit> {
         name: format!("unit {index}"),
         is_root: index == 0,
         params,
+        origin: index,
         blocks: 1,
     };
     params.into_iter().map(unit).collect()
@@ -287,7 +288,7 @@ proptest! {
             param.expert = Some(*expert);
         }
         let ids: Vec<ParamId> = (0..params.len()).map(ParamId).collect();
-        let unit = Unit { name: "u".into(), is_root: true, params: ids, blocks: 1 };
+        let unit = Unit { name: "u".into(), is_root: true, params: ids, origin: 0, blocks: 1 };
         let units = with_blocks(&spec, vec![unit], blocks).unwrap();
         prop_assert_eq!(units.len(), 1);
         let layout = Layout::new(&spec, &units, shards * blocks, DType::F32);

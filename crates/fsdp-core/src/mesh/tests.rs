@@ -90,6 +90,9 @@ fn groups_of_every_mesh_contain_each_rank_once() {
             let mut ranks: Vec<_> = groups(mesh, group).concat();
             ranks.sort_unstable();
             assert_eq!(ranks, (0..mesh.world()).collect::<Vec<_>>(), "{group} of {mesh}");
+            let first = &groups(mesh, group)[0];
+            let steps = first.windows(2).map(|pair| pair[1] - pair[0]);
+            assert!(steps.clone().all(|step| step == mesh.stride(group)), "{group} of {mesh}: {first:?}");
         }
     }
 }

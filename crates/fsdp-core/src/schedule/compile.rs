@@ -118,8 +118,8 @@ struct Build<'a> {
     open: BTreeMap<UnitId, Vec<GradientBuffers>>,
     sums: Vec<Sums>,
     whole_sums: Vec<Sums>,
-    /// The last reduction, whose result is not used yet.
-    pending_reduction: Option<Reduction>,
+    /// The last reductions, of a unit and its experts, whose results are not used yet.
+    pending_reductions: Vec<Reduction>,
     /// The unit whose all-reduce over replicas was issued last; its norm is computed after that.
     pending_norm: Option<(UnitId, GradientBuffers)>,
 }
@@ -151,7 +151,7 @@ impl<'a> Build<'a> {
             compiler,
             pass,
             steps,
-            issue_at: issue_points(steps, &ranges, compiler.policy),
+            issue_at: issue_points(compiler.layout, steps, &ranges, compiler.policy),
             ranges,
             written,
             rounds,
@@ -167,7 +167,7 @@ impl<'a> Build<'a> {
             gathered: BTreeMap::new(),
             staged: BTreeMap::new(),
             open: BTreeMap::new(),
-            pending_reduction: None,
+            pending_reductions: Vec::new(),
             pending_norm: None,
         }
     }
@@ -236,7 +236,7 @@ impl<'a> Build<'a> {
                 }
             }
         }
-        self.finish_reduction(round);
+        self.finish_reductions(round, None);
         self.emit_square_norm();
     }
 

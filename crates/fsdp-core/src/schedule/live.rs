@@ -4,7 +4,7 @@
 //! recomputation before each checkpointed layer. A unit is live from its first to its last use in forward, and again in
 //! backward; the two ranges merge when the last block uses the unit or the policy keeps it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Source;
 use super::policy::{Policy, Reshard};
@@ -104,26 +104,31 @@ fn span(mut uses: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
 /// For each live range, the step before which its all-gather is issued.
 ///
 /// Gathers for forward are issued `forward_prefetch` units ahead. Backward starts with the last block: its gathers are
-/// issued `backward_prefetch` units ahead, where the last block counts as the first unit.
-pub(super) fn issue_points(steps: &[ComputeStep], ranges: &[LiveRange], policy: &Policy) -> Vec<usize> {
+/// issued `backward_prefetch` units ahead, where the last block counts as the first unit. A unit counts together with its
+/// experts, which are gathered with it.
+pub(super) fn issue_points(
+    layout: &Layout,
+    steps: &[ComputeStep],
+    ranges: &[LiveRange],
+    policy: &Policy,
+) -> Vec<usize> {
     let last_block = steps.iter().position(|step| step.call.is_last()).unwrap_or(0);
-    let forward: Vec<usize> =
-        ranges.iter().filter(|range| range.purpose == Purpose::Forward).map(|range| range.from).collect();
-    let backward: Vec<usize> = std::iter::once(last_block)
-        .chain(ranges.iter().filter(|range| range.purpose == Purpose::Backward).map(|range| range.from))
-        .collect();
-    let (mut forward_seen, mut backward_seen) = (0, 0);
-    ranges
-        .iter()
-        .map(|range| match range.purpose {
-            Purpose::Forward => {
-                forward_seen += 1;
-                forward[(forward_seen - 1usize).saturating_sub(policy.forward_prefetch)]
-            }
-            _ => {
-                backward_seen += 1;
-                backward[backward_seen - policy.backward_prefetch.min(backward_seen)]
-            }
-        })
-        .collect()
+    let origin = |range: &LiveRange| layout.unit(range.unit).origin;
+    // The units of each pass in the order of their first use, and the step of that use.
+    let mut units: BTreeMap<bool, Vec<(Option<usize>, usize)>> = BTreeMap::new();
+    units.insert(false, vec![(None, last_block)]);
+    let is_forward = |range: &LiveRange| range.purpose == Purpose::Forward;
+    for range in ranges {
+        let of_pass = units.entry(is_forward(range)).or_default();
+        if of_pass.iter().all(|(unit, _)| *unit != Some(origin(range))) {
+            of_pass.push((Some(origin(range)), range.from));
+        }
+    }
+    let issue = |range: &LiveRange| {
+        let (of_pass, unit) = (&units[&is_forward(range)], Some(origin(range)));
+        let at = of_pass.iter().position(|(other, _)| *other == unit).expect("every unit was noted");
+        let ahead = if is_forward(range) { policy.forward_prefetch } else { policy.backward_prefetch };
+        of_pass[at.saturating_sub(ahead)].1
+    };
+    ranges.iter().map(issue).collect()
 }

@@ -1,6 +1,6 @@
 //! Durations of collectives: a startup time, hops, and bytes over the slowest link of a ring.
 
-use fsdp_core::{Axis, Mesh};
+use fsdp_core::{Axis, Group, Mesh};
 use fsdp_sim::virtual_time::Work;
 
 use super::{NETWORK, NODE_LINK, Prices, link_reached};
@@ -45,12 +45,32 @@ const STARTUP_SECONDS: f64 = 9e-6;
 /// The smallest fraction of network bandwidth that remains with many nodes.
 const MIN_NETWORK_FRACTION: f64 = 0.3;
 
+/// The ranks of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ring {
+    /// Number of ranks.
+    pub(super) ranks: usize,
+    /// The distance of neighbors in the ring; those between them are in rings of their own, at the same time.
+    pub(super) stride: usize,
+}
+
+impl Ring {
+    /// The ring of a group of a mesh.
+    pub(super) fn of(mesh: Mesh, group: Group) -> Self {
+        Self { ranks: mesh.group_size(group), stride: mesh.stride(group) }
+    }
+
+    /// Neighboring ranks.
+    pub(super) const fn near(ranks: usize) -> Self {
+        Self { ranks, stride: 1 }
+    }
+}
+
 impl Prices<'_> {
-    /// The cost of a collective over groups of `group` neighboring ranks; `bytes` is the unsharded size of what is
-    /// gathered or reduced.
-    pub(super) fn collective(&self, collective: Collective, bytes: f64, group: usize) -> Work {
-        let specified = self.ring(collective.passes(), bytes, group);
-        match self.estimate_collective(collective, bytes, group) {
+    /// The cost of a collective over a ring; `bytes` is the unsharded size of what is gathered or reduced.
+    pub(super) fn collective(&self, collective: Collective, bytes: f64, ring: Ring) -> Work {
+        let specified = self.ring(collective.passes(), bytes, ring);
+        match self.estimate_collective(collective, bytes, ring.ranks) {
             // The drag on computation comes from the traffic, which is the same.
             Some(seconds) => {
                 Work { seconds, drag: specified.drag * specified.seconds / seconds, ..specified }
@@ -60,7 +80,7 @@ impl Prices<'_> {
     }
 
     /// The cost according to the specification of the links.
-    fn ring(&self, passes: f64, bytes: f64, group: usize) -> Work {
+    fn ring(&self, passes: f64, bytes: f64, Ring { ranks: group, stride }: Ring) -> Work {
         if group < 2 {
             return Work::default();
         }
@@ -71,14 +91,16 @@ impl Prices<'_> {
             let seconds = hops + moved / (link.bandwidth.value * self.constants.get("torus"));
             return Work { seconds: passes * seconds, link: Some(NODE_LINK), drag: 0.0 };
         }
-        let nodes = group.div_ceil(self.cluster.devices_per_node());
+        let nodes = ((group - 1) * stride + 1).div_ceil(self.cluster.devices_per_node());
         let bus = self.node_bus();
         let (slowest, link_number) = match self.network_bus(nodes) {
-            Some(network) if nodes > 1 => (network.min(bus), NETWORK),
+            // The rings of a node share its network.
+            Some(network) if nodes > 1 => ((network / stride as f64).min(bus), NETWORK),
             _ => (bus, NODE_LINK),
         };
         let latency = self.cluster.network.as_ref().map_or(0.0, |network| network.latency.value);
-        let hops = (group - nodes) as f64 * link.latency.value + (nodes - 1) as f64 * 2.0 * latency;
+        let hops =
+            group.saturating_sub(nodes) as f64 * link.latency.value + (nodes - 1) as f64 * 2.0 * latency;
         let seconds = passes * (STARTUP_SECONDS + hops + moved / slowest);
         let drag = self.constants.get("drag") * passes * moved / bus / seconds;
         Work { seconds, link: Some(link_number), drag }
@@ -98,7 +120,7 @@ impl Prices<'_> {
         let per_node = self.cluster.devices_per_node();
         if shards == 1 || mesh.world() <= per_node {
             let group = if shards == 1 || self.measured().is_some() { replicas } else { mesh.world() };
-            return self.collective(Collective::AllReduce, bytes, group);
+            return self.collective(Collective::AllReduce, bytes, Ring::near(group));
         }
         // Every device of a node is in its own ring, and has its share of the network.
         let network = self.cluster.network.as_ref();

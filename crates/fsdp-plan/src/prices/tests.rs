@@ -33,14 +33,32 @@ fn thin_product_is_bound_by_memory_bandwidth() {
 #[test]
 fn large_gather_is_bound_by_slowest_link() {
     let bytes = 64e9;
-    let in_node = on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, 8));
+    let in_node = on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, Ring::near(8)));
     assert!((in_node.seconds / (bytes * 7.0 / 8.0 / (450e9 * 0.79)) - 1.0).abs() < 0.01);
     assert_eq!(in_node.link, Some(NODE_LINK));
-    let between = on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, 16));
+    let between = on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, Ring::near(16)));
     let network = 400e9 * 0.80 * (1.0 - 0.04);
     assert!((between.seconds / (bytes * 15.0 / 16.0 / network) - 1.0).abs() < 0.01);
     assert_eq!(between.link, Some(NETWORK));
-    assert_eq!(on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, 1)), Work::default());
+    assert_eq!(
+        on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, Ring::near(1))),
+        Work::default()
+    );
+}
+
+/// Ranks that have other experts are in rings of their own, which share the network of a node: dividing experts within nodes moves
+/// no fewer bytes between them.
+#[test]
+fn rings_of_one_node_share_its_network() {
+    let bytes = 64e9;
+    let seconds = |bytes, ranks, stride| {
+        on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, Ring { ranks, stride }))
+            .seconds
+    };
+    let (whole, quarter) = (seconds(bytes, 64, 1), seconds(bytes / 4.0, 16, 4));
+    assert!((quarter / whole - 15.0 / 16.0 * 64.0 / 63.0).abs() < 0.01, "{quarter} {whole}");
+    // Within a node, there are fewer bytes for each link.
+    assert!((seconds(bytes / 2.0, 4, 2) / seconds(bytes, 8, 1) - 0.5 * 3.0 / 4.0 * 8.0 / 7.0).abs() < 0.01);
 }
 
 #[test]
@@ -73,7 +91,7 @@ proptest! {
     #[test]
     fn more_work_never_takes_less_time(bytes in 1.0f64..1e11, more in 1.01f64..10.0, group in 2usize..1024, m in 1usize..20_000) {
         let (less, longer) = on("a100-80-sxm", |prices| {
-            (prices.collective(Collective::AllGather, bytes, group).seconds, prices.collective(Collective::AllGather, bytes * more, group).seconds)
+            (prices.collective(Collective::AllGather, bytes, Ring::near(group)).seconds, prices.collective(Collective::AllGather, bytes * more, Ring::near(group)).seconds)
         });
         prop_assert!(less < longer);
         let product = |m| on("a100-80-sxm", |prices| prices.product(&Product { m, n: 4096, k: 4096, count: 1.0 }));

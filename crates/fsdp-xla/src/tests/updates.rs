@@ -155,6 +155,7 @@ fn train<M: Backend>(memory: &M, rule: &Rule, case: &Case) -> (Vec<Vec<Vec<f64>>
         name: "all".into(),
         is_root: true,
         params: (0..SHAPES.len()).map(ParamId).collect(),
+        origin: 0,
         blocks: 1,
     };
     let layout = Layout::new(&spec, &[unit], case.shards, case.dtypes[0]);

@@ -139,8 +139,9 @@ impl Build<'_> {
         let (reads, writes) = (gradient.buffers.clone(), result.buffers.clone());
         let group = self.group(unit);
         self.emit.push(OpKind::ReduceScatter { unit, reduce, group }, reads, writes);
-        self.finish_reduction(round);
-        self.pending_reduction = Some(Reduction { unit, gradient, result });
+        let origin = self.compiler.layout.unit(unit).origin;
+        self.finish_reductions(round, Some(origin));
+        self.pending_reductions.push(Reduction { unit, gradient, result });
     }
 
     fn add(&mut self, unit: UnitId, queue: Queue, into: &GradientBuffers, from: &GradientBuffers) {
@@ -156,9 +157,19 @@ impl Build<'_> {
         })
     }
 
-    /// Accumulates the result of the reduction that was issued before the latest one.
-    pub(super) fn finish_reduction(&mut self, round: usize) {
-        let Some(Reduction { unit, gradient, result }) = self.pending_reduction.take() else { return };
+    /// Accumulates the results of reductions that were issued before, except for those of a unit and its experts: these
+    /// follow each other, and would wait for the latest one.
+    pub(super) fn finish_reductions(&mut self, round: usize, except: Option<usize>) {
+        let origin = |reduction: &Reduction| self.compiler.layout.unit(reduction.unit).origin;
+        let (kept, done) = std::mem::take(&mut self.pending_reductions)
+            .into_iter()
+            .partition(|reduction| Some(origin(reduction)) == except);
+        self.pending_reductions = kept;
+        let done: Vec<Reduction> = done;
+        done.into_iter().for_each(|reduction| self.finish_reduction(round, reduction));
+    }
+
+    fn finish_reduction(&mut self, round: usize, Reduction { unit, gradient, result }: Reduction) {
         if let Some(slot) = gradient.slot {
             self.gradient_slots.give_back(slot);
         }

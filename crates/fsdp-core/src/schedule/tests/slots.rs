@@ -79,8 +79,10 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
     let mut most = [(); 4].map(|()| Tally::new());
     let free =
         |live: &mut Vec<(UnitId, BufferId, Vec<usize>)>, unit: UnitId| live.retain(|slot| slot.0 != unit);
-    // The gradient slot of a unit is free again after the next reduction, or at the end of the micro-batch.
-    let mut reducing: Option<UnitId> = None;
+    // The gradient slots of a unit and its experts are free again after the next reduction of another one, or at the end of the
+    // micro-batch.
+    let origin = |unit: UnitId| built.layout.unit(unit).origin;
+    let mut reducing: Vec<UnitId> = Vec::new();
     let ends: Vec<usize> = schedule.sections.iter().map(|section| section.end).collect();
     for (index, op) in schedule.ops.iter().enumerate() {
         let unit = op.kind.unit();
@@ -110,9 +112,13 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
                         take(&mut live[side], &mut most[side], (unit, ids[0], lens_of(ids)));
                     }
                 }
-                if matches!(op.kind, OpKind::ReduceScatter { .. }) {
-                    reducing.into_iter().for_each(|unit| free(&mut live[1], unit));
-                    reducing = unit;
+                if let OpKind::ReduceScatter { unit, .. } = op.kind {
+                    let (same, others) =
+                        reducing.into_iter().partition(|&other| origin(other) == origin(unit));
+                    reducing = same;
+                    let others: Vec<UnitId> = others;
+                    others.into_iter().for_each(|unit| free(&mut live[1], unit));
+                    reducing.push(unit);
                 }
             }
             _ => {}
@@ -123,7 +129,7 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
             live[2].retain(|slot| !used.contains(&slot.0));
         }
         if ends.contains(&(index + 1)) {
-            reducing.take().into_iter().for_each(|unit| free(&mut live[1], unit));
+            reducing.drain(..).for_each(|unit| free(&mut live[1], unit));
         }
     }
     most
