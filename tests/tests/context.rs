@@ -40,7 +40,7 @@ fn check_on(
     let dir = tempfile::tempdir().unwrap();
     let vocab = HfConfig::parse(model).unwrap().summary().vocab as u32;
     let wrap = match model {
-        LLAMA | TIED => "fsdp.wrap=[\"LlamaDecoderLayer\"]",
+        _ if model.contains("\"llama\"") => "fsdp.wrap=[\"LlamaDecoderLayer\"]",
         GPT2 => "fsdp.wrap=[\"GPT2Block\"]",
         _ => "fsdp.min_num_params=500",
     };
@@ -76,6 +76,23 @@ fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
     }
     check(TIED, &[4, 8], &[chunks, "fsdp.mesh={ context = 2, replicate = 2 }"]);
     check(TIED, &[2], &[chunks, "fsdp.accumulation=\"unsharded\""]);
+}
+
+/// With more chunks than key heads, several have the same ones: down to a single key head.
+#[test]
+fn chunks_of_one_key_head_have_the_bits_of_the_oracle() {
+    let one = TIED.replace("\"num_key_value_heads\": 4", "\"num_key_value_heads\": 1");
+    let two = TIED.replace("\"num_key_value_heads\": 4", "\"num_key_value_heads\": 2");
+    for model in [&one, &two] {
+        for context in [1, 2, 4, 8] {
+            let mesh = format!("fsdp.mesh={{ context = {context} }}");
+            let ranks = format!("run.ranks={context}");
+            let report = check(model, &[context], &["fsdp.chunks={ context = 8 }", &mesh, &ranks]);
+            assert_eq!(report.worlds.len(), 1);
+        }
+    }
+    check(&one, &[4], &["fsdp.mesh={ context = 2 }", "fsdp.param_dtype=\"bf16\""]);
+    check(&one, &[4], &["fsdp.mesh={ context = 4 }", "fsdp.activation_checkpointing=\"selective\""]);
 }
 
 #[test]
@@ -161,15 +178,17 @@ fn packed_documents_stay_apart_in_chunks() {
 /// one, would be far from that of whole samples.
 #[test]
 fn losses_are_near_those_of_whole_samples() {
-    for (model, contexts) in [(TIED.to_owned(), &["2", "4"][..]), (golden("mixtral-balanced"), &["2"])] {
+    let cases = [(TIED.to_owned(), &["2", "4", "8"][..]), (golden("mixtral-balanced"), &["2", "4"])];
+    for (model, contexts) in cases {
         let losses = |context: &str| {
             let dir = tempfile::tempdir().unwrap();
             let mesh = format!("fsdp.mesh={{ context = {context} }}");
             let types = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
-            let overrides = [&types[..], &["data.seq_len=8", "train.z_loss=0.01", &mesh]].concat();
+            let overrides =
+                [&types[..], &["data.seq_len=8", "train.z_loss=0.01", "run.ranks=8", &mesh]].concat();
             let vocab = HfConfig::parse(&model).unwrap().summary().vocab as u32;
             let job = job(&model, config(dir.path(), vocab, &overrides));
-            let report = verify(&job, &threads(), &VerifyOptions::new(&[4], 3)).unwrap();
+            let report = verify(&job, &threads(), &VerifyOptions::new(&[8], 3)).unwrap();
             report.worlds[0].losses.clone()
         };
         let whole = losses("1");
@@ -186,13 +205,13 @@ fn models_that_cannot_be_cut_are_refused_by_key() {
     let refusal = |model: &str, vocab: u32, context: usize| {
         let dir = tempfile::tempdir().unwrap();
         let mesh = format!("fsdp.mesh={{ context = {context} }}");
-        let config = config(dir.path(), vocab, &["data.seq_len=8", &mesh]);
+        let config = config(dir.path(), vocab, &["data.seq_len=8", "run.ranks=8", &mesh]);
         let architecture = HfConfig::parse(model).unwrap().build().unwrap();
         let init = Arc::new(architecture.description().init.clone());
         let error = Job::new(config, architecture, InitSource::Random { seed: 0, init }).unwrap_err();
         error.to_string()
     };
-    let few_heads = refusal(LLAMA, 61, 4);
+    let few_heads = refusal(LLAMA, 61, 8);
     assert!(few_heads.contains("fsdp.mesh.context"), "{few_heads}");
-    assert!(few_heads.contains("4 query heads and 2 key heads cannot be shared among 4"), "{few_heads}");
+    assert!(few_heads.contains("4 query heads and 2 key heads cannot be shared among 8"), "{few_heads}");
 }

@@ -398,11 +398,12 @@ fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
         backward: Box::new(move |kit, _, dy| {
             let dy = kit.put(dy);
             let gradient = |(columns, from, at)| {
-                let mut dx = kit.put(&vec![0.0; rows * from]);
+                // Gaps between rows are not written.
+                let mut dx = kit.put(&vec![kit.base.unwrap_or(0.0); rows * from]);
                 let (dy, to) = (dy.read(), dx.write());
                 let dy = Slice::new(dy.buffer, dy.offset + at, strided_len(columns, both));
                 let to = SliceMut::new(to.buffer, to.offset, strided_len(columns, from));
-                kit.memory.call(op(columns, both, from), &[dy], [to]).unwrap();
+                kit.memory.call_adding(op(columns, both, from), &[dy], to, kit.accumulates()).unwrap();
                 kit.get(&dx)
             };
             parts.map(gradient).into()

@@ -75,7 +75,8 @@ pub fn accumulation_adds<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
 /// Whether a gradient has a target that may accumulate; the others are overwritten.
 fn accumulates(operation: &str, gradient: usize) -> bool {
     match operation {
-        "linear" | "embedding" | "rms_norm" | "layer_norm" | "dispatch" | "expert_product" => true,
+        "linear" | "embedding" | "rms_norm" | "layer_norm" | "dispatch" | "expert_product"
+        | "copy_columns" => true,
         // The gradient of the addend is the gradient of the sum.
         "linear_add" => gradient < 2,
         // The gradient of the hidden states is overwritten.

@@ -74,26 +74,22 @@ impl Builder<'_> {
         if chunks == 1 {
             return Ok(self.attend(qkv, heads));
         }
-        let share =
-            layer::Attention { heads: heads.heads / chunks, kv_heads: heads.kv_heads / chunks, ..*heads };
-        if share.kv_heads * chunks != heads.kv_heads || share.heads * chunks != heads.heads {
-            let (heads, kv_heads) = (heads.heads, heads.kv_heads);
-            return Err(self.error(ModelError::SharedHeads { heads, kv_heads, chunks }));
-        }
-        let sections = [heads.heads, heads.kv_heads, heads.kv_heads].map(|count| count * heads.head_dim);
-        let (rows, width) = (self.row_count(), qkv.width() / chunks);
-        // Of every section, each chunk gets some columns.
+        let share = self.share_of_chunk(heads)?;
+        let (rows, width) = (self.row_count(), share.packed());
+        // Of every section, each chunk gets some columns. Where there are more chunks than key heads, several get the same.
         let mut copies = Vec::new();
         for chunk in 0..chunks {
             let (mut section, mut column) = (0, 0);
-            for columns in sections.map(|len| len / chunks) {
-                let from = [section + chunk * columns, qkv.width()];
+            let (kv, kv_share) = (heads.kv_heads, share.kv_heads);
+            for (all, of_chunk) in [(heads.heads, share.heads), (kv, kv_share), (kv, kv_share)] {
+                let columns = of_chunk * heads.head_dim;
+                let from = [section + chunk * all / chunks * heads.head_dim, qkv.width()];
                 copies.push(Rows { rows, columns, from, to: [chunk * rows * width + column, width] });
-                section += columns * chunks;
+                section += all * heads.head_dim;
                 column += columns;
             }
         }
-        let parts = self.rearrange(qkv, qkv.width(), copies);
+        let parts = self.rearrange(qkv, chunks * width, copies);
         let parts = self.exchange(parts);
         let y = self.with_whole_samples(|b, positions| {
             let qkv = b.join_positions(parts, width, positions, false);
@@ -107,6 +103,16 @@ impl Builder<'_> {
             Rows { rows, columns, from, to }
         };
         Ok(self.rearrange(parts, chunks * columns, (0..chunks).map(copy).collect()))
+    }
+
+    /// The heads of one of several chunks: a part of the query heads, and the key heads that they use.
+    fn share_of_chunk(&self, all: &layer::Attention) -> Result<layer::Attention, Error> {
+        let (chunks, heads, kv_heads) = (self.chunks().count, all.heads, all.kv_heads);
+        let is_shared = kv_heads.is_multiple_of(chunks) || chunks.is_multiple_of(kv_heads);
+        if !heads.is_multiple_of(chunks) || !is_shared {
+            return Err(self.error(ModelError::SharedHeads { heads, kv_heads, chunks }));
+        }
+        Ok(layer::Attention { heads: heads / chunks, kv_heads: (kv_heads / chunks).max(1), ..*all })
     }
 
     /// Reorders rows from (chunk, sample, position) to (sample, chunk, position), or back, where a chunk has
@@ -126,7 +132,7 @@ impl Builder<'_> {
         self.rearrange(x, width, (0..chunks).map(copy).collect())
     }
 
-    /// Copies all elements of a value to a new one of as many elements.
+    /// Copies all elements of a value to a new one, each to one place or to several.
     fn rearrange(&mut self, x: Tensor, width: usize, copies: Vec<Rows>) -> Tensor {
         let y = self.rows(width);
         let call =

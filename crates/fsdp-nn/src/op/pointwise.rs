@@ -1,5 +1,7 @@
 //! Element-wise sums, copies, scaling and dropout.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use fsdp_core::Error;
 
 use super::describe::{Description, Role};
@@ -39,7 +41,7 @@ pub enum Pointwise {
     Accumulate { len: usize },
     /// `y = x`.
     Copy { len: usize },
-    /// Copies rows of `columns` elements; row starts are `from` elements apart in `x` and `to` elements apart in `y`.
+    /// Copies (or adds) rows of `columns` elements; row starts are `from` elements apart in `x` and `to` elements apart in `y`.
     CopyColumns { rows: usize, columns: usize, from: usize, to: usize },
     /// Treats every row as `groups * parts` blocks of `width` columns and transposes their order: `x` is ordered by
     /// group, then part; `y` by part, then group. Exchanging the two numbers gives the backward.
@@ -71,7 +73,7 @@ impl Pointwise {
                     let len = rows.saturating_sub(1) * stride + columns;
                     value(name, len).or_more(rows * columns)
                 };
-                Description::new("copy_columns").read([strided("x", from)]).write([strided("y", to)])
+                Description::new("copy_columns").read([strided("x", from)]).write([strided("y", to).adds()])
             }
             Pointwise::Regroup { rows, groups, parts, width } => {
                 let len = rows * groups * parts * width;
@@ -126,23 +128,27 @@ fn is_split(node: &Node) -> bool {
     writes.any(|other| Some(other) != first)
 }
 
-/// Whether column copies move every element of one value to another place.
+/// Whether column copies move every element of one value to other places, each to one or several.
 fn is_rearranged(b: &Backward<'_>, node: &Node) -> bool {
-    let copied = |call: &Call| match call.op {
-        Op::Pointwise(Pointwise::CopyColumns { rows, columns, .. }) => rows * columns,
-        _ => 0,
+    let copied = |call: &Call| match (&call.op, call.reads[0]) {
+        (Op::Pointwise(Pointwise::CopyColumns { rows, columns, .. }), Operand::Local { offset, .. }) => {
+            Some((offset, rows * columns))
+        }
+        _ => None,
     };
     let mut inputs = node.reads();
     let input = inputs.next();
+    let distinct: BTreeMap<usize, usize> = node.calls.iter().filter_map(copied).collect();
     inputs.all(|other| Some(other) == input)
-        && input.is_some_and(|id| b.draft.places[id].len() == node.calls.iter().map(copied).sum::<usize>())
+        && input.is_some_and(|id| b.draft.places[id].len() == distinct.values().sum::<usize>())
 }
 
-/// Moves every element of the output's gradient back.
+/// Moves every element of the output's gradient back, adding those that were copied to several places.
 fn derive_rearranged(b: &mut Backward<'_>, node: &Node, output: usize) {
     let Some(dy) = b.take(output) else { return };
     let input = node.main().reads[0].local().expect("a value is rearranged");
     let Some(place) = b.overwrite(input) else { return };
+    let mut seen = BTreeSet::new();
     for call in &node.calls {
         let (
             Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to }),
@@ -155,7 +161,8 @@ fn derive_rearranged(b: &mut Backward<'_>, node: &Node, output: usize) {
         let op =
             Op::Pointwise(Pointwise::CopyColumns { rows: *rows, columns: *columns, from: *to, to: *from });
         let read = Operand::Local { id: dy, offset: start, len: written };
-        b.draft.call(op, vec![read], vec![(Operand::Local { id: place, offset: first, len }, false)]);
+        let write = Operand::Local { id: place, offset: first, len };
+        b.draft.call(op, vec![read], vec![(write, !seen.insert(first))]);
     }
     b.put(input, place);
 }

@@ -30,7 +30,12 @@ impl<D: TorchStorage> Torch<D> {
                 let ([x], [y], _) = operands.split();
                 let sizes = [*rows, *columns].map(int);
                 let x = self.view_strided(x, &sizes, &[int(*from), 1])?;
-                self.view_mut_strided(y.slice, &sizes, &[int(*to), 1])?.f_copy_(&x)?;
+                let (add, mut y) = (y.accumulate, self.view_mut_strided(y.slice, &sizes, &[int(*to), 1])?);
+                if add {
+                    y.f_add_(&x)?
+                } else {
+                    y.f_copy_(&x)?
+                };
             }
             Pointwise::Regroup { rows, groups, parts, width } => {
                 let ([x], [y], _) = operands.split();

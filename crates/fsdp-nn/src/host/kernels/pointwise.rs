@@ -26,12 +26,16 @@ impl HostMemory {
             }
             Pointwise::CopyColumns { columns, from, to, .. } => {
                 let ([x], [y], _) = operands.split();
+                let add = y.accumulate;
                 let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
                 let rows = task_rows(columns);
                 let tasks = y.chunks_mut(rows * to).zip(x.chunks(rows * from));
                 workers.each(tasks, |(y, x)| {
                     for (y, x) in y.chunks_mut(to).zip(x.chunks(from)) {
-                        y[..columns].copy_from_slice(&x[..columns]);
+                        match add {
+                            true => add_row(&x[..columns], &mut y[..columns]),
+                            false => y[..columns].copy_from_slice(&x[..columns]),
+                        }
                     }
                 });
             }
@@ -53,6 +57,14 @@ impl HostMemory {
             Pointwise::Accumulate { .. } | Pointwise::Copy { .. } => return Ok(Outcome::Unsupported),
         }
         Ok(Outcome::Done)
+    }
+}
+
+vectorized! {
+    fn add_row<E: Element>(x: &[E], y: &mut [E]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = E::store(y.load() + x.load());
+        }
     }
 }
 
