@@ -18,6 +18,7 @@ use fsdp_train::{InitSource, Job, Oracle, TrainError, adapter};
 use fsdp_xla::ProgramOptions;
 use serde_json::Value;
 
+use crate::expert_axis;
 use crate::support::{GPT2, LLAMA, config, run_options, threads};
 use crate::xla;
 
@@ -192,7 +193,8 @@ fn sharded_adapters_match_oracle_and_predicted_memory() {
     ];
     let llama = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
     let gpt2 = "fsdp.wrap=[\"GPT2Block\"]";
-    let cases: [(&str, u32, &[&str], &[&str]); 8] = [
+    let mixture = expert_axis::model("qwen3_moe");
+    let cases: [(&str, u32, &[&str], &[&str]); 9] = [
         (LLAMA, 61, &all, &[llama]),
         (LLAMA, 61, &some, &[llama, "fsdp.mesh={ replicate = 2 }"]),
         (LLAMA, 61, &all, &[llama, "fsdp.activation_checkpointing=\"full\""]),
@@ -201,6 +203,8 @@ fn sharded_adapters_match_oracle_and_predicted_memory() {
         (LLAMA, 61, &all, &[llama, "fsdp.param_dtype=\"bf16\"", "fsdp.offload=\"cpu\""]),
         (GPT2, 53, &tied, &[gpt2]),
         (GPT2, 53, &all, &[gpt2, "fsdp.accumulation=\"unsharded\""]),
+        // Experts are frozen, as are their units.
+        (&mixture, 61, &all, &["fsdp.min_num_params=500", "fsdp.mesh={ expert = 2 }"]),
     ];
     for (model, vocab, adapter, others) in cases {
         let dir = tempfile::tempdir().unwrap();

@@ -53,7 +53,7 @@ fn meshes_of_one_chunking_have_equal_bits() {
 }
 
 #[test]
-fn run_continues_on_other_meshes_and_exports_the_same_model() {
+fn run_continues_and_is_evaluated_on_other_meshes_with_the_same_bits() {
     let sandbox = Sandbox::new();
     let train = |out: &str, args: &str| {
         let out = sandbox.path(out).display().to_string();
@@ -77,6 +77,18 @@ fn run_continues_on_other_meshes_and_exports_the_same_model() {
     train("resumed", "--set train.steps=2 --set fsdp.mesh.expert=2");
     train("resumed", "--resume --set train.steps=4 --set fsdp.mesh={context=1,expert=2,replicate=2}");
     assert!(exported("whole") == exported("resumed"));
+    let evaluated = |mesh: &str| {
+        let model = sandbox.path("whole/model").display().to_string();
+        let set = "--set data.eval=['docs/memory.md'] --set data.eval_batches=2 --json";
+        succeed(&format!("eval examples/mixture.toml {SHORT} {set} --model {model} --set fsdp.mesh={mesh}"))
+            .stdout
+    };
+    let loss = |json: String| serde_json::from_str::<Value>(&json).unwrap()["evaluations"][0]["loss"].clone();
+    let alone = loss(evaluated("{expert=1}"));
+    assert!(alone.as_f64().is_some_and(|loss| Some(&loss) == losses("whole").last()), "{alone}");
+    for mesh in ["{expert=4}", "{context=1,expert=2,replicate=2}"] {
+        assert_eq!(loss(evaluated(mesh)), alone, "{mesh}");
+    }
 }
 
 #[test]
