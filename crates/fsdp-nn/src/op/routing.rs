@@ -61,6 +61,21 @@ impl Routing {
         self.routes() * self.here().len() / self.experts
     }
 
+    /// The slots of one expert, by its number among those here, for the rows of a source: those of
+    /// [`places`](Self::places), without assigning the others.
+    pub fn slots_of(&self, routes: &[u32], source: usize, expert: usize) -> Range<usize> {
+        let (here, per_source) = (self.here(), self.rows * self.top);
+        let expert = here.start + expert;
+        let of_source = routes[source * per_source..][..per_source].iter().map(|&route| route as usize);
+        let begin = source * self.rows * self.slots_per_row();
+        let (mut before, mut own) = (0, 0);
+        for route in of_source {
+            before += usize::from((here.start..expert).contains(&route));
+            own += usize::from(route == expert);
+        }
+        begin + before..begin + before + own
+    }
+
     /// Assigns slots, from the expert of every route (`all_rows x top`).
     ///
     /// # Panics
@@ -152,6 +167,9 @@ mod tests {
                     of_source.filter(|&route| routing.here().contains(&(routes[route] as usize))).collect();
                 sorted.sort_by_key(|&route| routes[route]);
                 let begin = source * rows * routing.slots_per_row();
+                for expert in 0..routing.here().len() {
+                    prop_assert_eq!(routing.slots_of(&routes, source, expert), places.slots(source, expert));
+                }
                 for (slot, &route) in (begin..).zip(&sorted) {
                     prop_assert_eq!(places.slot_of_route[route], Some(slot));
                     prop_assert_eq!(places.route_of_slot[slot], Some(route));

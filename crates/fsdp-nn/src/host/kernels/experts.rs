@@ -125,7 +125,7 @@ impl HostMemory {
             }
             Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert } => {
                 let ([x, dy, routes], [dweight], _) = operands.split();
-                let slots = self.places(routing, routes)?.slots(source, expert);
+                let slots = routing.slots_of(self.elements(routes)?, source, expert);
                 if slots.is_empty() {
                     // There is no product, but the gradient still has to be written.
                     let mut target = self.target(dweight)?;
