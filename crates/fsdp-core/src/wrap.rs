@@ -79,10 +79,9 @@ pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<
     if blocks == 1 {
         return Ok(units);
     }
-    let mut mixture_of: BTreeMap<ParamId, usize> = BTreeMap::new();
-    for (mixture, block) in spec.blocks.iter().enumerate() {
-        let experts = block.params.iter().filter(|&&id| spec.param(id).expert.is_some());
-        mixture_of.extend(experts.map(|&id| (id, mixture)));
+    let mixture_of = mixtures(spec);
+    if mixture_of.is_empty() {
+        return Err(cannot_divide(blocks, "must be 1: the model has no mixtures of experts".into()));
     }
     let mut divided: Vec<Unit> = Vec::new();
     // The units that have the experts of each mixture.
@@ -90,31 +89,34 @@ pub fn with_blocks(spec: &ModelSpec, units: Vec<Unit>, blocks: usize) -> Result<
     for unit in units {
         let (experts, params): (Vec<ParamId>, Vec<ParamId>) =
             unit.params.iter().partition(|id| mixture_of.contains_key(id));
-        let (name, is_root, origin) = (format!("experts of {}", unit.name), unit.is_root, unit.origin);
+        let Unit { ref name, is_root, origin, .. } = unit;
+        let own = Unit { name: format!("experts of {name}"), is_root, params: Vec::new(), origin, blocks };
         if !params.is_empty() {
             divided.push(Unit { params, ..unit });
         }
         let mixtures: BTreeSet<usize> = experts.iter().map(|id| mixture_of[id]).collect();
         let Some(&first) = mixtures.first() else { continue };
-        match mixtures.iter().find_map(|mixture| holders.get(mixture)).copied() {
-            Some(holder) => {
-                divided[holder].name = format!("experts of {}", spec.blocks[first].name);
-                divided[holder].params.extend(experts);
-            }
-            None => {
-                holders.extend(mixtures.iter().map(|&mixture| (mixture, divided.len())));
-                divided.push(Unit { name, is_root, params: experts, origin, blocks });
-            }
+        let holder = mixtures.iter().find_map(|mixture| holders.get(mixture)).copied();
+        match holder {
+            Some(holder) => divided[holder].name = format!("experts of {}", spec.blocks[first].name),
+            None => divided.push(own),
         }
+        let holder = holder.unwrap_or(divided.len() - 1);
+        divided[holder].params.extend(experts);
+        holders.extend(mixtures.into_iter().map(|mixture| (mixture, holder)));
     }
     for unit in divided.iter_mut().filter(|unit| unit.blocks > 1) {
         unit.params.sort_by_key(|&id| (spec.param(id).expert, id));
         expect_alike(spec, unit)?;
     }
-    match holders.is_empty() {
-        true => Err(cannot_divide(blocks, "must be 1: the model has no mixtures of experts".into())),
-        false => Ok(divided),
-    }
+    Ok(divided)
+}
+
+/// The block that computes each parameter of an expert.
+fn mixtures(spec: &ModelSpec) -> BTreeMap<ParamId, usize> {
+    let blocks = spec.blocks.iter().enumerate();
+    let experts = blocks.flat_map(|(mixture, block)| block.params.iter().map(move |&id| (id, mixture)));
+    experts.filter(|(id, _)| spec.param(*id).expert.is_some()).collect()
 }
 
 /// Checks that the blocks of a unit have the same shapes.

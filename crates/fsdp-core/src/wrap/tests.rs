@@ -249,3 +249,65 @@ fn inconsistent_models_are_rejected() {
     unread.params[1].trainable = false;
     assert!(unread.validate().is_ok(), "a frozen parameter may be unread");
 }
+
+/// Names of units, with how many experts' parameters they hold and in how many blocks.
+fn divided(wrap: &WrapPolicy, blocks: usize) -> Result<Vec<(String, usize, usize)>, Error> {
+    let spec = Sketch { experts: 4, ..Sketch::plain(2) }.spec();
+    let units = with_blocks(&spec, units(&spec, wrap)?, blocks)?;
+    let experts = |unit: &Unit| unit.params.iter().filter(|&&id| spec.param(id).expert.is_some()).count();
+    Ok(units.iter().map(|unit| (unit.name.clone(), experts(unit), unit.blocks)).collect())
+}
+
+#[test]
+fn experts_become_units_of_their_own() {
+    let of = |name: &str, experts, blocks| (name.to_owned(), experts, blocks);
+    let layers = classes(&["Layer"]);
+    let whole = [of("(root)", 0, 1), of("layers.0", 12, 1), of("layers.1", 12, 1)];
+    assert_eq!(divided(&layers, 1).unwrap(), whole);
+    let cut = [
+        of("(root)", 0, 1),
+        of("layers.0", 0, 1),
+        of("experts of layers.0", 12, 2),
+        of("layers.1", 0, 1),
+        of("experts of layers.1", 12, 2),
+    ];
+    assert_eq!(divided(&layers, 2).unwrap(), cut);
+    // Mixtures that one unit has stay together.
+    let root = [of("(root)", 0, 1), of("experts of (root)", 24, 4)];
+    assert_eq!(divided(&classes(&[]), 4).unwrap(), root);
+}
+
+#[test]
+fn experts_of_one_mixture_become_one_unit() {
+    let mut spec = Sketch { experts: 4, ..Sketch::plain(2) }.spec();
+    // Every expert is a unit.
+    let of_expert = |(index, param): (usize, &ParamSpec)| {
+        param
+            .expert
+            .map(|expert| (param.fqn.split(".mlp").next().unwrap().to_owned(), expert, ParamId(index)))
+    };
+    let experts: Vec<_> = spec.params.iter().enumerate().filter_map(of_expert).collect();
+    let mut units: Vec<Unit> = Vec::new();
+    for (layer, expert, id) in experts {
+        let name = format!("{layer}.{expert}");
+        match units.iter_mut().find(|unit| unit.name == name) {
+            Some(unit) => unit.params.push(id),
+            None => {
+                units.push(Unit { name, is_root: false, params: vec![id], origin: units.len(), blocks: 1 })
+            }
+        }
+    }
+    let joined = with_blocks(&spec, units.clone(), 2).unwrap();
+    let names: Vec<_> = joined.iter().map(|unit| (&unit.name[..], unit.params.len())).collect();
+    assert_eq!(names, [("experts of layers.0", 12), ("experts of layers.1", 12)]);
+    for unit in &joined {
+        assert!(unit.params.is_sorted_by_key(|&id| spec.param(id).expert));
+    }
+    let refused =
+        |spec: &ModelSpec, blocks| with_blocks(spec, units.clone(), blocks).unwrap_err().to_string();
+    assert!(refused(&spec, 3).contains("must divide the number of experts of layers.0, 4, as 2 does"));
+    spec.params[units[0].params[0].0].trainable = false;
+    assert!(refused(&spec, 2).contains("experts of layers.0 must be alike"));
+    spec.params.iter_mut().for_each(|param| param.expert = None);
+    assert!(refused(&spec, 2).contains("no mixtures of experts"));
+}
