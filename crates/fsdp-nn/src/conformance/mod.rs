@@ -19,8 +19,11 @@ pub(crate) mod golden;
 mod golden_operations;
 mod gradients;
 pub(crate) mod kit;
+mod mixtures;
 pub(crate) mod models;
 mod precision;
+pub(crate) mod routed;
+mod router_cases;
 pub(crate) mod safetensors;
 
 pub use attention::attention_is_precise;
@@ -34,6 +37,7 @@ pub use golden::golden_models;
 pub use golden_operations::golden_operations;
 pub use gradients::{accumulation_adds, gradients_match_finite_differences};
 pub use kit::host;
+pub use mixtures::cut_mixtures_are_precise;
 pub use precision::{outputs_are_precise, slots_may_have_any_float_dtype};
 
 use crate::backend::Backend;
@@ -60,6 +64,7 @@ pub fn operations<M: Backend>(subject: &Subject<'_, M>) {
         outputs_are_precise(subject, sizes);
     }
     attention_is_precise(subject);
+    cut_mixtures_are_precise(subject);
     accumulation_adds(subject, Sizes { rows: 13, inner: 10, outer: 11, seed: 2 });
     slots_may_have_any_float_dtype(subject, Sizes { rows: 9, inner: 12, outer: 7, seed: 3 });
     slots_may_have_any_float_dtype(subject, Sizes { rows: 20, inner: 600, outer: 530, seed: 3 });
