@@ -55,8 +55,7 @@ pub use patterns::FqnPatterns;
 pub use reader::nearest;
 pub use resolved::{Ranks, Resolved, World};
 pub use run::{
-    Device, EXPERT_CHUNKS, ExportWeights, KernelChoice, MIXTURES, MetricsSink, RunConfig, Transport,
-    XlaConfig, XlaReduction,
+    Device, ExportWeights, KernelChoice, MIXTURES, MetricsSink, RunConfig, Transport, XlaConfig, XlaReduction,
 };
 pub use schedule::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
 pub use schema::schema;

@@ -31,8 +31,6 @@ const ADDRESS: Kind<SocketAddr> = Kind {
 
 /// The name of a model's mixtures of experts among what a device [lacks](Device::lacks).
 pub const MIXTURES: &str = "mixtures of experts";
-/// What a device lacks that has no kernels of mixtures whose experts are cut.
-pub const EXPERT_CHUNKS: &str = "chunks of experts";
 
 /// Stands for a number of ranks that the file does not set.
 pub(super) const RANKS_OF_DEVICE: usize = 0;
@@ -184,10 +182,9 @@ impl Device {
     /// What its backend has no way to run, by name: update rules, and families of a model's operations.
     pub const fn lacks(self) -> &'static [&'static str] {
         match self {
-            Device::Cpu => &[],
-            Device::TorchCpu => &[EXPERT_CHUNKS],
-            Device::Cuda => &["muon", EXPERT_CHUNKS],
-            Device::Xla => &["adamw8bit", "muon", MIXTURES, EXPERT_CHUNKS],
+            Device::Cpu | Device::TorchCpu => &[],
+            Device::Cuda => &["muon"],
+            Device::Xla => &["adamw8bit", "muon", MIXTURES],
         }
     }
 

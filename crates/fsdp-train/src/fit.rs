@@ -1,6 +1,6 @@
 //! Checks that a run's settings fit its model, before its data is read and its schedule compiled.
 
-use fsdp_config::{EXPERT_CHUNKS, MIXTURES, Resolved};
+use fsdp_config::{MIXTURES, Resolved};
 use fsdp_nn::layer::Description;
 use fsdp_nn::model::Architecture;
 
@@ -68,14 +68,10 @@ pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> 
 /// [`TrainError::Misfit`] for a mixture of experts.
 pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
     let device = config.run.device;
-    if architecture.description().mixtures.is_empty() {
+    if !device.lacks().contains(&MIXTURES) || architecture.description().mixtures.is_empty() {
         return Ok(());
     }
-    let needed = if config.fsdp.expert_chunks() > 1 { EXPERT_CHUNKS } else { MIXTURES };
-    if !device.lacks().contains(&needed) {
-        return Ok(());
-    }
-    let reason = format!("\"{}\" does not support {needed}; choose another device", device.name());
+    let reason = format!("\"{}\" does not support {MIXTURES}; choose another device", device.name());
     Err(TrainError::Misfit { key: "run.device", reason })
 }
 

@@ -14,6 +14,7 @@ mod update;
 mod values;
 
 mod composed;
+mod expert_axis;
 mod mixed_precision;
 mod operations;
 mod parity;

@@ -41,7 +41,7 @@ where
     report.worlds
 }
 
-fn differing(world: &WorldReport) -> u64 {
+pub(crate) fn differing(world: &WorldReport) -> u64 {
     world.params.differing + world.gradients.differing + world.states.differing
 }
 

@@ -1,12 +1,19 @@
-//! Mixtures of experts. The positions of rows are computed on the host, which waits for the routes.
+//! Mixtures of experts. The positions of rows are computed on the host, which waits for the routes once per operation.
+//!
+//! Slots that are unused may hold anything, so they are not read: a product with zero would leave what is not finite.
+
+mod routers;
+
+use std::ops::Range;
 
 use fsdp_core::memory::{Buffer, Slice};
-use fsdp_nn::backend::{BatchFacts, Operands, Write};
-use fsdp_nn::op::{Balance, Experts, Places, Routing};
+use fsdp_nn::backend::{Operands, Write};
+use fsdp_nn::op::{Experts, Places, Routing};
 use tch::{Device, Kind, Tensor};
 
 use super::linear::product;
 use super::size::int;
+use crate::ffi::torch::View;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Torch, arithmetic};
 use crate::torch::storage::TorchStorage;
@@ -27,21 +34,15 @@ impl<D: TorchStorage> Torch<D> {
             }
             Experts::Dispatch { routing, width } => {
                 let ([x, routes], [y], _) = operands.split();
-                let x = self.view(x, &[int(routing.rows), int(width)])?;
-                let routes = self.places(routing, routes)?.route_of_slot;
-                let rows = index(routes.into_iter().map(|route| route / routing.top), x.device())?;
-                self.put(y, &x.f_index_select(0, &rows)?)
+                self.aten_dispatch(routing, width, [x, routes], y)
             }
             Experts::DispatchBackward { routing, width } => {
                 let ([dy, routes], [dx], _) = operands.split();
-                let by_route = self.by_route(routing, width, dy, routes)?;
-                self.put(dx, &by_route.f_sum_dim_intlist(1_i64, false, None)?)
+                self.aten_sum_slots(routing, width, (dy, routes, None), dx)
             }
             Experts::Combine { routing, width } => {
                 let ([x, weights, routes], [y], _) = operands.split();
-                let weights = self.route_weights(routing, weights)?;
-                let by_route = self.by_route(routing, width, x, routes)?.f_mul(&weights)?;
-                self.put(y, &by_route.f_sum_dim_intlist(1_i64, false, None)?)
+                self.aten_sum_slots(routing, width, (x, routes, Some(weights)), y)
             }
             Experts::CombineBackward { routing, width } => {
                 let (reads, [dx, dweights], _) = operands.split();
@@ -55,150 +56,92 @@ impl<D: TorchStorage> Torch<D> {
                 let ([dy, routes], [dx], _) = operands.split();
                 self.aten_expert_products(routing, [inputs, outputs], (dy, routes, &reads[2..]), false, dx)
             }
-            Experts::ProductBackwardWeight { routing, inputs, outputs, expert } => {
+            Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert } => {
                 let ([x, dy, routes], [dweight], _) = operands.split();
-                let slots = self.places(routing, routes)?.slots(expert);
-                let mut target = self.target(dweight, &[int(outputs), int(inputs)])?;
-                if slots.is_empty() {
-                    if !target.accumulate {
-                        target.slot.f_zero_().done()?;
-                    }
-                    return Ok(());
-                }
-                let expert_rows = |slice, width| -> Result<Tensor, Failure> {
-                    let all = self.view(slice, &[int(routing.slots()), int(width)])?;
-                    Ok(all.f_narrow(0, int(slots.start), int(slots.len()))?)
-                };
-                product(&expert_rows(dy, outputs)?.f_tr()?, &expert_rows(x, inputs)?, target)
+                let slots = routing.places(&self.routes(routing, routes)?).slots(source, expert);
+                self.aten_expert_gradient((routing, slots), [(x, inputs), (dy, outputs)], dweight)
             }
         }
     }
 
-    fn routers(&self, op: &Experts, operands: Operands<'_, '_, D::Buffer>) -> Result<(), Failure> {
-        let reads = operands.reads;
-        match *op {
-            Experts::Route { routing, normalized, .. } => {
-                let facts = operands.batch;
-                let ([logits], [weights, routes], mut load) = operands.split();
-                let (probabilities, order) = self.aten_route(routing, normalized, logits, weights, routes)?;
-                match load.next() {
-                    None => Ok(()),
-                    Some(load) => self.put(load, &expert_loads(routing, facts, &probabilities, &order)?),
-                }
-            }
-            Experts::RouteBackward { routing, normalized, balance } => {
-                let (facts, loads) = (operands.batch, reads.get(3).copied());
-                let (reads, [dlogits], _) = operands.split();
-                let slopes = match balance.zip(loads) {
-                    None => None,
-                    Some((balance, loads)) => Some(self.slopes(balance, facts, loads)?),
-                };
-                self.aten_route_backward((routing, normalized), (facts, slopes), reads, dlogits)
-            }
-            Experts::BalanceLoss { balance } => {
-                let facts = operands.batch;
-                let ([loads], [loss], _) = operands.split();
-                let product = self.sums(balance, loads)?.f_prod_dim_int(0, false, None)?;
-                let sum = product.f_sum_dim_intlist(0_i64, true, None)?;
-                self.put(loss, &sum.f_mul_scalar(balance.slope(facts))?)
-            }
-            _ => unreachable!("the caller asks for routers only"),
-        }
-    }
-
-    fn places(&self, routing: Routing, routes: In<'_, D>) -> Result<Places, Failure> {
-        let routes = self.view(routes, &[int(routing.slots())])?;
+    /// The expert of every route, on the host.
+    fn routes(&self, routing: Routing, routes: In<'_, D>) -> Result<Vec<u32>, Failure> {
+        let routes = self.view(routes, &[int(routing.routes())])?;
         let routes = routes.f_to_device(Device::Cpu)?.f_to_kind(Kind::Int64)?;
         let routes: Vec<i64> = Vec::try_from(&routes)?;
-        let routes: Vec<u32> = routes.into_iter().map(|expert| expert as u32).collect();
-        Ok(routing.places(&routes))
+        Ok(routes.into_iter().map(|expert| expert as u32).collect())
     }
 
-    /// Slots in the order of routes, in the arithmetic type: rows x top x width.
-    fn by_route(
+    /// Values of slots: slots x width.
+    fn slots<'a>(&self, routing: Routing, width: usize, x: In<'a, D>) -> Result<View<'a>, Failure> {
+        self.view(x, &[int(routing.slots()), int(width)])
+    }
+
+    /// The weights of some routes, in the arithmetic type: routes x 1.
+    fn route_weights(
         &self,
         routing: Routing,
-        width: usize,
-        x: In<'_, D>,
-        routes: In<'_, D>,
+        weights: In<'_, D>,
+        routes: &Tensor,
     ) -> Result<Tensor, Failure> {
-        let kind = arithmetic(x.buffer.dtype())?;
-        let x = self.view(x, &[int(routing.slots()), int(width)])?;
-        let slots = index(self.places(routing, routes)?.slot_of_route, x.device())?;
-        let sizes = [routing.rows, routing.top, width].map(int);
-        Ok(x.f_index_select(0, &slots)?.f_to_kind(kind)?.f_view(sizes)?)
-    }
-
-    /// The weights of routes, in the arithmetic type: rows x top x 1.
-    fn route_weights(&self, routing: Routing, weights: In<'_, D>) -> Result<Tensor, Failure> {
         let kind = arithmetic(weights.buffer.dtype())?;
-        Ok(self.view(weights, &[int(routing.rows), int(routing.top), 1])?.f_to_kind(kind)?)
+        let weights = self.view(weights, &[int(routing.routes()), 1])?;
+        Ok(weights.f_index_select(0, routes)?.f_to_kind(kind)?)
     }
 
     fn put(&self, to: To<'_, D>, values: &Tensor) -> Result<(), Failure> {
         self.target(to, &values.size())?.put(values)
     }
 
-    /// The probabilities of all experts, in the arithmetic type.
-    fn probabilities(&self, routing: Routing, logits: In<'_, D>) -> Result<Tensor, Failure> {
-        let kind = arithmetic(logits.buffer.dtype())?;
-        Ok(self.view(logits, &[int(routing.rows), int(routing.experts)])?.f_softmax(-1, kind)?)
-    }
-
-    /// Routes and probabilities of each expert, summed over all mixtures: 2 x experts.
-    fn sums(&self, balance: Balance, loads: In<'_, D>) -> Result<Tensor, Failure> {
-        let loads = self.view(loads, &[int(balance.layers), 2, int(balance.experts)])?;
-        Ok(loads.f_sum_dim_intlist(0_i64, false, None)?)
-    }
-
-    /// The derivatives of the balancing loss with respect to the probabilities of a counted row.
-    fn slopes(&self, balance: Balance, facts: BatchFacts<'_>, loads: In<'_, D>) -> Result<Tensor, Failure> {
-        Ok(self.sums(balance, loads)?.f_select(0, 0)?.f_mul_scalar(balance.slope(facts))?)
-    }
-
-    /// Computes weights and routes; returns all probabilities, and the chosen experts of each row.
-    fn aten_route(
+    fn aten_dispatch(
         &self,
         routing: Routing,
-        normalized: bool,
-        logits: In<'_, D>,
-        weights: To<'_, D>,
-        routes: To<'_, D>,
-    ) -> Result<(Tensor, Tensor), Failure> {
-        let probabilities = self.probabilities(routing, logits)?;
-        let (sorted, order) = probabilities.f_sort_stable(true, -1, true)?;
-        let (chosen, order) =
-            (sorted.f_narrow(1, 0, int(routing.top))?, order.f_narrow(1, 0, int(routing.top))?);
-        self.put(weights, &if normalized { shares(&chosen)? } else { chosen })?;
-        self.put(routes, &order)?;
-        Ok((probabilities, order))
+        width: usize,
+        [x, routes]: [In<'_, D>; 2],
+        y: To<'_, D>,
+    ) -> Result<(), Failure> {
+        let places = routing.places(&self.routes(routing, routes)?);
+        let x = self.view(x, &[int(routing.all_rows()), int(width)])?;
+        let y = self.view_mut(y.slice, &[int(routing.slots()), int(width)])?;
+        for (slots, routes) in used(routing, &places, x.device())? {
+            let rows = routes.f_floor_divide_scalar(int(routing.top))?;
+            x.f_index_select_out(&narrow(&y, &slots)?, 0, &rows).done()?;
+        }
+        Ok(())
     }
 
-    fn aten_route_backward(
+    /// Sums the slots of every row, times the weights of their routes if there are any: over the experts of each chunk, then
+    /// over chunks in the order of the tree.
+    fn aten_sum_slots(
         &self,
-        (routing, normalized): (Routing, bool),
-        (facts, slopes): (BatchFacts<'_>, Option<Tensor>),
-        [logits, routes, dweights]: [In<'_, D>; 3],
-        dlogits: To<'_, D>,
+        routing: Routing,
+        width: usize,
+        (x, routes, weights): (In<'_, D>, In<'_, D>, Option<In<'_, D>>),
+        y: To<'_, D>,
     ) -> Result<(), Failure> {
-        let probabilities = self.probabilities(routing, logits)?;
-        let sizes = [int(routing.rows), int(routing.top)];
-        let order = self.view(routes, &sizes)?.f_to_kind(Kind::Int64)?;
-        let chosen = probabilities.f_gather(1, &order, false)?;
-        let chosen = if normalized { shares(&chosen)? } else { chosen };
-        let dweights = self.view(dweights, &sizes)?.f_to_kind(chosen.f_kind()?)?;
-        let mean = chosen.f_mul(&dweights)?.f_sum_dim_intlist(1_i64, true, None)?;
-        let gradient = chosen.f_mul(&dweights.f_sub(&mean)?)?;
-        let others =
-            if normalized { probabilities.f_zeros_like()? } else { probabilities.f_mul(&mean)?.f_neg()? };
-        let mut gradients = others.f_scatter(1, &order, &gradient)?;
-        if let Some(slopes) = slopes {
-            let slopes = slopes.f_to_kind(probabilities.f_kind()?)?;
-            let mean = probabilities.f_mul(&slopes)?.f_sum_dim_intlist(1_i64, true, None)?;
-            let balance = probabilities.f_mul(&slopes.f_sub(&mean)?)?;
-            gradients = gradients.f_add(&balance.f_mul(&row_mask(routing, facts, balance.device())?)?)?;
+        let kind = arithmetic(x.buffer.dtype())?;
+        let x = self.slots(routing, width, x)?;
+        let terms = Terms::of(routing, &self.routes(routing, routes)?, x.device())?;
+        let mut values = x.f_index_select(0, &terms.slots)?.f_to_kind(kind)?;
+        if let Some(weights) = weights {
+            values = values.f_mul(&self.route_weights(routing, weights, &terms.routes)?)?;
         }
-        self.put(dlogits, &gradients)
+        let (rows, width) = (int(routing.all_rows()), int(width));
+        if routing.chunks.count == 1 {
+            let of_row = values.f_view([rows, int(routing.top), width])?;
+            return self.put(y, &of_row.f_sum_dim_intlist(1_i64, false, None)?);
+        }
+        let ends = Some(&terms.ends);
+        let sums = Tensor::f_segment_reduce(&values, "sum", None, None, ends, 0, true, 0.0)?;
+        // As parts that come from other ranks, they have the dtype of results.
+        let mut parts = sums.f_to_kind(x.f_kind()?)?;
+        let mut count = int(routing.chunks.here);
+        while count > 1 {
+            count /= 2;
+            let pairs = parts.f_view([count, 2, rows * width])?;
+            parts = pairs.f_select(1, 0)?.f_add(&pairs.f_select(1, 1)?)?;
+        }
+        self.put(y, &parts.f_view([rows, width])?)
     }
 
     fn aten_combine_backward(
@@ -209,14 +152,21 @@ impl<D: TorchStorage> Torch<D> {
         dx: To<'_, D>,
         dweights: To<'_, D>,
     ) -> Result<(), Failure> {
-        let by_route = self.by_route(routing, width, x, routes)?;
-        let dy = self.view(dy, &[int(routing.rows), 1, int(width)])?.f_to_kind(by_route.f_kind()?)?;
-        let dots = by_route.f_mul(&dy)?.f_sum_dim_intlist(-1_i64, false, None)?;
-        self.put(dweights, &dots)?;
-        let sizes = [int(routing.slots()), int(width)];
-        let gradients = dy.f_mul(&self.route_weights(routing, weights)?)?.f_view(sizes)?;
-        let routes = index(self.places(routing, routes)?.route_of_slot, gradients.device())?;
-        self.put(dx, &gradients.f_index_select(0, &routes)?)
+        let kind = arithmetic(x.buffer.dtype())?;
+        let places = routing.places(&self.routes(routing, routes)?);
+        let x = self.slots(routing, width, x)?;
+        let dy = self.view(dy, &[int(routing.all_rows()), int(width)])?;
+        let dx = self.view_mut(dx.slice, &[int(routing.slots()), int(width)])?;
+        let mut dots = Tensor::f_zeros([int(routing.routes())], (kind, x.device()))?;
+        for (slots, routes) in used(routing, &places, x.device())? {
+            let rows = routes.f_floor_divide_scalar(int(routing.top))?;
+            let dy = dy.f_index_select(0, &rows)?.f_to_kind(kind)?;
+            let products = narrow(&x, &slots)?.f_mul(&dy)?;
+            dots.f_index_copy_(0, &routes, &products.f_sum_dim_intlist(-1_i64, false, None)?).done()?;
+            let gradients = dy.f_mul(&self.route_weights(routing, weights, &routes)?)?;
+            narrow(&dx, &slots)?.f_copy_(&gradients)?;
+        }
+        self.put(dweights, &dots)
     }
 
     /// Multiplies the slots of each expert by its weight: forward, or for the gradient of the input.
@@ -229,19 +179,14 @@ impl<D: TorchStorage> Torch<D> {
         y: To<'_, D>,
     ) -> Result<(), Failure> {
         let (from, to) = if is_forward { (inputs, outputs) } else { (outputs, inputs) };
-        let places = self.places(routing, routes)?;
-        let x = self.view(x, &[int(routing.slots()), int(from)])?;
+        let places = routing.places(&self.routes(routing, routes)?);
+        let x = self.slots(routing, from, x)?;
         let accumulate = y.accumulate;
         let y = self.view_mut(y.slice, &[int(routing.slots()), int(to)])?;
-        for (expert, weight) in weights.iter().enumerate() {
-            let slots = places.slots(expert);
-            if slots.is_empty() {
-                continue;
-            }
-            let (start, len) = (int(slots.start), int(slots.len()));
-            let weight = self.view(*weight, &[int(outputs), int(inputs)])?;
+        for (expert, slots) in places.all_slots().filter(|(_, slots)| !slots.is_empty()) {
+            let weight = self.view(weights[expert], &[int(outputs), int(inputs)])?;
             let weight = if is_forward { weight.f_tr()? } else { weight.shallow_clone() };
-            let (x, mut y) = (x.f_narrow(0, start, len)?, y.f_narrow(0, start, len)?);
+            let (x, mut y) = (narrow(&x, &slots)?, narrow(&y, &slots)?);
             if accumulate {
                 y.f_addmm_(&x, &weight).done()?;
             } else {
@@ -250,34 +195,80 @@ impl<D: TorchStorage> Torch<D> {
         }
         Ok(())
     }
+
+    /// The gradient of an expert's weight, from some slots.
+    fn aten_expert_gradient(
+        &self,
+        (routing, slots): (Routing, Range<usize>),
+        [(x, inputs), (dy, outputs)]: [(In<'_, D>, usize); 2],
+        dweight: To<'_, D>,
+    ) -> Result<(), Failure> {
+        let mut target = self.target(dweight, &[int(outputs), int(inputs)])?;
+        if slots.is_empty() {
+            if !target.accumulate {
+                target.slot.f_zero_().done()?;
+            }
+            return Ok(());
+        }
+        let (x, dy) = (self.slots(routing, inputs, x)?, self.slots(routing, outputs, dy)?);
+        product(&narrow(&dy, &slots)?.f_tr()?, &narrow(&x, &slots)?, target)
+    }
 }
 
-/// The load of each expert: the number of routes to it, and the sum of its probabilities, over all counted rows.
-fn expert_loads(
-    routing: Routing,
-    facts: BatchFacts<'_>,
-    probabilities: &Tensor,
-    order: &Tensor,
-) -> Result<Tensor, Failure> {
-    let rows = row_mask(routing, facts, probabilities.device())?.f_to_kind(Kind::Double)?;
-    let probabilities = probabilities.f_to_kind(Kind::Double)?;
-    let routes = probabilities.f_zeros_like()?.f_scatter_value(1, order, 1.0)?;
-    let both = Tensor::f_cat(&[routes, probabilities], 1)?;
-    Ok(both.f_mul(&rows)?.f_sum_dim_intlist(0_i64, false, None)?)
+/// The slots that each source uses, with their routes; without sources that use none.
+fn used(routing: Routing, places: &Places, device: Device) -> Result<Vec<(Range<usize>, Tensor)>, Failure> {
+    let of_source = routing.rows * routing.slots_per_row();
+    let routes: Vec<usize> = places.route_of_slot.iter().flatten().copied().collect();
+    let routes = index(&routes, device)?;
+    let (mut parts, mut first) = (Vec::new(), 0);
+    for (source, slots) in places.route_of_slot.chunks(of_source).enumerate() {
+        let len = slots.iter().flatten().count();
+        if len > 0 {
+            let slots = source * of_source..source * of_source + len;
+            parts.push((slots, narrow(&routes, &(first..first + len))?));
+        }
+        first += len;
+    }
+    Ok(parts)
 }
 
-/// 1 for each counted row, 0 for the others: rows x 1.
-fn row_mask(routing: Routing, facts: BatchFacts<'_>, device: Device) -> Result<Tensor, Failure> {
-    let rows: Vec<f32> = facts.counted(routing.rows).map(|counts| f32::from(u8::from(counts))).collect();
-    Ok(Tensor::f_from_slice(&rows)?.f_view([-1, 1])?.f_to_device(device)?)
+/// The terms of sums over the experts of a chunk, chunk by chunk and row by row, each sum in the order of its routes.
+struct Terms {
+    slots: Tensor,
+    routes: Tensor,
+    /// Where each sum ends; before them, a zero.
+    ends: Tensor,
 }
 
-/// Each number's share of the sum of its row.
-fn shares(numbers: &Tensor) -> Result<Tensor, Failure> {
-    Ok(numbers.f_div(&numbers.f_sum_dim_intlist(1_i64, true, None)?)?)
+impl Terms {
+    fn of(routing: Routing, routes: &[u32], device: Device) -> Result<Self, Failure> {
+        let (chunks, places) = (routing.chunks, routing.places(routes));
+        let each = routing.experts / chunks.count;
+        let (mut slots, mut terms, mut ends) = (Vec::new(), Vec::new(), vec![0]);
+        for chunk in chunks.first..chunks.first + chunks.here {
+            for row in 0..routing.all_rows() {
+                let of_row = row * routing.top..(row + 1) * routing.top;
+                for route in of_row.filter(|&route| routes[route] as usize / each == chunk) {
+                    slots.extend(places.slot_of_route[route]);
+                    terms.push(route);
+                }
+                ends.push(terms.len());
+            }
+        }
+        // In one transfer.
+        let all = index(&[&slots[..], &terms, &ends].concat(), device)?;
+        let at = [slots.len(), 2 * slots.len(), 2 * slots.len() + ends.len()];
+        let [slots, routes, ends] = [0..at[0], at[0]..at[1], at[1]..at[2]].map(|part| narrow(&all, &part));
+        Ok(Self { slots: slots?, routes: routes?, ends: ends? })
+    }
 }
 
-fn index(numbers: impl IntoIterator<Item = usize>, device: Device) -> Result<Tensor, Failure> {
-    let numbers: Vec<i64> = numbers.into_iter().map(int).collect();
+/// Some rows of a tensor.
+fn narrow(x: &Tensor, rows: &Range<usize>) -> Result<Tensor, Failure> {
+    Ok(x.f_narrow(0, int(rows.start), int(rows.len()))?)
+}
+
+fn index(numbers: &[usize], device: Device) -> Result<Tensor, Failure> {
+    let numbers: Vec<i64> = numbers.iter().copied().map(int).collect();
     Ok(Tensor::f_from_slice(&numbers)?.f_to_device(device)?)
 }
