@@ -16,18 +16,18 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// Routes every row to different experts, never to the second one of those that are here.
+    /// Routes every row to different experts in several chunks, never to the second expert of those that are here. All
+    /// others are an odd number, or at least twice as many as a row has routes.
     pub(crate) fn new(routing: Routing, seed: u64) -> Self {
         let without_rows = routing.here().start + 1;
-        let experts: Vec<u32> = (0..routing.experts)
-            .filter(|&expert| expert != without_rows)
-            .map(|expert| expert as u32)
-            .collect();
+        let experts: Vec<usize> = (0..routing.experts).filter(|&expert| expert != without_rows).collect();
         let firsts = integers(seed + 7, routing.all_rows(), experts.len());
-        let of_row = |first: u32| {
-            (0..routing.top).map(move |choice| (first as usize + choice) % (routing.experts - 1))
-        };
-        let routes: Vec<u32> = firsts.into_iter().flat_map(of_row).map(|at| experts[at]).collect();
+        let expert =
+            |first: u32, choice: usize| experts[(first as usize + 2 * choice) % experts.len()] as u32;
+        let routes: Vec<u32> = (firsts.into_iter())
+            .flat_map(|first| (0..routing.top).map(move |choice| (first, choice)))
+            .map(|(first, choice)| expert(first, choice))
+            .collect();
         let route_of_slot = sorted(routing, &routes);
         Self { routing, routes, route_of_slot }
     }

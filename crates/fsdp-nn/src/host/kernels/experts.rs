@@ -294,7 +294,7 @@ fn combine_backward<E: Element>(
             }
         }
     });
-    // Where experts are cut, those of other chunks add a zero: it makes a negative zero positive.
+    // Where experts are cut, those of other chunks add a zero to what is stored: it makes a negative zero positive.
     let is_cut = routing.chunks.count > 1;
     workers.each(dweights.chunks_mut(rows).enumerate(), |(task, dweights)| {
         for (route, dweight) in dweights.iter_mut().enumerate() {
@@ -303,8 +303,10 @@ fn combine_backward<E: Element>(
                 let (x, dy) = (&x[slot * width..][..width], &dy[route / top * width..][..width]);
                 sum2(x, dy, |x, dy| x.load() * dy.load())
             });
-            let sum = product.unwrap_or(E::Acc::ZERO);
-            *dweight = E::store(if is_cut { sum + E::Acc::ZERO } else { sum });
+            *dweight = E::store(product.unwrap_or(E::Acc::ZERO));
+            if is_cut {
+                *dweight = E::store(dweight.load() + E::Acc::ZERO);
+            }
         }
     });
 }
