@@ -7,7 +7,17 @@ use fsdp_train::verify::{VerifyOptions, verify};
 
 use crate::parity::differing;
 use crate::ranks::threads;
-use crate::support::{MIXTRAL, config, job};
+use crate::support::{config, job};
+
+/// A tiny Mixtral: four experts, two per token, with a balancing loss. Rows have multiples of 64 bytes in every dtype, so that
+/// libtorch's products repeat their bits wherever the slots of an expert begin.
+const MIXTRAL: &str = r#"{
+    "model_type": "mixtral", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "initializer_range": 0.2, "tie_word_embeddings": false, "hidden_act": "silu",
+    "output_router_logits": true, "router_aux_loss_coef": 0.1
+}"#;
 
 /// A mesh with shard and expert axes of these sizes.
 fn mesh([shard, expert]: [usize; 2]) -> Ranks {

@@ -22,15 +22,6 @@ pub(crate) const GPT2: &str = r#"{
     "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
 }"#;
 
-/// A tiny Mixtral: four experts, two per token, with a balancing loss.
-pub(crate) const MIXTRAL: &str = r#"{
-    "model_type": "mixtral", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 32,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 16, "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0, "initializer_range": 0.2, "tie_word_embeddings": false, "hidden_act": "silu",
-    "output_router_logits": true, "router_aux_loss_coef": 0.1
-}"#;
-
 /// Returns the configuration of a small run; `overrides` have the syntax of `--set`.
 pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
     let path = dir.join("tokens.bin");
