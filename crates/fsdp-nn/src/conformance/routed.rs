@@ -86,13 +86,12 @@ fn sorted(routing: Routing, routes: &[u32]) -> Vec<Option<usize>> {
     route_of_slot
 }
 
-/// Mixtures whose experts are cut, of about as many rows: all chunks on one rank, two of four on one of two ranks, and
-/// one of two, with fewer experts than a row has routes.
+/// Mixtures whose experts are cut, of about as many rows: all chunks on one rank, two of four on one of two ranks, and one of
+/// four, with fewer experts than a row has routes.
 pub(crate) fn cut(rows: usize) -> [Routing; 3] {
-    let half = rows.div_ceil(2);
-    [
-        Routing { rows, experts: 8, top: 3, chunks: Chunks::all(4) },
-        Routing { rows: half, experts: 8, top: 3, chunks: Chunks { count: 4, first: 2, here: 2 } },
-        Routing { rows: half, experts: 4, top: 3, chunks: Chunks { count: 2, first: 1, here: 1 } },
-    ]
+    let cut = |chunks: Chunks| {
+        let rows = rows.div_ceil(chunks.ranks());
+        Routing { rows, experts: 8, top: 3, chunks }
+    };
+    [Chunks::all(4), Chunks { count: 4, first: 2, here: 2 }, Chunks { count: 4, first: 3, here: 1 }].map(cut)
 }
