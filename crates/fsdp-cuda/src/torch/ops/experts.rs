@@ -58,7 +58,7 @@ impl<D: TorchStorage> Torch<D> {
             }
             Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert } => {
                 let ([x, dy, routes], [dweight], _) = operands.split();
-                let slots = routing.places(&self.routes(routing, routes)?).slots(source, expert);
+                let slots = routing.slots_of(&self.routes(routing, routes)?, source, expert);
                 self.aten_expert_gradient((routing, slots), [(x, inputs), (dy, outputs)], dweight)
             }
         }
