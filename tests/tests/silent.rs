@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fsdp_core::Queue;
 use fsdp_core::memory::{Arithmetic, Memory, SliceMut};
 use fsdp_nn::backend::Operands;
-use fsdp_nn::op::{Attention, Balance, Experts, Head, Linear, Norm, Op};
+use fsdp_nn::op::{Attention, Balance, Experts, Head, Linear, Norm, Op, Pointwise};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
 use fsdp_sim::Threads;
 use fsdp_train::verify::{VerifyOptions, verify};
@@ -25,83 +25,123 @@ enum Fault {
     Cut(usize, usize),
     /// The coefficient of the balancing loss has this factor in backward.
     Balance(f64),
+    /// What is to be added replaces what it should be added to.
+    Overwritten,
 }
 
 /// A fault, and the operations that have it.
 struct Planted {
     name: &'static str,
     model: &'static str,
+    /// The axes that it is tried on, all of two ranks but where a model has fewer key heads than chunks.
+    axes: &'static [&'static str],
     is_faulty: fn(&Op) -> bool,
     fault: Fault,
 }
 
+/// Faults of mixtures are tried where ranks share samples, and where they share experts.
+const BOTH: &[&str] = &["context = 2", "expert = 2"];
+const CONTEXT: &[&str] = &["context = 2"];
+
 /// A golden model with a balancing loss.
 const MIXTRAL: &str = "mixtral-balanced";
 
-const ALL: [Planted; 11] = [
+const ALL: [Planted; 14] = [
     Planted {
         name: "gradients of experts are too large by the size of an axis",
         model: MIXTRAL,
+        axes: BOTH,
         is_faulty: |op| matches!(op, Op::Experts(Experts::ProductBackwardWeight { .. })),
         fault: Fault::Scaled(0, 2.0),
     },
     Planted {
         name: "one expert is left out of the update",
         model: MIXTRAL,
+        axes: BOTH,
         is_faulty: |op| matches!(op, Op::Experts(Experts::ProductBackwardWeight { expert: 1, .. })),
         fault: Fault::Scaled(0, 0.0),
     },
     Planted {
+        name: "gradients of experts over the rows of another rank are lost",
+        model: MIXTRAL,
+        axes: &["expert = 2"],
+        is_faulty: |op| matches!(op, Op::Experts(Experts::ProductBackwardWeight { source: 1, .. })),
+        fault: Fault::Scaled(0, 0.0),
+    },
+    Planted {
+        name: "rows have the gradient of half of their experts",
+        model: MIXTRAL,
+        axes: BOTH,
+        is_faulty: |op| matches!(op, Op::Experts(Experts::DispatchBackward { .. })),
+        fault: Fault::Scaled(0, 0.5),
+    },
+    Planted {
+        name: "of chunks that share a key head, only the last gives it a gradient",
+        model: LLAMA,
+        axes: &["context = 4"],
+        is_faulty: |op| matches!(op, Op::Pointwise(Pointwise::CopyColumns { .. })),
+        fault: Fault::Overwritten,
+    },
+    Planted {
         name: "routes have half of their gradient",
         model: MIXTRAL,
+        axes: BOTH,
         is_faulty: |op| matches!(op, Op::Experts(Experts::CombineBackward { .. })),
         fault: Fault::Scaled(1, 0.5),
     },
     Planted {
         name: "the router is cut off from its gradient",
         model: MIXTRAL,
+        axes: BOTH,
         is_faulty: |op| matches!(op, Op::Experts(Experts::RouteBackward { .. })),
         fault: Fault::Scaled(0, 0.0),
     },
     Planted {
         name: "the balancing loss is divided by the axis",
         model: MIXTRAL,
+        axes: BOTH,
         is_faulty: |op| matches!(op, Op::Experts(Experts::RouteBackward { .. })),
         fault: Fault::Balance(0.5),
     },
     Planted {
         name: "the balancing loss counts once per rank that shares samples",
         model: MIXTRAL,
+        axes: BOTH,
         is_faulty: |op| matches!(op, Op::Experts(Experts::RouteBackward { .. })),
         fault: Fault::Balance(2.0),
     },
     Planted {
         name: "the gradient of a bias is multiplied by the axis",
         model: GPT2,
+        axes: CONTEXT,
         is_faulty: |op| matches!(op, Op::Linear(Linear::ColumnSums { .. })),
         fault: Fault::Scaled(0, 2.0),
     },
     Planted {
         name: "gradients of positions after the cut are lost",
         model: LLAMA,
+        axes: CONTEXT,
         is_faulty: |op| matches!(op, Op::Attention(Attention::Backward { .. })),
         fault: Fault::Cut(0, 2),
     },
     Planted {
         name: "a weight that all positions share has a partial gradient",
         model: LLAMA,
+        axes: CONTEXT,
         is_faulty: |op| matches!(op, Op::Norm(Norm::RmsBackward { .. })),
         fault: Fault::Scaled(1, 0.5),
     },
     Planted {
         name: "rotary positions are turned back by those of the first chunk",
         model: LLAMA,
+        axes: CONTEXT,
         is_faulty: |op| matches!(op, Op::Attention(Attention::Rope { backward: true, .. })),
         fault: Fault::Scaled(0, -1.0),
     },
     Planted {
         name: "the gradient below the head is a mean over ranks, and that of the head a sum",
         model: LLAMA,
+        axes: CONTEXT,
         is_faulty: |op| matches!(op, Op::Head(Head::LossBackward { .. })),
         fault: Fault::Scaled(2, 0.5),
     },
@@ -113,6 +153,9 @@ fn ranks(planted: &'static Planted) -> Threads<Hooked<HostMemory>> {
         let hook = move |memory: &HostMemory, op: &Op, mut operands: Operands<'_, '_, HostBuffer>| {
             if world == 1 || !(planted.is_faulty)(op) {
                 return memory.execute(op, operands);
+            }
+            if let Fault::Overwritten = planted.fault {
+                operands.writes.iter_mut().for_each(|write| write.accumulate = false);
             }
             let mut op = op.clone();
             if let (
@@ -133,7 +176,7 @@ fn ranks(planted: &'static Planted) -> Threads<Hooked<HostMemory>> {
                     let lost = len / parts;
                     memory.zero(Queue::Compute, SliceMut::new(buffer, offset + len - lost, lost))?;
                 }
-                Fault::Balance(_) => {}
+                Fault::Balance(_) | Fault::Overwritten => {}
             }
             Ok(outcome)
         };
@@ -151,11 +194,10 @@ fn errors_that_losses_do_not_show_are_found() {
             GPT2 => (GPT2.to_owned(), 53),
             other => (other.to_owned(), 61),
         };
-        let meshes: &[&str] = if planted.model == MIXTRAL { &["context", "expert"] } else { &["context"] };
-        for axis in meshes {
-            let name = format!("{name}, {axis} axis");
+        for axis in planted.axes {
+            let name = format!("{name}, {axis}");
             let dir = tempfile::tempdir().unwrap();
-            let mesh = format!("fsdp.mesh={{ {axis} = 2 }}");
+            let mesh = format!("fsdp.mesh={{ {axis} }}");
             let settings = ["data.seq_len=8", &mesh, "fsdp.param_dtype=\"f32\""];
             let job = job(&model, config(dir.path(), vocab, &settings));
             let report = verify(&job, &ranks(planted), &VerifyOptions::new(&[4], 3)).unwrap();
