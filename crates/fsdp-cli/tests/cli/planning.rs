@@ -120,6 +120,29 @@ fn search_shares_long_sequences_among_ranks_where_faster_settings_do_not_fit() {
     assert_eq!(again["memory"]["fits"], true);
 }
 
+/// Four layers of Mixtral 8x22B: gathering all experts for one sequence takes longer than computing it.
+#[test]
+fn search_divides_large_experts_among_ranks_where_that_is_faster() {
+    let sandbox = Sandbox::new();
+    let config = r#"{"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 6144, "intermediate_size": 16384,
+        "num_hidden_layers": 4, "num_attention_heads": 48, "num_key_value_heads": 8, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+        "hidden_act": "silu", "initializer_range": 0.02, "tie_word_embeddings": false}"#;
+    std::fs::create_dir(sandbox.path("mixture")).unwrap();
+    sandbox.write("mixture/config.json", config);
+    sandbox.write(
+        "mixture.toml",
+        "[model]\npath = 'mixture'\n[data]\ntrain = ['data.txt']\nformat = 'text'\nseq_len = 4096\n\
+         [train]\nsteps = 10\nmicro_batch_size = 1\nglobal_batch_size = 8\noptimizer = { name = 'adamw', lr = 1e-4 }\n\
+         [fsdp]\nwrap = ['MixtralDecoderLayer']\nparam_dtype = 'bf16'\n[run]\nranks = 8\nout_dir = 'out'\n",
+    );
+    let found = json(&sandbox, "plan mixture.toml --on h100-sxm --search --write best.toml --json");
+    let front = found["front"].as_array().unwrap();
+    assert!(front[0]["change"].to_string().contains("fsdp.mesh.expert"), "{}", front[0]);
+    let again = json(&sandbox, "plan best.toml --on h100-sxm --json");
+    assert_eq!(again["step"]["seconds"], front[0]["step_seconds"]);
+}
+
 #[test]
 fn predicted_trace_ends_at_predicted_step_time() {
     let sandbox = sandbox();

@@ -31,11 +31,10 @@ impl<D: TorchStorage> Torch<D> {
                 let sizes = [*rows, *columns].map(int);
                 let x = self.view_strided(x, &sizes, &[int(*from), 1])?;
                 let (add, mut y) = (y.accumulate, self.view_mut_strided(y.slice, &sizes, &[int(*to), 1])?);
-                if add {
-                    y.f_add_(&x)?
-                } else {
-                    y.f_copy_(&x)?
-                };
+                match add {
+                    true => drop(y.f_add_(&x)?),
+                    false => y.f_copy_(&x)?,
+                }
             }
             Pointwise::Regroup { rows, groups, parts, width } => {
                 let ([x], [y], _) = operands.split();
