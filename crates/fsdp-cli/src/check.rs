@@ -15,7 +15,7 @@ use fsdp_nn::model::Architecture as _;
 use fsdp_train::checkpoint::DiskNeed;
 use fsdp_train::memory::expect_room_for;
 use fsdp_train::train::is_filled;
-use fsdp_train::{TrainError, expect_positions, expect_settings, plan};
+use fsdp_train::{TrainError, expect_chunks, expect_positions, expect_settings, plan};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -109,6 +109,9 @@ impl Findings {
         }) else {
             return;
         };
+        if let Err(error) = expect_chunks(config, &model, &plan) {
+            return self.record_error("settings", &error);
+        }
         let weights = setup.init(&model, None).and_then(|init| Ok(init.check(&plan.spec)?));
         self.record("weights", weights, |()| match config.model.init {
             Init::Random => "random".to_owned(),

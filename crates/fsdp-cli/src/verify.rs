@@ -235,7 +235,15 @@ fn shrunk_job(args: &VerifyArgs, setup: &RunSetup, worlds: &[Ranks]) -> Result<J
     }
     let architecture = small.setup.build()?;
     let init = run_setup::random(small.setup.config.model.seed, &architecture);
-    Ok(Job::new(small.setup.config, architecture, init)?)
+    Job::new(small.setup.config, architecture, init).map_err(|error| match error {
+        TrainError::Misfit { key, ref reason }
+            if key.starts_with("fsdp.chunks") && !args.meshes.is_empty() =>
+        {
+            let what = format!("the shrunk model: {reason}; choose smaller axes, or leave out --shrink");
+            CliError::Option { option: "--meshes", what }
+        }
+        error => error.into(),
+    })
 }
 
 fn write_json(path: &Path, mut file: File, report: &VerifyReport) -> Result<(), CliError> {

@@ -130,7 +130,7 @@ pub enum ConfigError {
     #[error(
         "{origin}: `{divisor_key}` = {divisor} does not divide {dividend_key} = {dividend}; \
          the nearest that does is {}, or change the other",
-        nearest_divisor(*divisor, *dividend)
+        nearest_divisor(divisor_key, *divisor, *dividend)
     )]
     Divisibility {
         /// The file or `--set` that wrote them.
@@ -167,10 +167,13 @@ impl ConfigError {
     }
 }
 
-/// The divisor of a number that is nearest to another one; of two, the smaller.
-fn nearest_divisor(divisor: u64, dividend: u64) -> u64 {
+/// The divisor of a number that is nearest to another one and allowed for a key; of two, the smaller.
+fn nearest_divisor(key: &str, divisor: u64, dividend: u64) -> u64 {
+    let is_power =
+        key.starts_with("fsdp.chunks.") || ["fsdp.mesh.context", "fsdp.mesh.expert"].contains(&key);
     let pairs = (1..=dividend.isqrt()).filter(|factor| dividend.is_multiple_of(*factor));
     let factors = pairs.flat_map(|factor| [factor, dividend / factor]);
+    let factors = factors.filter(|factor| !is_power || factor.is_power_of_two());
     factors.min_by_key(|factor| (factor.abs_diff(divisor), *factor)).unwrap_or(1)
 }
 

@@ -69,7 +69,8 @@ table! {
     pub struct ChunksConfig {
         /// Number of chunks that the positions of a sample are cut into, for the ranks of the context axis to share. It
         /// is the order of sums: runs with equally many chunks have the same bits on all meshes. A power of two, a multiple of
-        /// `mesh.context`, that divides `seq_len` and the heads of attention; left out, as many as `mesh.context`.
+        /// `mesh.context`, that divides `seq_len` and the query heads, and divides the key heads or is a multiple of them; left
+        /// out, as many as `mesh.context`.
         context: Option<usize> = or_none(SIZE),
         /// Number of chunks that the experts of every mixture are cut into, for the ranks of the expert axis to share; the
         /// order of sums over the experts of a token. A power of two, a multiple of `mesh.expert`, that divides the experts;

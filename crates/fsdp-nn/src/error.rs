@@ -19,7 +19,9 @@ pub enum ModelError {
         got: usize,
     },
     /// The heads of attention cannot be shared evenly among chunks of samples.
-    #[error("{heads} query heads and {kv_heads} key heads cannot be shared among {chunks} chunks of samples")]
+    #[error(
+        "{heads} query heads and {kv_heads} key heads cannot be shared among {chunks} chunks of samples, but among {fitting}"
+    )]
     SharedHeads {
         /// Number of query heads.
         heads: usize,
@@ -27,6 +29,8 @@ pub enum ModelError {
         kv_heads: usize,
         /// Number of chunks.
         chunks: usize,
+        /// The most chunks below that among which they can be shared.
+        fitting: usize,
     },
     /// The experts of a mixture cannot be cut into chunks.
     #[error("the {experts} experts of a mixture cannot be cut into {chunks} equal chunks")]

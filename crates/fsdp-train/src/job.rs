@@ -383,23 +383,32 @@ fn plan_to_evaluate(config: &Resolved, described: &ModelSpec) -> Result<Plan, Tr
 }
 
 /// Checks that the model can be computed on chunks of samples and of experts, if they are cut.
-fn expect_chunks<A: Architecture + Clone>(
+///
+/// # Errors
+/// [`TrainError::Misfit`] that names the chunks which do not fit.
+pub fn expect_chunks<A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Plan,
 ) -> Result<(), TrainError> {
-    let fsdp = &config.fsdp;
-    let key = match (plan.policy.chunks, plan.policy.expert_chunks) {
-        (1, 1) => return Ok(()),
-        (1, _) => fsdp.expert_chunks_key(),
-        (_, 1) => fsdp.chunks_key(),
-        _ => "fsdp.chunks",
-    };
-    if plan.policy.expert_chunks > 1 && architecture.description().mixtures.is_empty() {
-        let reason = "the model has no mixtures of experts to cut; remove the key".to_owned();
-        return Err(TrainError::Misfit { key: fsdp.expert_chunks_key(), reason });
+    let (fsdp, mixtures) = (&config.fsdp, &architecture.description().mixtures);
+    let (chunks, key) = (plan.policy.expert_chunks, fsdp.expert_chunks_key());
+    if let Some(experts) = mixtures.values().find(|experts| !experts.is_multiple_of(chunks)) {
+        let nearest = (1..chunks).rev().find(|size| size.is_power_of_two() && experts.is_multiple_of(*size));
+        let reason = format!(
+            "{chunks} does not divide the {experts} experts of a mixture, but {} does",
+            nearest.unwrap_or(1)
+        );
+        return Err(TrainError::Misfit { key, reason });
     }
-    let misfit = |error: TrainError| TrainError::Misfit { key, reason: error.to_string() };
+    if chunks > 1 && mixtures.is_empty() {
+        let reason = "the model has no mixtures whose experts could be cut: 1 is all that fits".to_owned();
+        return Err(TrainError::Misfit { key, reason });
+    }
+    if plan.policy.chunks == 1 {
+        return Ok(());
+    }
+    let misfit = |error: TrainError| TrainError::Misfit { key: fsdp.chunks_key(), reason: error.to_string() };
     listed(config, architecture, plan).map(drop).map_err(misfit)
 }
 

@@ -59,7 +59,7 @@ pub use ahead::trace_step;
 pub use error::{Ending, Kept, TrainError};
 pub use fit::{expect_positions, expect_settings};
 pub use init::InitSource;
-pub use job::{Job, draft, listed, plan, predict, rank_tables};
+pub use job::{Job, draft, expect_chunks, listed, plan, predict, rank_tables};
 pub use metrics::Evaluation;
 pub use oracle::Oracle;
 pub use rank::RankTrainer;

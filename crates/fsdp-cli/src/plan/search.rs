@@ -156,6 +156,9 @@ impl Candidate {
         }
         let (slower, fastest) = (&self.settings, &best.settings);
         let because = match () {
+            () if (slower.context, slower.expert) != (fastest.context, fastest.expert) => {
+                "activations or rows of experts move between ranks"
+            }
             () if slower.checkpointing != fastest.checkpointing => "more is recomputed",
             () if slower.micro_batch != fastest.micro_batch => "smaller operations, more often",
             () => "more of it runs during transfers, or handles gathered data",

@@ -35,13 +35,18 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
                 "{ranks} ranks cannot form fsdp.mesh.replicate = {replicas} replicas: change one of them"
             )));
         }
-        for (key, before, after) in
-            [("context", context, config.fsdp.mesh.context), ("expert", expert, config.fsdp.mesh.expert)]
-        {
+        for (key, before, after, of) in [
+            ("context", context, config.fsdp.mesh.context, ranks),
+            ("expert", expert, config.fsdp.mesh.expert, ranks / replicas),
+        ] {
             if before != after {
-                return Err(refused(format!(
-                    "fsdp.mesh.{key} = {before} does not divide {ranks} ranks: change one of them"
-                )));
+                let of = if of == ranks {
+                    format!("{ranks} ranks")
+                } else {
+                    format!("the {of} ranks of a replica")
+                };
+                let what = format!("fsdp.mesh.{key} = {before} does not divide {of}: change one of them");
+                return Err(refused(what));
             }
         }
     }

@@ -92,6 +92,29 @@ fn run_continues_and_is_evaluated_on_other_meshes_with_the_same_bits() {
 }
 
 #[test]
+fn what_training_refuses_is_found_by_check_and_named_for_shrunk_models() {
+    let checked =
+        fsdp("check examples/mixture.toml --set run.out_dir=target/nowhere --set fsdp.chunks.expert=16");
+    assert_eq!(checked.code, Some(2), "{}", checked.stdout);
+    assert!(
+        checked.stdout.contains("fsdp.chunks.expert: 16 does not divide the 8 experts"),
+        "{}",
+        checked.stdout
+    );
+    let shrunk = fsdp("verify examples/mixture.toml --shrink --meshes shard=8,expert=8");
+    assert_eq!(shrunk.code, Some(2), "{}", shrunk.stderr);
+    insta::assert_snapshot!(folded(&shrunk.stderr), @r"
+    shrunk: 8 chunks of experts to 2
+    shrunk: 1.41M parameters to 13.6K
+    shrunk: 4 layers, hidden 128, heads 8/4, ffn 384, vocabulary 256 to 3 layers, hidden 16, heads 4/2,
+    ffn 48, vocabulary 256
+    shrunk: sequences of 128 tokens to 32, 8 micro-batches of 2 to 16 of 1
+    error: --meshes: the shrunk model: 8 does not divide the 4 experts of a mixture, but 4 does; choose
+    smaller axes, or leave out --shrink
+    ");
+}
+
+#[test]
 fn axes_that_do_not_fit_are_refused_by_key_with_what_does() {
     insta::assert_snapshot!(refusal("--set fsdp.mesh.expert=3"), @r"
     error: --set fsdp.mesh.expert: `fsdp.mesh.expert` is 3; it must be a power of two: sums over chunks
@@ -102,8 +125,7 @@ fn axes_that_do_not_fit_are_refused_by_key_with_what_does() {
     nearest that does is 4, or change the other
     ");
     insta::assert_snapshot!(refusal("--set fsdp.chunks.expert=16"), @r"
-    error: fsdp.chunks.expert: block `layers.0.mlp`: the 8 experts of a mixture cannot be cut into 16
-    equal chunks
+    error: fsdp.chunks.expert: 16 does not divide the 8 experts of a mixture, but 8 does
     ");
     insta::assert_snapshot!(refusal("--set run.ranks=2 --set fsdp.mesh={expert=2,replicate=2}"), @r"
     error: --set fsdp.mesh: `fsdp.mesh.expert` = 2 does not divide run.ranks / fsdp.mesh.replicate = 1;

@@ -47,7 +47,7 @@ fn meshes_that_the_model_cannot_be_cut_for_are_refused_by_key() {
     assert_eq!(ran.code, Some(2));
     insta::assert_snapshot!(folded(&ran.stderr), @r"
     error: fsdp.chunks.context: block `layers.0.attention`: 4 query heads and 2 key heads cannot be
-    shared among 16 chunks of samples
+    shared among 16 chunks of samples, but among 4
     ");
 }
 

@@ -49,10 +49,10 @@ pub enum OpKind {
         /// Forward or backward.
         purpose: Purpose,
     },
-    /// Runs a block. Reads, for each parameter of the block (experts of the rank are called by those of the first block), the gathered segment that contains it. If the call computes
-    /// gradients, writes, leaf by leaf, for each trainable parameter of the block that has such a leaf the gradient segment
-    /// that contains the parameter's gradient. The call of the last block then writes the scalars: the program keeps the losses until
-    /// [`OpKind::ReduceScalars`] takes them.
+    /// Runs a block. Reads, for each parameter that it calls ([`Layout::called`](crate::layout::Layout::called)), the gathered
+    /// segment that contains it. If the call computes gradients, writes, leaf by leaf, for each of these that is trainable and
+    /// has such a leaf the segment that contains its gradient. The call of the last block then writes the scalars: the program
+    /// keeps the losses until [`OpKind::ReduceScalars`] takes them.
     Call(BlockCall),
     /// Copies this rank's part of the gathered unit, for a smaller all-gather in backward; per segment.
     KeepSubShard {

@@ -108,9 +108,13 @@ impl Builder<'_> {
     /// The heads of one of several chunks: a part of the query heads, and the key heads that they use.
     fn share_of_chunk(&self, all: &layer::Attention) -> Result<layer::Attention, Error> {
         let (chunks, heads, kv_heads) = (self.chunks().count, all.heads, all.kv_heads);
-        let is_shared = kv_heads.is_multiple_of(chunks) || chunks.is_multiple_of(kv_heads);
-        if !heads.is_multiple_of(chunks) || !is_shared {
-            return Err(self.error(ModelError::SharedHeads { heads, kv_heads, chunks }));
+        let fits = |chunks: usize| {
+            heads.is_multiple_of(chunks)
+                && (kv_heads.is_multiple_of(chunks) || chunks.is_multiple_of(kv_heads))
+        };
+        if !fits(chunks) {
+            let fitting = (1..chunks).rev().find(|size| size.is_power_of_two() && fits(*size)).unwrap_or(1);
+            return Err(self.error(ModelError::SharedHeads { heads, kv_heads, chunks, fitting }));
         }
         Ok(layer::Attention { heads: heads / chunks, kv_heads: (kv_heads / chunks).max(1), ..*all })
     }

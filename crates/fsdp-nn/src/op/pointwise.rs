@@ -138,6 +138,7 @@ fn is_rearranged(b: &Backward<'_>, node: &Node) -> bool {
     };
     let mut inputs = node.reads();
     let input = inputs.next();
+    // Copies from one place have one size.
     let distinct: BTreeMap<usize, usize> = node.calls.iter().filter_map(copied).collect();
     inputs.all(|other| Some(other) == input)
         && input.is_some_and(|id| b.draft.places[id].len() == distinct.values().sum::<usize>())

@@ -60,6 +60,11 @@ impl Ring {
         Self { ranks: mesh.group_size(group), stride: mesh.stride(group) }
     }
 
+    /// Number of nodes that its ranks are on.
+    pub(super) fn nodes(self, per_node: usize) -> usize {
+        ((self.ranks - 1) * self.stride + 1).div_ceil(per_node).min(self.ranks)
+    }
+
     /// Neighboring ranks.
     pub(super) const fn near(ranks: usize) -> Self {
         Self { ranks, stride: 1 }
@@ -70,7 +75,7 @@ impl Prices<'_> {
     /// The cost of a collective over a ring; `bytes` is the unsharded size of what is gathered or reduced.
     pub(super) fn collective(&self, collective: Collective, bytes: f64, ring: Ring) -> Work {
         let specified = self.ring(collective.passes(), bytes, ring);
-        match self.estimate_collective(collective, bytes, ring.ranks) {
+        match self.estimate_collective(collective, bytes, ring) {
             // The drag on computation comes from the traffic, which is the same.
             Some(seconds) => {
                 Work { seconds, drag: specified.drag * specified.seconds / seconds, ..specified }
@@ -80,7 +85,8 @@ impl Prices<'_> {
     }
 
     /// The cost according to the specification of the links.
-    fn ring(&self, passes: f64, bytes: f64, Ring { ranks: group, stride }: Ring) -> Work {
+    fn ring(&self, passes: f64, bytes: f64, ring: Ring) -> Work {
+        let (group, per_node) = (ring.ranks, self.cluster.devices_per_node());
         if group < 2 {
             return Work::default();
         }
@@ -91,16 +97,15 @@ impl Prices<'_> {
             let seconds = hops + moved / (link.bandwidth.value * self.constants.get("torus"));
             return Work { seconds: passes * seconds, link: Some(NODE_LINK), drag: 0.0 };
         }
-        let nodes = ((group - 1) * stride + 1).div_ceil(self.cluster.devices_per_node());
+        let nodes = ring.nodes(per_node);
         let bus = self.node_bus();
         let (slowest, link_number) = match self.network_bus(nodes) {
             // The rings of a node share its network.
-            Some(network) if nodes > 1 => ((network / stride as f64).min(bus), NETWORK),
+            Some(network) if nodes > 1 => ((network / ring.stride.min(per_node) as f64).min(bus), NETWORK),
             _ => (bus, NODE_LINK),
         };
         let latency = self.cluster.network.as_ref().map_or(0.0, |network| network.latency.value);
-        let hops =
-            group.saturating_sub(nodes) as f64 * link.latency.value + (nodes - 1) as f64 * 2.0 * latency;
+        let hops = (group - nodes) as f64 * link.latency.value + (nodes - 1) as f64 * 2.0 * latency;
         let seconds = passes * (STARTUP_SECONDS + hops + moved / slowest);
         let drag = self.constants.get("drag") * passes * moved / bus / seconds;
         Work { seconds, link: Some(link_number), drag }

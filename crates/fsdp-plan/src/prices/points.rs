@@ -5,10 +5,10 @@ use std::fmt;
 
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
-use fsdp_core::{Axis, Mesh};
+use fsdp_core::{Group, Mesh};
 use serde::Serialize;
 
-use super::{Collective, Prices};
+use super::{Collective, Prices, Ring};
 use crate::measured::{self, Estimate, Measured, Point, Points, Question};
 use crate::software::Software;
 use crate::work::{Listed, OpWork, StepWork};
@@ -88,16 +88,11 @@ impl<'a> Prices<'a> {
     }
 
     /// Estimates the seconds of a collective within a machine.
-    pub(super) fn estimate_collective(
-        &self,
-        collective: Collective,
-        bytes: f64,
-        group: usize,
-    ) -> Option<f64> {
-        let measured = self.measured().filter(|_| group <= self.cluster.devices_per_node())?;
+    pub(super) fn estimate_collective(&self, collective: Collective, bytes: f64, ring: Ring) -> Option<f64> {
+        let measured = self.measured().filter(|_| ring.nodes(self.cluster.devices_per_node()) == 1)?;
         let what = format!("{} {}", collective.name(), self.setting.transport);
         let size = [bytes.max(1.0)];
-        let question = Question { what: &what, ranks: group, size: &size, work: size[0] };
+        let question = Question { what: &what, ranks: ring.ranks, size: &size, work: size[0] };
         measured::estimate(&measured.collectives, question).map(|estimate| estimate.seconds)
     }
 
@@ -107,9 +102,10 @@ impl<'a> Prices<'a> {
         let Some(measured) = self.measured() else { return BTreeMap::new() };
         let (transport, world) = (self.setting.transport, plan.mesh.world());
         let mut all = BTreeMap::new();
-        for (collective, group) in collectives(plan.mesh) {
+        for (collective, ring) in collectives(plan.mesh) {
+            let group = ring.ranks;
             let points = measured.collectives.get(&format!("{} {transport}", collective.name()));
-            let basis = match group > self.cluster.devices_per_node() {
+            let basis = match ring.nodes(self.cluster.devices_per_node()) > 1 {
                 true => Some(Instead::Network),
                 false => substitute(points, group, "by the links' specification"),
             };
@@ -154,16 +150,22 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// The collectives of a mesh, with the sizes of their groups.
-fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
-    let (shards, replicas, world) = (mesh.shards(), mesh.size(Axis::Replicate), mesh.world());
+/// The collectives of a mesh, with the rings that they run over.
+fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, Ring)> {
+    let of = |collective, group| (collective, Ring::of(mesh, group));
     let all = [
-        (Collective::AllGather, shards),
-        (Collective::ReduceScatter, shards),
-        (Collective::AllReduce, replicas),
-        (Collective::AllReduce, world),
+        of(Collective::AllGather, Group::SHARDS),
+        of(Collective::ReduceScatter, Group::SHARDS),
+        of(Collective::AllReduce, Group::REPLICATE),
+        of(Collective::AllReduce, Group::WORLD),
+        of(Collective::AllGather, Group::CONTEXT),
+        of(Collective::AllGather, Group::EXPERT),
     ];
-    all.into_iter().filter(|(_, group)| *group > 1)
+    let of_experts =
+        [Collective::AllGather, Collective::ReduceScatter].map(|of_both| of(of_both, Group::EXPERT_SHARDS));
+    all.into_iter()
+        .chain(of_experts.into_iter().filter(move |_| mesh.expert() > 1))
+        .filter(|(_, ring)| ring.ranks > 1)
 }
 
 /// The substitute for points with this number of ranks: points with another number, or a price; `None` if there are

@@ -62,6 +62,20 @@ fn rings_of_one_node_share_its_network() {
 }
 
 #[test]
+fn rings_are_on_the_nodes_of_their_ranks() {
+    let nodes = |ranks, stride| Ring { ranks, stride }.nodes(8);
+    assert_eq!([nodes(8, 1), nodes(4, 2), nodes(9, 1), nodes(2, 8)], [1, 1, 2, 2]);
+    // Nodes between two ranks have none.
+    assert_eq!([nodes(2, 16), nodes(4, 8), nodes(8, 4)], [2, 4, 4]);
+    // At most the devices of a node share its network.
+    let seconds = |stride| {
+        on("h100-sxm", |prices| prices.collective(Collective::AllGather, 8e9, Ring { ranks: 2, stride }))
+            .seconds
+    };
+    assert_eq!(seconds(8), seconds(16));
+}
+
+#[test]
 fn replicated_shards_split_network_bandwidth() {
     let bytes = 8e9;
     let seconds = on("h100-sxm", |prices| {

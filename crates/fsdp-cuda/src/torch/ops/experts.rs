@@ -166,6 +166,8 @@ impl<D: TorchStorage> Torch<D> {
             let gradients = dy.f_mul(&self.route_weights(routing, weights, &routes)?)?;
             narrow(&dx, &slots)?.f_copy_(&gradients)?;
         }
+        // Where experts are cut, those of other ranks add a zero: it makes a negative zero positive.
+        let dots = if routing.chunks.count > 1 { dots.f_add_scalar(0.0)? } else { dots };
         self.put(dweights, &dots)
     }
 
