@@ -142,7 +142,11 @@ pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String 
             format!("{} -> {to}{}", of(unit), over(group))
         }
         OpKind::Download(unit) => format!("{} from {from}", of(unit)),
-        OpKind::OpenGradient(unit) => format!("{} in {to}", of(unit)),
+        OpKind::OpenGradient(unit) => {
+            let mut names: Vec<String> = op.writes.iter().map(|&id| schedule.buffer(id).name()).collect();
+            names.dedup();
+            format!("{} in {}", of(unit), names.join(", "))
+        }
         OpKind::Add { unit, .. } => format!("{}: {from} into {to}", of(unit)),
         OpKind::Statistics { unit, phase } => format!("{name} {} of {}", phase.0, layout.unit(unit).name),
         OpKind::ReduceStatistics(phase) => format!("{name} {}", phase.0),

@@ -61,7 +61,7 @@ files, one tensor each, and are sharded by rows like all others; a layer is gath
 [expert axis](parallelism.md#expert-axis) with some of them. No token is dropped, so buffers have the same sizes whatever the router selects, and predicted memory is exact. Products run over the tokens of each expert, so time
 and `mfu` depend on the experts that tokens are sent to. Ties between probabilities go to the expert with the lower number. Adapters apply to
 the attention projections, as in PEFT, and not to routers or experts. On `torch-cpu` and `cuda` the order of rows is computed on the host,
-which waits for the device in every layer.
+which waits for the device in every layer, in backward once per expert and weight.
 
 Training adds the load-balancing loss of routers if `config.json` has `output_router_logits`, with `router_aux_loss_coef`, as in
 transformers; `train.router_aux_loss_coef` of the run file overrides both. The loss is `load_balancing_loss_func` of transformers, tested
