@@ -12,6 +12,7 @@ mod attention;
 mod bits;
 mod calls;
 mod cases;
+mod copy_cases;
 pub(crate) mod decoders;
 mod expert_cases;
 mod finite_differences;
