@@ -86,9 +86,11 @@ mod tests {
     fn file(folder: &Path, name: &str, bytes: usize, hours: u64) -> PathBuf {
         let path = folder.join(name);
         let used = SystemTime::now() - Duration::from_secs(3600 * hours);
-        let mut file = File::create(&path).unwrap();
+        // It appears with its time: others would take a file without it for one that was just used.
+        let mut file = tempfile::NamedTempFile::new_in(folder).unwrap();
         file.write_all(&vec![0; bytes]).unwrap();
-        file.set_modified(used).unwrap();
+        file.as_file().set_modified(used).unwrap();
+        file.persist(&path).unwrap();
         path
     }
 
