@@ -113,7 +113,7 @@ fn explore(forecaster: &Forecaster<'_>) -> Found {
     let units = found
         .front()
         .into_iter()
-        .chain(fitting)
+        .chain(fitting.clone())
         .flat_map(|candidate| candidate.settings.wrapped(&forecaster.wraps))
         .filter(|settings| settings.wrap != forecaster.config.fsdp.wrap);
     // A context axis costs time and saves memory, so it is for faster settings that do not fit.
@@ -125,11 +125,10 @@ fn explore(forecaster: &Forecaster<'_>) -> Found {
         .filter(|settings| settings.context != forecaster.config.fsdp.mesh.context);
     // An expert axis saves traffic and unsharded memory, and costs traffic and memory of activations.
     let sizes = expert_axes(forecaster.config, forecaster.cluster, forecaster.experts());
-    let fastest = found.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
     let divided = found
         .front()
         .into_iter()
-        .chain(fastest)
+        .chain(fitting)
         .chain(found.lacking_memory())
         .flat_map(|candidate| candidate.settings.sharing_experts(&sizes))
         .filter(|settings| settings.expert != forecaster.config.fsdp.mesh.expert);

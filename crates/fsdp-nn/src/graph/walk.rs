@@ -148,19 +148,19 @@ impl<M: Backend> DeviceRunner<'_, M> {
         let comm = self.comms.find(Queue::Compute, group).expect("ranks that share work are connected");
         let taken = |place: &mut Option<M::Buffer>| vec![place.take().expect("operands live")];
         let (inputs, outputs) = (taken(&mut places[from]), taken(&mut places[to]));
-        let mut done = match call.op {
-            Op::ExpertAxis(ExpertAxis::ReduceScatter { .. }) => comm
-                .reduce_scatter(memory, ReduceOp::Sum, purpose, None, inputs, outputs)?
-                .wait_on(memory, Queue::Compute)?,
+        let pending = match call.op {
+            Op::ExpertAxis(ExpertAxis::ReduceScatter { .. }) => {
+                comm.reduce_scatter(memory, ReduceOp::Sum, purpose, None, inputs, outputs)?
+            }
             _ => {
                 places[from] = inputs.first().cloned();
-                let pending = match call.op {
+                match call.op {
                     Op::Exchange(_) => comm.all_to_all(memory, purpose, inputs, outputs)?,
                     _ => comm.all_gather(memory, purpose, None, inputs, outputs)?,
-                };
-                pending.wait_on(memory, Queue::Compute)?
+                }
             }
         };
+        let mut done = pending.wait_on(memory, Queue::Compute)?;
         places[to] = done.outputs.pop();
         // Contents of what was reduced are given up.
         places[from] = places[from].take().or_else(|| done.inputs.pop());
