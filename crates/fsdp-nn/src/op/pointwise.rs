@@ -266,20 +266,23 @@ impl Builder<'_> {
         self.in_place(x, Op::Pointwise(Pointwise::Scale { len, factor }), vec![], None)
     }
 
-    /// Splits every row into two halves (gate and up of one linear map). Both must be used.
+    /// Splits every row into parts of these widths (gate and up of one linear map, for example). All must be used.
     ///
     /// # Errors
-    /// If the row width is odd.
-    pub fn halves(&mut self, x: Tensor) -> Result<[Tensor; 2], Error> {
-        let (rows, from, columns) = (self.row_count(), x.width(), x.width() / 2);
-        self.check("halves", x, 2 * columns)?;
-        let outputs = [self.rows(columns), self.rows(columns)];
-        let copy = |(part, y): (usize, &Tensor)| {
+    /// If the widths do not add up to that of a row.
+    pub fn split<const N: usize>(&mut self, x: Tensor, widths: [usize; N]) -> Result<[Tensor; N], Error> {
+        let (rows, from) = (self.row_count(), x.width());
+        self.check("split", x, widths.iter().sum())?;
+        let outputs = widths.map(|columns| self.rows(columns));
+        let mut offset = 0;
+        let copy = |y: &Tensor| {
+            let columns = y.width();
             let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to: columns });
-            let read = x.columns(part * columns, rows.saturating_sub(1) * from + columns);
+            let read = x.columns(offset, rows.saturating_sub(1) * from + columns);
+            offset += columns;
             Call::new(op, vec![read], [(self.whole(*y), false)])
         };
-        let calls = outputs.iter().enumerate().map(copy).collect();
+        let calls = outputs.iter().map(copy).collect();
         self.node(calls, None);
         Ok(outputs)
     }

@@ -183,7 +183,7 @@ impl Mlp {
             maps => {
                 let all = b.linear_columns(h, maps)?;
                 if self.is_gated {
-                    let [gate, up] = b.halves(all)?;
+                    let [gate, up] = b.split(all, [all.width() / 2; 2])?;
                     b.gated(self.activation, gate, up)?
                 } else {
                     b.activation(self.activation, all)
