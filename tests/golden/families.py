@@ -1,6 +1,6 @@
 """Write the golden files of families of models (`families/`) from PyTorch and transformers.
 
-usage: python families.py [--out FOLDER]      (torch 2.11.0, transformers 5.17.0, safetensors)
+usage: python families.py [CASE ...] [--out FOLDER]      (torch 2.11.0, transformers 5.17.0, safetensors)
 
 A folder per case, as README.md describes it, with smaller models and fewer tensors: three steps of SGD, no other
 optimizer, no float64. `ropes.json` has the frequencies of rotary positions for many configurations, as transformers'
@@ -35,6 +35,14 @@ def rope(kind, theta=10000.0, **more):
 def padded(token, **more):
     small = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
     return small | dict(pad_token_id=token) | more
+
+
+def latent(**more):
+    """Sizes of latent attention, and of the mixtures beside it."""
+    return dict(
+        num_key_value_heads=4, q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8,
+        n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=12, n_shared_experts=1, first_k_dense_replace=1,
+    ) | more  # fmt: skip
 
 
 # case -> (model_type, what differs from _SMALL)
@@ -124,6 +132,50 @@ CASES = {
     ),
     "smollm3-padding": ("smollm3", padded(4, tie_word_embeddings=True)),
     "starcoder2-padding": ("starcoder2", padded(0, tie_word_embeddings=True)),
+    # Latent attention with YaRN's factor on scores; a layer with an MLP, and a mixture whose router has logistic scores, corrections and
+    # groups, beside shared experts. The same without a narrow query, without groups, and with values wider than queries.
+    "deepseek_v3": ("deepseek_v3", latent(n_group=4, topk_group=2, num_experts_per_tok=3, routed_scaling_factor=2.5, n_shared_experts=2)
+                    | rope("yarn", 100.0, factor=4.0, original_max_position_embeddings=4, mscale=1.0, mscale_all_dim=1.0)),
+    "deepseek_v3-direct": (
+        "deepseek_v3",
+        latent(q_lora_rank=None, rope_interleave=False, attention_bias=True, v_head_dim=12, n_group=1, topk_group=1,
+               first_k_dense_replace=0, norm_topk_prob=False),
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", latent(mlp_layer_types=["sparse", "dense"], v_head_dim=10)),
+    # The same mixtures behind other attention.
+    "glm4_moe": (
+        "glm4_moe",
+        dict(n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=8, head_dim=8, use_qk_norm=True, attention_bias=True,
+             n_group=2, topk_group=1, rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)),
+    ),
+    # A Mixtral with corrected logistic scores, and norms of all queries and keys of a token.
+    "minimax_m2": (
+        "minimax_m2",
+        dict(num_local_experts=5, num_experts_per_tok=2, head_dim=8,
+             rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)),
+    ),
+    # Probabilities of all experts, which do not sum to one, and a balancing loss.
+    "olmoe": (
+        "olmoe",
+        dict(num_experts=5, num_experts_per_tok=2, attention_bias=True, output_router_logits=True, router_aux_loss_coef=0.5),
+    ),
+    # A shared expert with a weight, beside experts; a window in the first layer.
+    "qwen2_moe": (
+        "qwen2_moe",
+        dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=12,
+             use_sliding_window=True, sliding_window=4, mlp_only_layers=[1]),
+    ),
+    "deepseek_v3-padding": ("deepseek_v3", latent(**padded(7, num_key_value_heads=2), first_k_dense_replace=0, n_group=1, topk_group=1)),
+    "glm4_moe_lite-padding": ("glm4_moe_lite", latent(**padded(7, num_key_value_heads=2), mlp_layer_types=["sparse"])),
+    "glm4_moe-padding": (
+        "glm4_moe", padded(7, n_routed_experts=3, num_experts_per_tok=2, moe_intermediate_size=8, first_k_dense_replace=0, head_dim=8)
+    ),
+    "minimax_m2-padding": ("minimax_m2", padded(7, num_local_experts=3, num_experts_per_tok=2, head_dim=6)),
+    "olmoe-padding": ("olmoe", padded(1, num_experts=3, num_experts_per_tok=2)),
+    "qwen2_moe-padding": (
+        "qwen2_moe",
+        padded(7, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=8),
+    ),
 }  # fmt: skip
 
 
@@ -136,6 +188,9 @@ def write_model(folder, case, seed):
     for name, parameter in model.named_parameters():
         noise = 0.2 * torch.randn(parameter.shape, generator=generator)
         parameter.data.copy_(noise + 1.0 if parameter.ndim == 1 and name.endswith(".weight") else noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     model.generation_config.pad_token_id = None  # It may not be negative there.
     model.save_pretrained(folder)
     if os.path.exists(f"{folder}/generation_config.json"):
@@ -149,14 +204,16 @@ def write_model(folder, case, seed):
 
 
 # What experts are called in files: gate, up and down.
-_EXPERTS = {"mixtral": ["w1", "w3", "w2"], "qwen3_moe": ["gate_proj", "up_proj", "down_proj"]}
+_MIXTRAL, _QWEN = ["w1", "w3", "w2"], ["gate_proj", "up_proj", "down_proj"]
+_EXPERTS = {"mixtral": _MIXTRAL, "minimax_m2": _MIXTRAL}
 
 
 def named(model, value_of=lambda parameter: parameter):
     """Values of the parameters of a model (its gradients, say), under their names in files: for some families these are others than
     in memory, where the weights of experts are stacked."""
     kind = model.config.model_type
-    renamed = {"gpt_neox": ("lm_head.", "embed_out."), "mixtral": (".mlp.", ".block_sparse_moe.")}.get(kind, ("", ""))
+    sparse = (".mlp.", ".block_sparse_moe.")
+    renamed = {"gpt_neox": ("lm_head.", "embed_out."), "mixtral": sparse, "minimax_m2": sparse}.get(kind, ("", ""))
     values = {}
     for name, parameter in model.named_parameters():
         name, value = name.replace(*renamed, 1), value_of(parameter)
@@ -170,7 +227,7 @@ def named(model, value_of=lambda parameter: parameter):
             stem = name.removesuffix(".down_proj")
             for expert in range(len(value)):
                 three = [*both[expert].chunk(2), value[expert]]
-                values |= {f"{stem}.{expert}.{part}.weight": each for part, each in zip(_EXPERTS[kind], three)}
+                values |= {f"{stem}.{expert}.{part}.weight": each for part, each in zip(_EXPERTS.get(kind, _QWEN), three)}
         else:
             values[name] = value
     return values
@@ -205,8 +262,10 @@ def expected(model, ids):
     return tensors | dict(losses_sgd=torch.stack(losses))
 
 
-def model_goldens(out):
+def model_goldens(out, cases):
     for seed, case in enumerate(CASES, start=301):
+        if case not in cases:
+            continue
         folder = f"{out}/families/{case}"
         os.makedirs(folder, exist_ok=True)
         model, ids = write_model(folder, case, seed)
@@ -278,11 +337,12 @@ def rope_goldens(out):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", help="only these")
     parser.add_argument("--out", default=os.path.dirname(os.path.abspath(__file__)))
-    out_folder = parser.parse_args().out
+    arguments = parser.parse_args()
     assert torch.__version__.split("+")[0] == "2.11.0", torch.__version__
     assert transformers.__version__ == "5.17.0", transformers.__version__
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    model_goldens(out_folder)
-    rope_goldens(out_folder)
+    model_goldens(arguments.out, arguments.cases or CASES)
+    rope_goldens(arguments.out)

@@ -160,6 +160,7 @@ impl Sizes {
             num_attention_heads: self.heads,
             num_key_value_heads: self.kv_heads,
             head_dim: self.head_dim,
+            latent: None,
             layers: vec![layer; self.layers],
             is_parallel: false,
             qk_norm: None,

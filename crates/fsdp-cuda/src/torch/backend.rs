@@ -31,6 +31,7 @@ impl<D: TorchStorage> Backend for Torch<D> {
                 Op::Lookup(op) => self.lookup(op, operands)?,
                 Op::Norm(op) => self.norm(op, operands)?,
                 Op::Attention(op) => self.attention(op, operands)?,
+                Op::Latent(op) => self.latent(op, operands)?,
                 Op::Activation(op) => return self.activation(*op, operands),
                 Op::Pointwise(op) => self.pointwise(op, operands)?,
                 Op::Experts(op) => self.experts(op, operands)?,

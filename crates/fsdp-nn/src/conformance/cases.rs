@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::adapter_cases::{linear_add, scale};
 use super::calls::Calls;
-use super::copy_cases::{columns, regroup};
+use super::copy_cases::{columns, pack_latent, regroup, unpack_latent};
 use super::expert_cases;
 use super::kit::{Case, Kit, integers, numbers};
 use crate::backend::{
@@ -58,6 +58,9 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         attention(sizes, 1, 2, Scores { packed: true, window: Some(4), ..Scores::dropping(0.3) }),
         columns(sizes),
         regroup(sizes),
+        pack_latent(sizes, false),
+        pack_latent(sizes, true),
+        unpack_latent(sizes),
         scale(sizes),
         dropout(sizes),
         head(sizes, None, LossTerms::default()),

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::model::{DecoderConfig, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling};
-use crate::op::Function;
+use crate::model::{
+    DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling,
+    SharedExpert,
+};
+use crate::op::{Function, Gating, Groups, Scoring};
 
 /// A Llama with every option enabled.
 pub(crate) fn llama() -> DecoderConfig {
@@ -19,6 +22,7 @@ pub(crate) fn llama() -> DecoderConfig {
         num_attention_heads: 4,
         num_key_value_heads: 2,
         head_dim: 6,
+        latent: None,
         layers: vec![LayerConfig { rope, window: None, mixture: None }; 2],
         is_parallel: false,
         qk_norm: None,
@@ -43,7 +47,7 @@ pub(crate) fn llama() -> DecoderConfig {
 }
 
 /// The variations of other families on Llama, two or three per configuration.
-pub(crate) fn relatives() -> [DecoderConfig; 6] {
+pub(crate) fn relatives() -> [DecoderConfig; 7] {
     let layers = |scaling, window| {
         let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
         vec![
@@ -84,6 +88,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 6] {
         neox(),
         gemma(),
         mixture(),
+        deepseek(),
     ]
 }
 
@@ -139,7 +144,34 @@ fn mixture() -> DecoderConfig {
     let layer = |is_normalized| LayerConfig {
         rope: None,
         window: None,
-        mixture: Some(Mixture { experts: 4, top: 2, inner: 5, is_normalized }),
+        mixture: Some(Mixture::softmax([4, 2], 5, is_normalized)),
     };
     DecoderConfig { layers: vec![layer(true), layer(false)], router_loss: 0.4, ..llama() }
+}
+
+/// Latent attention with values that are narrower than queries, and a mixture whose router has logistic scores,
+/// corrections and groups, beside a shared expert (DeepSeek V3) with a weight (Qwen 2).
+fn deepseek() -> DecoderConfig {
+    let gating = Gating {
+        scoring: Scoring::Sigmoid,
+        biased: true,
+        groups: Groups { count: 2, top: 1 },
+        normalized: true,
+    };
+    let shared = Some(SharedExpert { inner: 7, is_weighed: true });
+    let mixture = Mixture { gating, scale: 1.5, shared, ..Mixture::softmax([4, 2], 5, true) };
+    let dense = llama().layers[0].clone();
+    let latent = LatentAttention {
+        query_rank: Some(5),
+        kv_rank: 3,
+        fixed: 3,
+        rotating: 4,
+        value: 5,
+        interleaved: true,
+    };
+    DecoderConfig {
+        latent: Some(latent),
+        layers: vec![dense.clone(), LayerConfig { mixture: Some(mixture), ..dense }],
+        ..llama()
+    }
 }

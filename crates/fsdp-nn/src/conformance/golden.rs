@@ -44,7 +44,8 @@ impl Case {
 
     /// Compares a tensor of every parameter; `band` is relative to the tensor's largest value.
     fn compare(&self, prefix: &str, tensors: &[Vec<f64>], band: f64) {
-        for (param, values) in self.subject.spec.params.iter().zip(tensors) {
+        let params = self.subject.spec.params.iter().zip(tensors);
+        for (param, values) in params.filter(|(param, _)| param.trainable) {
             let name = format!("{prefix}.{}", param.fqn);
             close(&name, values, &self.expected[&name], band);
         }

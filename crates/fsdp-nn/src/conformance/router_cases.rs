@@ -6,13 +6,25 @@ use super::calls::Calls;
 use super::cases::{Sizes, magnitudes};
 use super::kit::{Case, Kit, Operand, integers, numbers};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
-use crate::op::{Balance, Experts, Op, Routing};
+use crate::op::{Balance, Experts, Gating, Groups, Op, Routing, Scoring};
 
-const EXPERTS: usize = 5;
+const EXPERTS: usize = 6;
 
 /// Returns all operations of routers at these sizes.
-pub(super) fn all<M: Backend>(sizes: Sizes) -> [Case<M>; 4] {
-    [route(sizes, 1, false), route(sizes, 2, false), route(sizes, 3, true), balance(sizes)]
+pub(super) fn all<M: Backend>(sizes: Sizes) -> [Case<M>; 8] {
+    let [softmax, normalized] = [false, true].map(Gating::softmax);
+    let sigmoid = Gating { scoring: Scoring::Sigmoid, ..softmax };
+    let deepseek = Gating { biased: true, groups: Groups { count: 3, top: 2 }, normalized: true, ..sigmoid };
+    [
+        route(sizes, 1, softmax),
+        route(sizes, 2, softmax),
+        route(sizes, 3, normalized),
+        route(sizes, 2, sigmoid),
+        route(sizes, 3, deepseek),
+        route(sizes, 2, Gating { biased: true, ..softmax }),
+        balance(sizes, normalized),
+        balance(sizes, Gating { normalized: true, ..sigmoid }),
+    ]
 }
 
 fn routing(sizes: Sizes, top: usize) -> Routing {
@@ -26,7 +38,7 @@ fn largest(values: &[f64]) -> f64 {
 /// Returns logits that are so far apart that rounding does not change their order.
 fn logits(seed: u64, rows: usize) -> Vec<f64> {
     let first = integers(seed, rows, EXPERTS);
-    let apart = |expert: usize, first: u32| ((expert as u32 * 2 + first) % EXPERTS as u32) as f64 * 0.5;
+    let apart = |expert: usize, first: u32| ((expert as u32 * 5 + first) % EXPERTS as u32) as f64 * 0.5;
     let noise: Vec<f64> = numbers(seed + 1, rows * EXPERTS);
     let logit = |i: usize| apart(i % EXPERTS, first[i / EXPERTS]) + noise[i].clamp(-1.0, 1.0) / 16.0;
     (0..rows * EXPERTS)
@@ -37,20 +49,20 @@ fn logits(seed: u64, rows: usize) -> Vec<f64> {
 /// Computes the load and the routes of a mixture whose last row does not count.
 fn loaded<M: Backend>(
     kit: &Kit<M>,
-    (routing, load): (Routing, Balance),
+    (routing, gating, load): (Routing, Gating, Balance),
     facts: BatchFacts<'_>,
     logits: &Operand<M::Buffer>,
 ) -> (Vec<f64>, Operand<M::Buffer>) {
     let (mut weights, mut routes) = (kit.result(routing.slots()), kit.allocate(DType::U32, routing.slots()));
     let mut loads = kit.allocate(DType::F64, load.load_len());
-    let op = Op::Experts(Experts::Route { routing, normalized: true, load: Some(load) });
+    let op = Op::Experts(Experts::Route { routing, gating, load: Some(load) });
     let writes = &mut [&mut weights, &mut routes, &mut loads].map(|operand| Write::over(operand.write()));
     kit.memory.run(&op, Operands { reads: &[logits.read()], writes, batch: facts }).unwrap();
     (kit.get(&loads), routes)
 }
 
 /// The balancing loss of two mixtures.
-fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
+fn balance<M: Backend>(sizes: Sizes, gating: Gating) -> Case<M> {
     let (routing, rows) = (routing(sizes, 2), sizes.rows);
     let balance = Balance { layers: 2, experts: EXPERTS, coefficient: 0.5, loss_scale: 1.0 };
     let lengths = [rows - 1];
@@ -62,8 +74,9 @@ fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
         inputs: vec![logits(sizes.seed, rows), logits(sizes.seed + 9, rows)],
         doutput: vec![1.5],
         forward: Box::new(move |kit, inputs| {
-            let load =
-                |logits: &Vec<f64>| loaded(kit, (routing, balance), facts(&lengths), &kit.put(logits)).0;
+            let load = |logits: &Vec<f64>| {
+                loaded(kit, (routing, gating, balance), facts(&lengths), &kit.put(logits)).0
+            };
             let loads = kit.put_as(DType::F64, &inputs.iter().flat_map(load).collect::<Vec<f64>>());
             let mut loss = kit.allocate(DType::F64, 1);
             let writes = &mut [Write::over(loss.write())];
@@ -74,15 +87,14 @@ fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
         }),
         backward: Box::new(move |kit, inputs, dy| {
             let (facts, logits) = (facts(&lengths), [0, 1].map(|i| kit.put(&inputs[i])));
-            let found = [0, 1].map(|i| loaded(kit, (routing, balance), facts, &logits[i]));
+            let found = [0, 1].map(|i| loaded(kit, (routing, gating, balance), facts, &logits[i]));
             let loads: Vec<f64> = found.iter().flat_map(|(load, _)| load.clone()).collect();
             let (loads, dweights) = (kit.put_as(DType::F64, &loads), kit.put(&vec![0.0; routing.slots()]));
             let balance = Balance { coefficient: balance.coefficient * dy[0], ..balance };
             let gradient = |(logits, (_, routes)): (&Operand<M::Buffer>, &(Vec<f64>, _))| {
                 let routes: &Operand<M::Buffer> = routes;
                 let mut dx = kit.result(rows * EXPERTS);
-                let op =
-                    Op::Experts(Experts::RouteBackward { routing, normalized: true, balance: Some(balance) });
+                let op = Op::Experts(Experts::RouteBackward { routing, gating, balance: Some(balance) });
                 let reads = &[logits.read(), routes.read(), dweights.read(), loads.read()];
                 let writes = &mut [Write::over(dx.write())];
                 kit.memory.run(&op, Operands { reads, writes, batch: facts }).unwrap();
@@ -97,13 +109,20 @@ fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
     }
 }
 
-fn route<M: Backend>(sizes: Sizes, top: usize, normalized: bool) -> Case<M> {
+/// Corrections that reorder experts, and leave scores apart.
+fn bias(gating: Gating) -> Option<Vec<f64>> {
+    gating.biased.then(|| (0..EXPERTS).map(|expert| 2.0 * (expert % 3) as f64 - 1.0).collect())
+}
+
+fn route<M: Backend>(sizes: Sizes, top: usize, gating: Gating) -> Case<M> {
     let (routing, rows) = (routing(sizes, top), sizes.rows);
     let run = move |kit: &Kit<M>, logits: &[f64]| {
         let (logits, mut weights) = (kit.put(logits), kit.result(routing.slots()));
+        let bias = bias(gating).map(|bias| kit.put(&bias));
         let mut routes = kit.allocate(DType::U32, routing.slots());
-        let op = Op::Experts(Experts::Route { routing, normalized, load: None });
-        kit.memory.call(op, &[logits.read()], [weights.write(), routes.write()]).unwrap();
+        let op = Op::Experts(Experts::Route { routing, gating, load: None });
+        let reads: Vec<_> = [Some(&logits), bias.as_ref()].into_iter().flatten().map(Operand::read).collect();
+        kit.memory.call(op, &reads, [weights.write(), routes.write()]).unwrap();
         (logits, weights, routes)
     };
     Case {
@@ -114,11 +133,11 @@ fn route<M: Backend>(sizes: Sizes, top: usize, normalized: bool) -> Case<M> {
         backward: Box::new(move |kit, inputs, dy| {
             let (logits, _, routes) = run(kit, &inputs[0]);
             let (dy, mut dx) = (kit.put(dy), kit.result(rows * EXPERTS));
-            let op = Op::Experts(Experts::RouteBackward { routing, normalized, balance: None });
+            let op = Op::Experts(Experts::RouteBackward { routing, gating, balance: None });
             kit.memory.call(op, &[logits.read(), routes.read(), dy.read()], [dx.write()]).unwrap();
             vec![kit.get(&dx)]
         }),
-        // Differences of logits up to twice the largest, exponentials, two sums of five terms, two quotients.
+        // Differences of logits up to twice the largest, exponentials, two sums of six terms, two quotients.
         bound: Box::new(|inputs, y| (4.0 * largest(&inputs[0]) + 16.0, magnitudes(y))),
     }
 }

@@ -8,7 +8,11 @@ use std::sync::Arc;
 
 use fsdp_core::Error;
 
-use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, LayerConfig, Mixture};
+use crate::model::{
+    Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, LatentAttention, LayerConfig, Mixture,
+    SharedExpert,
+};
+use crate::op::{Gating, Groups};
 
 const KV_HEADS_MAX: usize = 2;
 const QUERIES_PER_KV_HEAD_MAX: usize = 4;
@@ -116,15 +120,10 @@ impl Sizes for DecoderConfig {
         let cut_window = |window: usize| window.min(to.seq_len.div_ceil(2));
         let attention = self.num_attention_heads * self.head_dim;
         let hidden = scaled(self.hidden_size, attention, heads * head_dim);
-        let cut_mixture = |mixture: Mixture| Mixture {
-            experts: mixture.experts.min(EXPERTS_SMALL),
-            top: mixture.top.min(TOP_SMALL),
-            inner: scaled(mixture.inner, self.hidden_size, hidden),
-            ..mixture
-        };
+        let narrow = |size| scaled(size, self.hidden_size, hidden);
         let layers = layers.map(|layer| LayerConfig {
             window: layer.window.map(cut_window),
-            mixture: layer.mixture.map(cut_mixture),
+            mixture: layer.mixture.map(|mixture| small_mixture(mixture, narrow)),
             ..layer
         });
         let vocab_size = cut(self.vocab_size, to.vocab);
@@ -132,7 +131,8 @@ impl Sizes for DecoderConfig {
             vocab_size,
             padding_row: self.padding_row.map(|row| row.min(vocab_size - 1)),
             hidden_size: hidden,
-            intermediate_size: scaled(self.intermediate_size, self.hidden_size, hidden),
+            intermediate_size: narrow(self.intermediate_size),
+            latent: self.latent.map(|latent| small_latent(latent, narrow)),
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim,
@@ -185,8 +185,37 @@ impl Sizes for Gpt2Config {
     }
 }
 
+/// A mixture of few experts, in groups as before.
+fn small_mixture(mixture: Mixture, narrow: impl Fn(usize) -> usize) -> Mixture {
+    let groups = if mixture.gating.groups.restrict() { Groups { count: 2, top: 1 } } else { Groups::ONE };
+    Mixture {
+        experts: mixture.experts.min(EXPERTS_SMALL),
+        top: mixture.top.min(TOP_SMALL),
+        inner: narrow(mixture.inner),
+        gating: Gating { groups, ..mixture.gating },
+        shared: mixture.shared.map(|shared| SharedExpert { inner: narrow(shared.inner), ..shared }),
+        ..mixture
+    }
+}
+
+/// Latent attention whose heads have few elements, and values that are narrower than queries if they were.
+fn small_latent(latent: LatentAttention, narrow: impl Fn(usize) -> usize) -> LatentAttention {
+    let half = HEAD_DIM_MAX / 2;
+    LatentAttention {
+        query_rank: latent.query_rank.map(&narrow),
+        kv_rank: narrow(latent.kv_rank),
+        fixed: latent.fixed.min(half),
+        rotating: latent.rotating.min(half),
+        value: latent.value.min(if latent.value <= latent.fixed { half } else { HEAD_DIM_MAX }),
+        ..latent
+    }
+}
+
 /// Elements of a small head: the minimum for which every rotated layer still rotates a whole number of pairs.
 fn small_head(config: &DecoderConfig) -> usize {
+    if config.latent.is_some() {
+        return HEAD_DIM_MAX.min(config.head_dim);
+    }
     let rotates = |head_dim: usize| {
         let ropes = config.layers.iter().filter_map(|layer| layer.rope.as_ref());
         ropes.map(|rope| rope.rotary_dim(head_dim)).all(|dim| dim >= 2 && dim.is_multiple_of(2))

@@ -113,6 +113,13 @@ impl Describe {
         id
     }
 
+    /// Adds a parameter that is never trained and initially zero: a buffer of the model, in PyTorch's words.
+    pub fn constant(&mut self, name: &str, shape: &[usize]) -> ParamId {
+        let id = self.param(name, shape, Init::Zeros);
+        self.description.spec.params[id.0].trainable = false;
+        id
+    }
+
     /// Adds a module `Linear` (weight `outputs x inputs`).
     pub fn linear(&mut self, name: &str, inputs: usize, outputs: usize, bias: bool) -> Linear {
         let init = self.weight_init();

@@ -10,10 +10,12 @@
 //! gathers the rows of all ranks of the axis, and gradients of its experts are apart for the rows of each of them.
 
 use fsdp_core::memory::Category;
+use fsdp_core::model::ParamId;
 use fsdp_core::{DType, Error};
 
 use super::balance::Balance;
 use super::describe::{Description, Role};
+use super::gating::{Gating, Scoring};
 use super::routing::Routing;
 use crate::error::ModelError;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
@@ -24,14 +26,13 @@ use crate::op::Op;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Experts {
-    /// Selects the `top` most probable experts of every row by the softmax of its logits, in descending order (of
-    /// equal ones, the first), and their probabilities, divided by their sum if `normalized`. In training also
-    /// computes the *load*: the number of routes to each expert, and the sum of its probabilities, over the rows up
-    /// to the last counted target of each sample.
-    Route { routing: Routing, normalized: bool, load: Option<Balance> },
-    /// Backward of [`Experts::Route`] from the gradients of the probabilities; with `balance` also from the balancing
+    /// Selects the `top` best experts of every row, in descending order (of equal ones, the first), and their weights, as
+    /// `gating` says. In training also computes the *load*: the number of routes to each expert, and the sum of its
+    /// probabilities, over the rows up to the last counted target of each sample.
+    Route { routing: Routing, gating: Gating, load: Option<Balance> },
+    /// Backward of [`Experts::Route`] from the gradients of the weights; with `balance` also from the balancing
     /// loss, using the loads of all mixtures.
-    RouteBackward { routing: Routing, normalized: bool, balance: Option<Balance> },
+    RouteBackward { routing: Routing, gating: Gating, balance: Option<Balance> },
     /// The balancing loss of a micro-batch from the loads of all mixtures, times its coefficient and the number of
     /// counted targets.
     BalanceLoss { balance: Balance },
@@ -55,7 +56,7 @@ pub enum Experts {
 impl Experts {
     pub(super) fn describe(&self) -> Description {
         match *self {
-            Experts::Route { routing, load, .. } => describe_route(routing, load),
+            Experts::Route { routing, gating, load } => describe_route(routing, gating, load),
             Experts::RouteBackward { routing, balance, .. } => describe_route_backward(routing, balance),
             Experts::BalanceLoss { balance } => Description::new("balance_loss")
                 .read([Role::double("loads", balance.loads_len())])
@@ -135,14 +136,14 @@ impl Experts {
 
     pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
         match *self {
-            Experts::Route { routing, normalized, load } => {
+            Experts::Route { routing, gating, load } => {
                 let Some(dweights) = b.take(output) else { return };
                 let call = node.main();
                 let logits = call.reads[0].local().expect("logits are a value");
                 let (read, routes) = (b.load(logits), call.writes[1].0);
                 let Some(place) = b.overwrite(logits) else { return };
                 let balance = load.and_then(Balance::loss);
-                let op = Op::Experts(Experts::RouteBackward { routing, normalized, balance });
+                let op = Op::Experts(Experts::RouteBackward { routing, gating, balance });
                 let mut reads = vec![b.draft.whole(read), routes, b.draft.whole(dweights)];
                 reads.extend(balance.map(|_| Operand::Loads));
                 b.draft.call(op, reads, vec![(b.draft.whole(place), false)]);
@@ -177,11 +178,12 @@ impl Experts {
     }
 }
 
-fn describe_route(routing: Routing, load: Option<Balance>) -> Description {
+fn describe_route(routing: Routing, gating: Gating, load: Option<Balance>) -> Description {
     let Routing { rows, experts, .. } = routing;
     let slots = routing.slots();
     Description::new("route")
         .read([Role::value("logits", rows * experts)])
+        .read(gating.biased.then(|| Role::value("bias", experts)))
         .write([Role::value("weights", slots), Role::ids("routes", slots)])
         .write(load.map(|balance| Role::double("load", balance.load_len())))
         .of_counted(if load.is_some() { rows } else { 0 })
@@ -255,18 +257,31 @@ pub struct Routes {
 }
 
 impl Builder<'_> {
-    /// Routes every row by its logits (one per expert); returns the routes and their weights.
-    pub fn route(&mut self, logits: Tensor, top: usize, normalized: bool) -> (Routes, Tensor) {
+    /// Routes every row by its logits (one per expert) and, if `gating` is biased, the parameter `bias`; returns the
+    /// routes and their weights.
+    ///
+    /// # Errors
+    /// If the bias does not belong to the block.
+    pub fn route(
+        &mut self,
+        logits: Tensor,
+        top: usize,
+        gating: Gating,
+        bias: Option<ParamId>,
+    ) -> Result<(Routes, Tensor), Error> {
         let routing = Routing::whole(self.row_count(), logits.width(), top);
         let weights = self.rows(top);
         let routes = self.value(top, DType::U32, Category::Workspace);
         let mut writes = vec![(self.whole(weights), false), (self.whole(routes), false)];
         let load = self.balance();
         writes.extend(load.map(|_| (Operand::Load, false)));
-        let op = Op::Experts(Experts::Route { routing, normalized, load });
-        let read = self.whole(logits);
-        self.node(vec![Call::new(op, vec![read], writes)], None);
-        (Routes { routing, routes }, weights)
+        let op = Op::Experts(Experts::Route { routing, gating, load });
+        let mut reads = vec![self.whole(logits)];
+        if let Some(bias) = bias {
+            reads.push(self.param(bias)?);
+        }
+        self.node(vec![Call::new(op, reads, writes)], None);
+        Ok((Routes { routing, routes }, weights))
     }
 
     /// Gives the rows of a mixture, their routes and weights to the ranks of the expert axis, if its experts are cut.
@@ -325,6 +340,26 @@ impl Builder<'_> {
         }
         self.node(calls, None);
         Ok(outputs)
+    }
+
+    /// Multiplies every row by the logistic function of its logit: a mixture of one expert, which has all rows.
+    ///
+    /// # Errors
+    /// If there is not one logit per row.
+    pub fn weigh_rows(&mut self, x: Tensor, logits: Tensor) -> Result<Tensor, Error> {
+        self.check("weigh_rows", logits, 1)?;
+        let routing = Routing::whole(self.row_count(), 1, 1);
+        let gating = Gating { scoring: Scoring::Sigmoid, ..Gating::softmax(false) };
+        let weights = self.rows(1);
+        let routes = self.value(1, DType::U32, Category::Workspace);
+        let op = Op::Experts(Experts::Route { routing, gating, load: None });
+        let writes = [(self.whole(weights), false), (self.whole(routes), false)];
+        self.node(vec![Call::new(op, vec![self.whole(logits)], writes)], None);
+        let y = self.rows(x.width());
+        let op = Op::Experts(Experts::Combine { routing, width: x.width() });
+        let reads = [x, weights, routes].map(|read| self.whole(read)).to_vec();
+        self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
+        Ok(y)
     }
 
     /// Returns the weighted sum of the slots of every row, over the experts of all ranks.

@@ -17,7 +17,9 @@ mod describe;
 mod exchange;
 mod expert_axis;
 mod experts;
+mod gating;
 mod head;
+mod latent;
 mod linear;
 mod lookup;
 mod norm;
@@ -33,7 +35,9 @@ pub use exchange::Exchange;
 pub(crate) use exchange::Rows;
 pub use expert_axis::ExpertAxis;
 pub use experts::{Experts, Routes};
+pub use gating::{Gating, Groups, SCORES_EPS, Scoring};
 pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
+pub use latent::{Latent, LatentDims};
 pub use linear::{Linear, LinearDims, Orientation};
 pub use lookup::Lookup;
 pub use norm::Norm;
@@ -50,6 +54,7 @@ pub enum Op {
     Lookup(Lookup),
     Norm(Norm),
     Attention(Attention),
+    Latent(Latent),
     Activation(Activation),
     Pointwise(Pointwise),
     Experts(Experts),
@@ -69,6 +74,7 @@ impl Op {
             Op::Lookup(op) => op.describe(),
             Op::Norm(op) => op.describe(),
             Op::Attention(op) => op.describe(),
+            Op::Latent(op) => op.describe(),
             Op::Activation(op) => op.describe(),
             Op::Pointwise(op) => op.describe(),
             Op::Experts(op) => op.describe(),
@@ -98,6 +104,7 @@ impl Op {
             Op::Lookup(_) => lookup::derive(backward, node, output),
             Op::Norm(op) => op.derive(backward, node, output),
             Op::Attention(op) => op.derive(backward, node, output),
+            Op::Latent(op) => op.derive(backward, node, output),
             Op::Activation(_) => activation::derive(backward, node, output),
             Op::Pointwise(op) => op.derive(backward, node, output),
             Op::Experts(op) => op.derive(backward, node, output),

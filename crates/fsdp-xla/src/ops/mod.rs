@@ -50,7 +50,9 @@ impl Backend for XlaMemory {
             Op::Activation(op) => trace.activation(*op, operands),
             Op::Pointwise(op) => trace.pointwise(*op, operands),
             Op::Head(op) => trace.head(*op, operands),
-            Op::Experts(_) | Op::ExpertAxis(_) | Op::Exchange(_) => return Ok(Outcome::Unsupported),
+            Op::Latent(_) | Op::Experts(_) | Op::ExpertAxis(_) | Op::Exchange(_) => {
+                return Ok(Outcome::Unsupported);
+            }
         }
         Ok(Outcome::Done)
     }

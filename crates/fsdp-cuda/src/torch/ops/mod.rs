@@ -4,6 +4,7 @@ mod activation;
 mod attention;
 mod experts;
 mod head;
+mod latent;
 mod linear;
 mod lookup;
 mod norm;

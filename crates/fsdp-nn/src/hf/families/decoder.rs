@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::latent;
 use super::rope::{self, Heads, Rotary};
 use crate::hf::error::ConfigError;
 use crate::hf::keys::{Keys, divides};
@@ -27,6 +28,8 @@ pub(super) struct Defaults {
     pub(super) kv_heads: Option<usize>,
     /// `head_dim`. `None` for `hidden_size / num_attention_heads`.
     pub(super) head_dim: Option<usize>,
+    /// Whether attention is latent, and has its own sizes instead of `head_dim` and `num_key_value_heads`.
+    pub(super) is_latent: bool,
     /// The key of the MLP's activation, and its default.
     pub(super) activation: (&'static str, Function),
     /// The key of the norms' epsilon, and its default.
@@ -47,6 +50,7 @@ impl Defaults {
     pub(super) const LLAMA: Defaults = Defaults {
         kv_heads: None,
         head_dim: None,
+        is_latent: false,
         activation: ("hidden_act", Function::Silu),
         eps: (RMS_EPS, 1e-6),
         rotary: Rotary { theta: ("rope_theta", 10000.0), partial: None, phi3_original: None },
@@ -71,12 +75,24 @@ pub(super) fn parse_rotated(
 ) -> Result<DecoderConfig, ConfigError> {
     let hidden_size = keys.required_size(&["hidden_size"], WIDTH_MAX)?;
     let heads = keys.required_size(&["num_attention_heads"], WIDTH_MAX)?;
-    let absent = defaults.kv_heads.filter(|_| !keys.contains("num_key_value_heads"));
-    let kv_heads = keys.size(&["num_key_value_heads"], WIDTH_MAX)?.or(absent).unwrap_or(heads);
-    divides(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))?;
-    let head_dim = head_dim(keys, defaults, hidden_size, heads)?;
+    let latent = if defaults.is_latent { Some(latent::attention(keys)?) } else { None };
+    let (kv_heads, head_dim, rotated) = match &latent {
+        Some(latent) => {
+            let supported = "`num_attention_heads`";
+            keys.only("num_key_value_heads", supported, |number| number.as_u64() == Some(heads as u64))?;
+            (heads, within_limit(heads, (latent.fixed + latent.rotating).max(latent.value))?, latent.rotating)
+        }
+        None => {
+            let head_dim = head_dim(keys, defaults, hidden_size, heads)?;
+            (kv_heads(keys, defaults, heads)?, head_dim, head_dim)
+        }
+    };
+    let attention_scale = match &latent {
+        Some(latent) => Some(latent::attention_scale(keys, latent)?),
+        None => None,
+    };
     let positions = keys.size(&["max_position_embeddings"], ROWS_MAX)?.unwrap_or(defaults.positions);
-    let rope = Arc::new(rope(&Heads { dim: head_dim, positions })?);
+    let rope = Arc::new(rope(&Heads { dim: rotated, positions })?);
     let layers = keys.required_size(&["num_hidden_layers"], LAYERS_MAX)?;
     let vocab_size = keys.required_size(&["vocab_size"], ROWS_MAX)?;
     Ok(DecoderConfig {
@@ -90,11 +106,12 @@ pub(super) fn parse_rotated(
         num_attention_heads: heads,
         num_key_value_heads: kv_heads,
         head_dim,
+        latent,
         layers: vec![LayerConfig { rope: Some(rope), window: None, mixture: None }; layers],
         is_parallel: false,
         qk_norm: None,
         qkv_by_head: false,
-        attention_scale: None,
+        attention_scale,
         attention_softcap: None,
         logit_softcap: None,
         is_gated: true,
@@ -174,16 +191,25 @@ pub(super) fn set_windows(
 
 /// Parses the coefficient of the routers' balancing loss. As in transformers, the loss is used only if router logits
 /// are requested.
-pub(super) fn router_loss(keys: Keys<'_>) -> Result<f64, ConfigError> {
+pub(super) fn router_loss(keys: Keys<'_>, absent: f64) -> Result<f64, ConfigError> {
     let expected = "a non-negative number";
     let coefficient =
-        keys.number("router_aux_loss_coef", 0.001, expected, |coefficient| coefficient >= 0.0)?;
+        keys.number("router_aux_loss_coef", absent, expected, |coefficient| coefficient >= 0.0)?;
     Ok(if keys.flag("output_router_logits", false)? { coefficient } else { 0.0 })
 }
 
 /// Parses the number of experts, and the number of experts per token.
-pub(super) fn experts(keys: Keys<'_>, [experts, top]: [usize; 2]) -> Result<[usize; 2], ConfigError> {
-    let experts = keys.size(&["num_local_experts", "num_experts"], EXPERTS_MAX)?.unwrap_or(experts);
+pub(super) fn experts(keys: Keys<'_>, defaults: [usize; 2]) -> Result<[usize; 2], ConfigError> {
+    experts_of(keys, &["num_local_experts", "num_experts"], defaults)
+}
+
+/// As [`experts`], with the spellings of the number of experts.
+pub(super) fn experts_of(
+    keys: Keys<'_>,
+    spellings: &[&str],
+    [experts, top]: [usize; 2],
+) -> Result<[usize; 2], ConfigError> {
+    let experts = keys.size(spellings, EXPERTS_MAX)?.unwrap_or(experts);
     let top = keys.size(&["num_experts_per_tok"], EXPERTS_MAX)?.unwrap_or(top);
     if top > experts {
         return Err(keys.wrong("num_experts_per_tok", "at most the number of experts"));
@@ -205,6 +231,22 @@ fn activation(keys: Keys<'_>, (key, absent): (&str, Function)) -> Result<Functio
     Ok(keys.get(key).and_then(named).unwrap_or(absent))
 }
 
+fn kv_heads(keys: Keys<'_>, defaults: &Defaults, heads: usize) -> Result<usize, ConfigError> {
+    let absent = defaults.kv_heads.filter(|_| !keys.contains("num_key_value_heads"));
+    let kv_heads = keys.size(&["num_key_value_heads"], WIDTH_MAX)?.or(absent).unwrap_or(heads);
+    divides(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))?;
+    Ok(kv_heads)
+}
+
+/// Refuses heads that are too large together.
+fn within_limit(heads: usize, head_dim: usize) -> Result<usize, ConfigError> {
+    if head_dim * heads <= WIDTH_MAX {
+        return Ok(head_dim);
+    }
+    let (key, value) = ("num_attention_heads * head_dim".to_owned(), (head_dim * heads).to_string());
+    Err(ConfigError::TooLarge { key, value, limit: WIDTH_MAX })
+}
+
 fn head_dim(
     keys: Keys<'_>,
     defaults: &Defaults,
@@ -218,14 +260,7 @@ fn head_dim(
             hidden_size / heads
         }
     };
-    if head_dim * heads > WIDTH_MAX {
-        let value = (head_dim * heads).to_string();
-        return Err(ConfigError::TooLarge {
-            key: "num_attention_heads * head_dim".to_owned(),
-            value,
-            limit: WIDTH_MAX,
-        });
-    }
+    within_limit(heads, head_dim)?;
     if head_dim.is_multiple_of(2) {
         return Ok(head_dim);
     }

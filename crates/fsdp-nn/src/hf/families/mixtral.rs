@@ -28,9 +28,8 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     decoder::only_full_attention(keys)?;
     keys.only("router_jitter_noise", "0", |noise| noise.as_f64() == Some(0.0))?;
     let mut config = decoder::parse(keys, NAMES, &DEFAULTS)?;
-    config.router_loss = decoder::router_loss(keys)?;
-    let [experts, top] = decoder::experts(keys, [8, 2])?;
-    let mixture = Mixture { experts, top, inner: config.intermediate_size, is_normalized: true };
+    config.router_loss = decoder::router_loss(keys, 0.001)?;
+    let mixture = Mixture::softmax(decoder::experts(keys, [8, 2])?, config.intermediate_size, true);
     let window = decoder::window(keys, None)?;
     for layer in &mut config.layers {
         (layer.window, layer.mixture) = (window, Some(mixture));

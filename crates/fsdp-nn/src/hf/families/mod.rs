@@ -1,17 +1,24 @@
 //! The table of model families. A family is one file in this directory and one entry in the table.
 
 mod decoder;
+mod deepseek_v3;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
+mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt2;
 mod gpt_neox;
+mod latent;
 mod llama;
+mod minimax_m2;
 mod mistral;
 mod mixtral;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod rope;
@@ -29,16 +36,22 @@ use crate::hf::sizes::Sizes;
 
 /// The supported families, ordered by name.
 pub const FAMILIES: &[Family] = &[
+    deepseek_v3::FAMILY,
     gemma2::FAMILY,
     gemma3_text::FAMILY,
+    glm4_moe::FAMILY,
+    glm4_moe_lite::FAMILY,
     gpt2::FAMILY,
     gpt_neox::FAMILY,
     llama::FAMILY,
+    minimax_m2::FAMILY,
     mistral::FAMILY,
     mixtral::FAMILY,
     olmo2::FAMILY,
+    olmoe::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
+    qwen2_moe::FAMILY,
     qwen3::FAMILY,
     qwen3_moe::FAMILY,
     smollm3::FAMILY,

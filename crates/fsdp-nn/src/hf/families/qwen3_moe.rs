@@ -33,20 +33,23 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
         output_bias: bias,
         ..decoder::parse(keys, NAMES, &DEFAULTS)?
     };
-    config.router_loss = decoder::router_loss(keys)?;
-    let [experts, top] = decoder::experts(keys, [128, 8])?;
+    config.router_loss = decoder::router_loss(keys, 0.001)?;
     let inner = keys.size(&["moe_intermediate_size"], INNER_MAX)?.unwrap_or(768);
     let is_normalized = keys.flag("norm_topk_prob", false)?;
-    let mixture = Mixture { experts, top, inner, is_normalized };
-    let step = keys.size(&["decoder_sparse_step"], usize::MAX)?.unwrap_or(1);
-    let dense = dense_layers(keys)?;
+    let mixture = Mixture::softmax(decoder::experts(keys, [128, 8])?, inner, is_normalized);
     let is_used = keys.flag("use_sliding_window", false)?;
     let window = decoder::window(keys, Some(4096))?.filter(|_| is_used);
-    for (index, layer) in config.layers.iter_mut().enumerate() {
-        let is_mixture = (index + 1).is_multiple_of(step) && !dense.contains(&(index as u64));
+    for (layer, is_mixture) in config.layers.iter_mut().zip(sparse_layers(keys)?) {
         (layer.window, layer.mixture) = (window, is_mixture.then_some(mixture));
     }
     Ok(config)
+}
+
+/// Returns, for each layer, whether it is a mixture: every `decoder_sparse_step`-th that is not in `mlp_only_layers`.
+pub(super) fn sparse_layers(keys: Keys<'_>) -> Result<impl Iterator<Item = bool>, ConfigError> {
+    let step = keys.size(&["decoder_sparse_step"], usize::MAX)?.unwrap_or(1);
+    let dense = dense_layers(keys)?;
+    Ok((0_usize..).map(move |index| (index + 1).is_multiple_of(step) && !dense.contains(&(index as u64))))
 }
 
 /// Returns the layers that have an MLP regardless of `decoder_sparse_step`.

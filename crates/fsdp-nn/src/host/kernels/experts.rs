@@ -66,18 +66,19 @@ impl HostMemory {
     fn routers<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
         let workers = self.workers();
         match *op {
-            Experts::Route { routing, normalized, load } => {
+            Experts::Route { routing, gating, load } => {
                 let rows = load.map(|_| operands.batch.counted(routing.rows).collect::<Vec<bool>>());
+                let bias: &[E] = operands.reads.get(1).map_or(Ok(&[][..]), |bias| self.elements(*bias))?;
                 let ([logits], [weights, routes], mut load) = operands.split();
                 let logits = self.elements::<E>(logits)?;
                 let (weights, routes) = (self.elements_mut(weights.slice)?, self.elements_mut(routes.slice)?);
-                let rows = Rows { routing, normalized, counted: rows.as_deref() };
-                let found = route(workers, rows, logits, weights, routes);
+                let rows = Rows { routing, gating, counted: rows.as_deref() };
+                let found = route(workers, rows, (logits, bias), weights, routes);
                 if let Some(load) = load.next() {
                     self.elements_mut::<f64>(load.slice)?.copy_from_slice(&found);
                 }
             }
-            Experts::RouteBackward { routing, normalized, balance } => {
+            Experts::RouteBackward { routing, gating, balance } => {
                 let counted = balance.map(|_| operands.batch.counted(routing.rows).collect::<Vec<bool>>());
                 let (facts, loads) = (operands.batch, operands.reads.get(3).copied());
                 let ([logits, routes, dweights], [dlogits], _) = operands.split();
@@ -91,7 +92,7 @@ impl HostMemory {
                 };
                 let (logits, routes) = (self.elements::<E>(logits)?, self.elements(routes)?);
                 let (dweights, dlogits) = (self.elements(dweights)?, self.elements_mut(dlogits.slice)?);
-                let rows = Rows { routing, normalized, counted: counted.as_deref() };
+                let rows = Rows { routing, gating, counted: counted.as_deref() };
                 route_backward(workers, rows, &slopes, (logits, routes, dweights), dlogits);
             }
             Experts::BalanceLoss { balance } => {

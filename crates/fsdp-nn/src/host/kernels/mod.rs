@@ -5,6 +5,7 @@ mod activation;
 mod attention;
 mod experts;
 mod head;
+mod latent;
 mod linear;
 mod lookup;
 pub(crate) mod matmul;

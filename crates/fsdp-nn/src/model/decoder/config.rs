@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::op::Function;
+use crate::op::{Function, Gating};
 
 use super::names::Names;
 use super::rope::RopeConfig;
@@ -28,8 +28,10 @@ pub struct DecoderConfig {
     pub num_attention_heads: usize,
     /// Number of key/value heads; divides the number of query heads.
     pub num_key_value_heads: usize,
-    /// Elements per head; even.
+    /// Elements per head; even. Those of latent attention have their own sizes.
     pub head_dim: usize,
+    /// Latent attention instead of projections to heads. `None` for such projections.
+    pub latent: Option<LatentAttention>,
     /// Settings that may differ between layers; one entry per layer.
     pub layers: Vec<LayerConfig>,
     /// Whether attention and MLP read the same input and the layer adds both results, instead of one after the other
@@ -85,8 +87,26 @@ pub struct LayerConfig {
     pub mixture: Option<Mixture>,
 }
 
+/// Multi-head latent attention (DeepSeek V2): queries, and keys with values, are projected to a few elements, which are
+/// normed and projected to heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentAttention {
+    /// Elements that queries are projected to first. `None` for one projection to the heads.
+    pub query_rank: Option<usize>,
+    /// Elements that keys and values are projected to first.
+    pub kv_rank: usize,
+    /// Elements of a query or key head without position.
+    pub fixed: usize,
+    /// Elements of a query or key head that rotate; all key heads share theirs. Even.
+    pub rotating: usize,
+    /// Elements of a value head.
+    pub value: usize,
+    /// Whether neighbors rotate together, instead of elements of the first and second half.
+    pub interleaved: bool,
+}
+
 /// A mixture of experts, each a gated MLP without biases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixture {
     /// Number of experts.
     pub experts: usize,
@@ -94,8 +114,28 @@ pub struct Mixture {
     pub top: usize,
     /// Inner width of an expert.
     pub inner: usize,
-    /// Whether the weights of a token's experts sum to one.
-    pub is_normalized: bool,
+    /// How experts are chosen and weighed.
+    pub gating: Gating,
+    /// Factor of the weights.
+    pub scale: f64,
+    /// An MLP that all tokens go through as well, if there is one.
+    pub shared: Option<SharedExpert>,
+}
+
+impl Mixture {
+    /// Experts that a softmax chooses, without a shared one.
+    pub fn softmax([experts, top]: [usize; 2], inner: usize, normalized: bool) -> Self {
+        Self { experts, top, inner, gating: Gating::softmax(normalized), scale: 1.0, shared: None }
+    }
+}
+
+/// The MLP of a mixture that all tokens go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Its inner width.
+    pub inner: usize,
+    /// Whether its output has a weight, the logistic function of a linear map (Qwen 2 MoE).
+    pub is_weighed: bool,
 }
 
 /// The kind of a norm.

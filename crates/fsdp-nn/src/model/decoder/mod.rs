@@ -4,8 +4,10 @@
 //! of queries and keys, packed weights, per-layer rotation, caps and scales) are data: a [`DecoderConfig`].
 
 mod config;
+mod heads;
 mod layers;
 mod mixture;
+mod mlp;
 mod names;
 mod rope;
 
@@ -13,7 +15,7 @@ use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 use half::{bf16, f16};
 
-pub use config::{DecoderConfig, LayerConfig, Mixture, NormKind, QkNorm};
+pub use config::{DecoderConfig, LatentAttention, LayerConfig, Mixture, NormKind, QkNorm, SharedExpert};
 pub use names::Names;
 pub use rope::{RopeConfig, RopeScaling, Yarn};
 

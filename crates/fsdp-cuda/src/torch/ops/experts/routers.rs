@@ -2,7 +2,7 @@
 
 use fsdp_core::memory::Buffer;
 use fsdp_nn::backend::{BatchFacts, Operands};
-use fsdp_nn::op::{Balance, Experts, Routing};
+use fsdp_nn::op::{Balance, Experts, Gating, Groups, Routing, SCORES_EPS, Scoring};
 use tch::{Device, Kind, Tensor};
 
 use super::{In, To};
@@ -15,23 +15,26 @@ impl<D: TorchStorage> Torch<D> {
     pub(super) fn routers(&self, op: &Experts, operands: Operands<'_, '_, D::Buffer>) -> Result<(), Failure> {
         let reads = operands.reads;
         match *op {
-            Experts::Route { routing, normalized, .. } => {
-                let facts = operands.batch;
+            Experts::Route { routing, gating, .. } => {
+                let (facts, bias) = (operands.batch, reads.get(1).copied());
                 let ([logits], [weights, routes], mut load) = operands.split();
-                let (probabilities, order) = self.aten_route(routing, normalized, logits, weights, routes)?;
+                let (scores, order) = self.aten_route((routing, gating), logits, bias, weights, routes)?;
                 match load.next() {
                     None => Ok(()),
-                    Some(load) => self.put(load, &expert_loads(routing, facts, &probabilities, &order)?),
+                    Some(load) => {
+                        let probabilities = probabilities(gating.scoring, scores)?;
+                        self.put(load, &expert_loads(routing, facts, &probabilities, &order)?)
+                    }
                 }
             }
-            Experts::RouteBackward { routing, normalized, balance } => {
+            Experts::RouteBackward { routing, gating, balance } => {
                 let (facts, loads) = (operands.batch, reads.get(3).copied());
                 let (reads, [dlogits], _) = operands.split();
                 let slopes = match balance.zip(loads) {
                     None => None,
                     Some((balance, loads)) => Some(self.slopes(balance, facts, loads)?),
                 };
-                self.aten_route_backward((routing, normalized), (facts, slopes), reads, dlogits)
+                self.aten_route_backward((routing, gating), (facts, slopes), reads, dlogits)
             }
             Experts::BalanceLoss { balance } => {
                 let facts = operands.batch;
@@ -44,10 +47,14 @@ impl<D: TorchStorage> Torch<D> {
         }
     }
 
-    /// The probabilities of all experts, in the arithmetic type.
-    fn probabilities(&self, routing: Routing, logits: In<'_, D>) -> Result<Tensor, Failure> {
+    /// The scores of all experts, in the arithmetic type.
+    fn scores(&self, routing: Routing, scoring: Scoring, logits: In<'_, D>) -> Result<Tensor, Failure> {
         let kind = arithmetic(logits.buffer.dtype())?;
-        Ok(self.view(logits, &[int(routing.rows), int(routing.experts)])?.f_softmax(-1, kind)?)
+        let logits = self.view(logits, &[int(routing.rows), int(routing.experts)])?;
+        Ok(match scoring {
+            Scoring::Softmax => logits.f_softmax(-1, kind)?,
+            Scoring::Sigmoid => logits.f_to_kind(kind)?.f_sigmoid()?,
+        })
     }
 
     /// Routes and probabilities of each expert, summed over all mixtures: 2 x experts.
@@ -61,50 +68,137 @@ impl<D: TorchStorage> Torch<D> {
         Ok(self.sums(balance, loads)?.f_select(0, 0)?.f_mul_scalar(balance.slope(facts))?)
     }
 
-    /// Computes weights and routes; returns all probabilities, and the chosen experts of each row.
+    /// Computes weights and routes; returns all scores, and the chosen experts of each row.
     fn aten_route(
         &self,
-        routing: Routing,
-        normalized: bool,
+        (routing, gating): (Routing, Gating),
         logits: In<'_, D>,
+        bias: Option<In<'_, D>>,
         weights: To<'_, D>,
         routes: To<'_, D>,
     ) -> Result<(Tensor, Tensor), Failure> {
-        let probabilities = self.probabilities(routing, logits)?;
-        let (sorted, order) = probabilities.f_sort_stable(true, -1, true)?;
-        let (chosen, order) =
-            (sorted.f_narrow(1, 0, int(routing.top))?, order.f_narrow(1, 0, int(routing.top))?);
-        self.put(weights, &if normalized { shares(&chosen)? } else { chosen })?;
+        let scores = self.scores(routing, gating.scoring, logits)?;
+        let biased = match bias {
+            None => scores.shallow_clone(),
+            Some(bias) => scores.f_add(&self.view(bias, &[1, int(routing.experts)])?)?,
+        };
+        let biased = if gating.groups.restrict() { of_best_groups(gating.groups, &biased)? } else { biased };
+        let (_, order) = biased.f_sort_stable(true, -1, true)?;
+        let order = order.f_narrow(1, 0, int(routing.top))?;
+        self.put(weights, &weigh(gating, scores.f_gather(1, &order, false)?)?)?;
         self.put(routes, &order)?;
-        Ok((probabilities, order))
+        Ok((scores, order))
     }
 
     fn aten_route_backward(
         &self,
-        (routing, normalized): (Routing, bool),
+        (routing, gating): (Routing, Gating),
         (facts, slopes): (BatchFacts<'_>, Option<Tensor>),
         [logits, routes, dweights]: [In<'_, D>; 3],
         dlogits: To<'_, D>,
     ) -> Result<(), Failure> {
-        let probabilities = self.probabilities(routing, logits)?;
+        let scores = self.scores(routing, gating.scoring, logits)?;
         let sizes = [int(routing.rows), int(routing.top)];
         let order = self.view(routes, &sizes)?.f_to_kind(Kind::Int64)?;
-        let chosen = probabilities.f_gather(1, &order, false)?;
-        let chosen = if normalized { shares(&chosen)? } else { chosen };
+        let chosen = scores.f_gather(1, &order, false)?;
         let dweights = self.view(dweights, &sizes)?.f_to_kind(chosen.f_kind()?)?;
-        let mean = chosen.f_mul(&dweights)?.f_sum_dim_intlist(1_i64, true, None)?;
-        let gradient = chosen.f_mul(&dweights.f_sub(&mean)?)?;
-        let others =
-            if normalized { probabilities.f_zeros_like()? } else { probabilities.f_mul(&mean)?.f_neg()? };
-        let mut gradients = others.f_scatter(1, &order, &gradient)?;
-        if let Some(slopes) = slopes {
-            let slopes = slopes.f_to_kind(probabilities.f_kind()?)?;
-            let mean = probabilities.f_mul(&slopes)?.f_sum_dim_intlist(1_i64, true, None)?;
-            let balance = probabilities.f_mul(&slopes.f_sub(&mean)?)?;
-            gradients = gradients.f_add(&balance.f_mul(&row_mask(routing, facts, balance.device())?)?)?;
-        }
+        let slopes = match slopes {
+            None => None,
+            Some(slopes) => {
+                let mask = row_mask(routing, facts, scores.device())?;
+                Some(mask.f_to_kind(scores.f_kind()?)?.f_mul(&slopes.f_to_kind(scores.f_kind()?)?)?)
+            }
+        };
+        let chosen = (&order, chosen, dweights);
+        let gradients = match gating.scoring {
+            Scoring::Softmax => softmax_gradients(gating, &scores, chosen, slopes)?,
+            Scoring::Sigmoid => sigmoid_gradients(gating, &scores, chosen, slopes)?,
+        };
         self.put(dlogits, &gradients)
     }
+}
+
+/// The gradient of the logits, from those of the chosen experts' weights (their numbers, scores and gradients), and the
+/// derivatives of the balancing loss with respect to probabilities.
+fn softmax_gradients(
+    gating: Gating,
+    probabilities: &Tensor,
+    (order, chosen, dweights): (&Tensor, Tensor, Tensor),
+    slopes: Option<Tensor>,
+) -> Result<Tensor, Failure> {
+    let chosen = weigh(gating, chosen)?;
+    let mean = row_sums(&chosen.f_mul(&dweights)?)?;
+    let gradient = chosen.f_mul(&dweights.f_sub(&mean)?)?;
+    let others = match gating.normalized {
+        true => probabilities.f_zeros_like()?,
+        false => probabilities.f_mul(&mean)?.f_neg()?,
+    };
+    let gradients = others.f_scatter(1, order, &gradient)?;
+    let Some(slopes) = slopes else { return Ok(gradients) };
+    let mean = row_sums(&probabilities.f_mul(&slopes)?)?;
+    Ok(gradients.f_add(&probabilities.f_mul(&slopes.f_sub(&mean)?)?)?)
+}
+
+/// As [`softmax_gradients`], for logistic scores.
+fn sigmoid_gradients(
+    gating: Gating,
+    scores: &Tensor,
+    (order, chosen, dweights): (&Tensor, Tensor, Tensor),
+    slopes: Option<Tensor>,
+) -> Result<Tensor, Failure> {
+    let all = match slopes {
+        None => scores.f_zeros_like()?,
+        Some(slopes) => {
+            let sum = row_sums(scores)?.f_add_scalar(SCORES_EPS)?;
+            let mean = row_sums(&scores.f_mul(&slopes)?)?.f_div(&sum)?;
+            slopes.f_sub(&mean)?.f_div(&sum)?
+        }
+    };
+    let gradient = match gating.normalized {
+        false => dweights,
+        true => {
+            let sum = row_sums(&chosen)?.f_add_scalar(SCORES_EPS)?;
+            let mean = row_sums(&chosen.f_mul(&dweights)?)?.f_div(&sum)?;
+            dweights.f_sub(&mean)?.f_div(&sum)?
+        }
+    };
+    let slope = scores.f_mul(&scores.f_neg()?.f_add_scalar(1.0)?)?;
+    Ok(all.f_scatter_add(1, order, &gradient)?.f_mul(&slope)?)
+}
+
+/// Scores, but negative infinity for experts that are not in the best groups.
+fn of_best_groups(groups: Groups, scores: &Tensor) -> Result<Tensor, Failure> {
+    let grouped = scores.f_reshape([scores.size()[0], int(groups.count), -1])?;
+    let (members, _) = grouped.f_sort_stable(true, -1, true)?;
+    let best_two = members.f_narrow(2, 0, members.size()[2].min(2))?;
+    let (_, order) = best_two.f_sum_dim_intlist(2_i64, false, None)?.f_sort_stable(true, -1, true)?;
+    let order = order.f_narrow(1, int(groups.top), int(groups.count - groups.top))?;
+    let left_out = order.f_zeros_like()?.f_to_kind(Kind::Bool)?.f_logical_not()?;
+    let mask = Tensor::f_zeros([scores.size()[0], int(groups.count)], (Kind::Bool, scores.device()))?;
+    let mask = mask.f_scatter(1, &order, &left_out)?.f_unsqueeze(2)?;
+    Ok(grouped.f_masked_fill(&mask, f64::NEG_INFINITY)?.f_reshape(scores.size())?)
+}
+
+/// The weights of the chosen experts.
+fn weigh(gating: Gating, chosen: Tensor) -> Result<Tensor, Failure> {
+    match (gating.normalized, gating.scoring) {
+        (false, _) => Ok(chosen),
+        (true, Scoring::Softmax) => shares(&chosen),
+        (true, Scoring::Sigmoid) => Ok(chosen.f_div(&row_sums(&chosen)?.f_add_scalar(SCORES_EPS)?)?),
+    }
+}
+
+/// Scores as numbers that sum to one, for the balancing loss.
+fn probabilities(scoring: Scoring, scores: Tensor) -> Result<Tensor, Failure> {
+    match scoring {
+        Scoring::Softmax => Ok(scores),
+        Scoring::Sigmoid => Ok(scores.f_div(&row_sums(&scores)?.f_add_scalar(SCORES_EPS)?)?),
+    }
+}
+
+/// The sum of each row.
+fn row_sums(numbers: &Tensor) -> Result<Tensor, Failure> {
+    Ok(numbers.f_sum_dim_intlist(1_i64, true, None)?)
 }
 
 /// The load of each expert: the number of routes to it, and the sum of its probabilities, over all counted rows.
@@ -129,5 +223,5 @@ fn row_mask(routing: Routing, facts: BatchFacts<'_>, device: Device) -> Result<T
 
 /// Each number's share of the sum of its row.
 fn shares(numbers: &Tensor) -> Result<Tensor, Failure> {
-    Ok(numbers.f_div(&numbers.f_sum_dim_intlist(1_i64, true, None)?)?)
+    Ok(numbers.f_div(&row_sums(numbers)?)?)
 }
