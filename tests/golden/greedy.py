@@ -2,9 +2,9 @@
 
 usage: python greedy.py      (torch 2.11.0, transformers 5.17.0)
 
-For each folder with weights: a prompt, and the tokens that `generate(do_sample=False)` appends to it, until the text is as
-long as the model's positions or 24 tokens. Without a cache, because a cache keeps keys that were rotated for a shorter
-text. `warped`: probabilities after temperature, top-k and top-p, as transformers' own processors make them.
+For each folder with weights, but those for padding and balancing: a prompt, and the tokens that
+`generate(do_sample=False)` appends to it, until the text is as long as the model's positions or 24 tokens. Without a
+cache, because a cache keeps keys that were rotated for a shorter text. `warped`: probabilities after temperature, top-k and top-p, as transformers' own processors make them.
 """
 
 import glob
@@ -42,7 +42,10 @@ def warped(temperature, top_k, top_p):
                 probabilities=probabilities[0].tolist())  # fmt: skip
 
 
-folders = sorted(os.path.dirname(path) for path in glob.glob(f"{HERE}/**/model.safetensors", recursive=True))
+weights = glob.glob(f"{HERE}/*/model.safetensors") + glob.glob(f"{HERE}/families/*/model.safetensors")
+# A row for padding and a balancing loss do not change what a model generates.
+folders = sorted(map(os.path.dirname, weights))
+folders = [folder for folder in folders if not folder.endswith(("-padding", "-balanced"))]
 text = dict(
     greedy={os.path.relpath(folder, HERE): greedy(folder) for folder in folders},
     warped=[warped(*case) for case in [(1.0, None, None), (0.7, 4, None), (1.3, None, 0.8), (0.9, 6, 0.6), (2.0, 1, 0.99)]],
