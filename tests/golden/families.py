@@ -176,6 +176,15 @@ CASES = {
         "qwen2_moe",
         padded(7, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=8),
     ),
+    # As OLMo 2; the first layer has a window and other rotary positions, which are not scaled.
+    "olmo3": (
+        "olmo3",
+        dict(sliding_window=5, layer_types=["sliding_attention", "full_attention"], attention_bias=True,
+             rope_parameters=dict(
+                 full_attention=dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=8),
+                 sliding_attention=dict(rope_type="default", rope_theta=300.0))),
+    ),
+    "olmo3-padding": ("olmo3", padded(1, layer_types=["full_attention"])),
 }  # fmt: skip
 
 

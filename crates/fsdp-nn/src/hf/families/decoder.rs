@@ -159,6 +159,20 @@ pub(super) fn window(keys: Keys<'_>, absent: Option<usize>) -> Result<Option<usi
     Ok(keys.size(&["sliding_window"], ROWS_MAX)?.or(absent))
 }
 
+/// Sets the window of the layers that `layer_types` calls `sliding_attention` or, if that key is absent, of all but
+/// every `pattern`-th. The window is 4096 if `sliding_window` is absent; transformers cannot do without.
+pub(super) fn set_required_windows(
+    keys: Keys<'_>,
+    config: &mut DecoderConfig,
+    pattern: usize,
+) -> Result<(), ConfigError> {
+    let window = window(keys, Some(4096))?;
+    if window.is_none() {
+        return Err(keys.unsupported("sliding_window", "a number of keys"));
+    }
+    set_windows(keys, config, window, |index, _| !(index + 1).is_multiple_of(pattern))
+}
+
 /// Sets the window of the layers that `layer_types` calls `sliding_attention` or, if that key is absent, of those
 /// selected by `has_window`.
 pub(super) fn set_windows(

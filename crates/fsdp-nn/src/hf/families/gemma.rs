@@ -7,9 +7,6 @@ use crate::hf::keys::Keys;
 use crate::model::{DecoderConfig, Names, NormKind, RopeConfig};
 use crate::op::Function;
 
-/// Default window of the layers that have one.
-const WINDOW: usize = 4096;
-
 /// Returns the names of the modules, with the class prefix `class`.
 pub(super) const fn names(class: &'static str) -> Names {
     Names {
@@ -51,11 +48,7 @@ pub(super) fn parse(
         output_bias: bias,
         ..base
     };
-    let window = decoder::window(keys, Some(WINDOW))?;
-    if window.is_none() {
-        return Err(keys.unsupported("sliding_window", "a number of keys"));
-    }
-    decoder::set_windows(keys, &mut config, window, |index, _| !(index + 1).is_multiple_of(pattern))?;
+    decoder::set_required_windows(keys, &mut config, pattern)?;
     Ok(config)
 }
 

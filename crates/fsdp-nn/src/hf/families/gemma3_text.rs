@@ -53,20 +53,13 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
 fn full_rope(keys: Keys<'_>, heads: &Heads) -> Result<RopeConfig, ConfigError> {
     let rope = match keys.object("rope_scaling")? {
         Some(scaling) => Some(scaling),
-        None => by_type(keys)?.inner_object("full_attention", "rope_parameters.full_attention")?,
+        None => rope::by_type(keys)?.inner_object("full_attention", "rope_parameters.full_attention")?,
     };
     rope::parse_object(keys, rope.unwrap_or(keys.absent("rope_parameters")), &FULL, heads)
 }
 
 /// Parses the rotary settings of layers with a window.
 fn sliding_rope(keys: Keys<'_>, heads: &Heads) -> Result<RopeConfig, ConfigError> {
-    let rope = by_type(keys)?.inner_object("sliding_attention", "rope_parameters.sliding_attention")?;
+    let rope = rope::by_type(keys)?.inner_object("sliding_attention", "rope_parameters.sliding_attention")?;
     rope::parse_object(keys, rope.unwrap_or(keys.absent("rope_parameters")), &SLIDING, heads)
-}
-
-/// Returns `rope_parameters`, which has an object for each layer type.
-fn by_type(keys: Keys<'_>) -> Result<Keys<'_>, ConfigError> {
-    let both = keys.object("rope_parameters")?.unwrap_or(keys.absent("rope_parameters"));
-    both.only_known(&["full_attention", "sliding_attention"])?;
-    Ok(both)
 }

@@ -16,6 +16,7 @@ mod mistral;
 mod mixtral;
 mod olmo2;
 mod olmoe;
+mod olmo3;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
@@ -49,6 +50,7 @@ pub const FAMILIES: &[Family] = &[
     mixtral::FAMILY,
     olmo2::FAMILY,
     olmoe::FAMILY,
+    olmo3::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen2_moe::FAMILY,

@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };
 
-const NAMES: Names = Names {
+pub(super) const NAMES: Names = Names {
     class: "Olmo2",
     before_attention: None,
     after_attention: Some("post_attention_layernorm"),
@@ -26,7 +26,7 @@ const NAMES: Names = Names {
     after_mlp: Some("post_feedforward_layernorm"),
     ..Names::LLAMA
 };
-const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: Defaults = Defaults {
     eps: (decoder::RMS_EPS, 1e-5),
     padding: Some((decoder::PAD_TOKEN, Some(1))),
     ..Defaults::LLAMA

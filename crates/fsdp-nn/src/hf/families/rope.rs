@@ -91,6 +91,13 @@ pub(super) fn parse_object(
     Ok(RopeConfig { theta, partial, scaling })
 }
 
+/// Returns `rope_parameters` of a family that has an object for each layer type there.
+pub(super) fn by_type(keys: Keys<'_>) -> Result<Keys<'_>, ConfigError> {
+    let both = keys.object("rope_parameters")?.unwrap_or(keys.absent("rope_parameters"));
+    both.only_known(&["full_attention", "sliding_attention"])?;
+    Ok(both)
+}
+
 const KINDS: &str = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" and \"longrope\"";
 
 /// Parses the fraction of a head that rotates.

@@ -1,5 +1,7 @@
 //! Tests of family parsers for cases that the golden files do not cover.
 
+mod dense;
+
 use serde_json::{Map, Value, json};
 
 use super::*;
@@ -190,6 +192,18 @@ fn invalid_and_unsupported_family_keys_are_named() {
             "`rope_parameters.sliding_attention.rope_type` = \"none\"",
         ),
         (gpt_neox::parse, json!({"rotary_pct": 0.1}), "`rotary_pct` = 0.1"),
+        (olmo3::parse, json!({"sliding_window": null}), "`sliding_window` = null"),
+        (olmo3::parse, json!({"rope_parameters": {"rope_theta": 5}}), "`rope_parameters.rope_theta` = 5"),
+        (
+            olmo3::parse,
+            json!({"rope_scaling": {"type": "yarn", "factor": 2}}),
+            "`rope_scaling.type` = \"yarn\"",
+        ),
+        (
+            olmo3::parse,
+            json!({"rope_scaling": {"rope_type": "linear", "factor": 2}, "rope_parameters": {"full_attention": {}}}),
+            "`rope_parameters` = {",
+        ),
         (starcoder2::parse, json!({"hidden_act": "mish"}), "`hidden_act` = \"mish\""),
     ] {
         let error = named(parse, more);
@@ -201,7 +215,7 @@ fn invalid_and_unsupported_family_keys_are_named() {
 fn padding_row_follows_family_default_null_and_sign() {
     let row = |parse: Parse, more: Value| parsed(parse, &more).unwrap().padding_row;
     let large = json!({"vocab_size": 200_000});
-    let families: [(Parse, Option<usize>); 12] = [
+    let families: [(Parse, Option<usize>); 13] = [
         (llama::parse, None),
         (mistral::parse, None),
         (mixtral::parse, None),
@@ -212,6 +226,7 @@ fn padding_row_follows_family_default_null_and_sign() {
         (gemma2::parse, Some(0)),
         (gemma3_text::parse, Some(0)),
         (olmo2::parse, Some(1)),
+        (olmo3::parse, Some(1)),
         (phi3::parse, Some(32_000)),
         (smollm3::parse, Some(128_004)),
     ];

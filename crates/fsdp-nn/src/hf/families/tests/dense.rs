@@ -1,0 +1,36 @@
+//! Tests of the families of dense models whose layers differ in windows, rotation or scales.
+
+use super::*;
+
+fn thetas(parse: Parse, more: &Value) -> Vec<Option<f64>> {
+    let layers = parsed(parse, more).unwrap().layers;
+    layers.iter().map(|layer| layer.rope.as_ref().map(|rope| rope.theta)).collect()
+}
+
+#[test]
+fn olmo3_window_layers_match_transformers() {
+    let first = Some(4096);
+    assert_eq!(windows(olmo3::parse, &json!({})), [first, first, first, None]);
+    let (full, sliding) = ("full_attention", "sliding_attention");
+    let named = json!({"sliding_window": 7, "layer_types": [full, sliding, full, full]});
+    assert_eq!(windows(olmo3::parse, &named), [None, Some(7), None, None]);
+}
+
+/// An outer `rope_theta` does not reach layers with a window, whose `theta` is another key of `rope_parameters`.
+#[test]
+fn olmo3_outer_rope_keys_apply_to_layers_without_window() {
+    let third = |more: &Value| thetas(olmo3::parse, more)[2..].to_vec();
+    let default = Some(500_000.0);
+    assert_eq!(third(&json!({})), [default, default]);
+    assert_eq!(third(&json!({"rope_theta": 7.0})), [default, Some(7.0)]);
+    let inner = json!({"rope_theta": 7.0, "rope_parameters":
+        {"full_attention": {"rope_theta": 5.0}, "sliding_attention": {"rope_theta": 6.0}}});
+    assert_eq!(third(&inner), [Some(6.0), Some(5.0)]);
+    let scaled = json!({"rope_theta": 7.0, "original_max_position_embeddings": 5, "max_position_embeddings": 64,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0}});
+    assert_eq!(third(&scaled), [default, Some(7.0)]);
+    let layers = parsed(olmo3::parse, &scaled).unwrap().layers;
+    let scaling = |layer: usize| layers[layer].rope.as_ref().unwrap().scaling.clone();
+    let RopeScaling::Yarn(yarn) = scaling(3) else { panic!("it is YaRN") };
+    assert_eq!((scaling(2), yarn.original), (RopeScaling::Default, 64));
+}
