@@ -185,6 +185,11 @@ CASES = {
                  sliding_attention=dict(rope_type="default", rope_theta=300.0))),
     ),
     "olmo3-padding": ("olmo3", padded(1, layer_types=["full_attention"])),
+    # Biases everywhere but behind attention, and more elements in all heads than in a hidden state.
+    "seed_oss": ("seed_oss", dict(head_dim=6, mlp_bias=True, attention_dropout=0.0, residual_dropout=0.0)),
+    "seed_oss-padding": (
+        "seed_oss", padded(1, head_dim=4, attention_out_bias=True, attention_dropout=0.0, residual_dropout=0.0)
+    ),
 }  # fmt: skip
 
 

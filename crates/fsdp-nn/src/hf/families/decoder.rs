@@ -26,7 +26,7 @@ pub(super) const PAD_TOKEN: &str = "pad_token_id";
 pub(super) struct Defaults {
     /// `num_key_value_heads`. `None` for the number of query heads, which an explicit `null` always means.
     pub(super) kv_heads: Option<usize>,
-    /// `head_dim`. `None` for `hidden_size / num_attention_heads`.
+    /// `head_dim`. `None` for `hidden_size / num_attention_heads`, which an explicit `null` always means.
     pub(super) head_dim: Option<usize>,
     /// Whether attention is latent, and has its own sizes instead of `head_dim` and `num_key_value_heads`.
     pub(super) is_latent: bool,
@@ -267,7 +267,8 @@ fn head_dim(
     hidden_size: usize,
     heads: usize,
 ) -> Result<usize, ConfigError> {
-    let head_dim = match keys.size(&["head_dim"], WIDTH_MAX)?.or(defaults.head_dim) {
+    let absent = defaults.head_dim.filter(|_| !keys.contains("head_dim"));
+    let head_dim = match keys.size(&["head_dim"], WIDTH_MAX)?.or(absent) {
         Some(head_dim) => head_dim,
         None => {
             divides(("hidden_size", hidden_size), ("num_attention_heads", heads))?;

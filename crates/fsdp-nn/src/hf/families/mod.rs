@@ -23,6 +23,7 @@ mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod rope;
+mod seed_oss;
 mod smollm3;
 mod starcoder2;
 
@@ -56,6 +57,7 @@ pub const FAMILIES: &[Family] = &[
     qwen2_moe::FAMILY,
     qwen3::FAMILY,
     qwen3_moe::FAMILY,
+    seed_oss::FAMILY,
     smollm3::FAMILY,
     starcoder2::FAMILY,
 ];

@@ -127,6 +127,8 @@ fn absent_sizes_match_transformers_and_null_is_derived() {
     assert_eq!(kv_heads(llama::parse, json!({"num_key_value_heads": null})), (4, 8));
     assert_eq!(kv_heads(mistral::parse, json!({"num_key_value_heads": null})), (4, 8));
     assert_eq!(kv_heads(qwen3::parse, json!({})), (2, 128));
+    assert_eq!(kv_heads(seed_oss::parse, json!({})), (2, 128));
+    assert_eq!(kv_heads(seed_oss::parse, json!({"head_dim": null, "num_key_value_heads": null})), (4, 8));
     // Eight is more than the number of query heads.
     let without = |keys: &Map<String, Value>| mistral::parse(Keys::new(keys, None));
     let keys = json!({"hidden_size": 32, "num_attention_heads": 4});
@@ -215,7 +217,7 @@ fn invalid_and_unsupported_family_keys_are_named() {
 fn padding_row_follows_family_default_null_and_sign() {
     let row = |parse: Parse, more: Value| parsed(parse, &more).unwrap().padding_row;
     let large = json!({"vocab_size": 200_000});
-    let families: [(Parse, Option<usize>); 13] = [
+    let families: [(Parse, Option<usize>); 14] = [
         (llama::parse, None),
         (mistral::parse, None),
         (mixtral::parse, None),
@@ -227,6 +229,7 @@ fn padding_row_follows_family_default_null_and_sign() {
         (gemma3_text::parse, Some(0)),
         (olmo2::parse, Some(1)),
         (olmo3::parse, Some(1)),
+        (seed_oss::parse, Some(1)),
         (phi3::parse, Some(32_000)),
         (smollm3::parse, Some(128_004)),
     ];

@@ -34,3 +34,13 @@ fn olmo3_outer_rope_keys_apply_to_layers_without_window() {
     let RopeScaling::Yarn(yarn) = scaling(3) else { panic!("it is YaRN") };
     assert_eq!((scaling(2), yarn.original), (RopeScaling::Default, 64));
 }
+
+#[test]
+fn seed_oss_drops_and_has_biases_by_default() {
+    let config = |more: Value| parsed(seed_oss::parse, &more).unwrap();
+    let default = config(json!({}));
+    assert_eq!((default.attention_dropout, default.residual_dropout), (0.1, 0.1));
+    assert_eq!([default.qkv_bias, default.output_bias, default.mlp_bias], [true, false, false]);
+    let none = config(json!({"attention_dropout": 0.0, "residual_dropout": 0, "attention_bias": false}));
+    assert_eq!((none.attention_dropout, none.residual_dropout, none.qkv_bias), (0.0, 0.0, false));
+}
