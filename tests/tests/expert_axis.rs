@@ -15,13 +15,19 @@ use crate::over_tcp::OverTcp;
 use crate::resume::Case;
 use crate::support::{LLAMA, config, job, threads};
 
-/// A tiny model with eight experts (Qwen 3, three per token) or four (Mixtral, two per token).
+/// A tiny model of a family, with eight experts or, if it has five, four.
 pub(crate) fn model(case: &str) -> String {
-    let experts = if case.starts_with("mixtral") { ("5", "4") } else { ("6", "8") };
-    let key = |number: &str| format!("\"num_local_experts\": {number}");
-    let text = golden(case);
-    assert!(text.contains(&key(experts.0)));
-    text.replace(&key(experts.0), &key(experts.1)).replace("\"vocab_size\": 31", "\"vocab_size\": 61")
+    let mut text = golden(case).replace("\"vocab_size\": 31", "\"vocab_size\": 61");
+    let mut changed = 0;
+    for (given, divisible) in [("5", "4"), ("6", "8"), ("8", "8")] {
+        for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
+            let [given, divisible] = [given, divisible].map(|number| format!("\"{key}\": {number},"));
+            changed += usize::from(text.contains(&given));
+            text = text.replace(&given, &divisible);
+        }
+    }
+    assert!(changed > 0, "{case}");
+    text
 }
 
 /// A mesh of these sizes: replicate, shard, context, expert.
@@ -67,7 +73,7 @@ fn check(model: &str, meshes: &[[usize; 4]], overrides: &[&str]) -> VerifyReport
 fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
     let meshes =
         [[1, 1, 1, 1], [1, 2, 1, 2], [1, 4, 1, 4], [1, 4, 1, 2], [2, 2, 1, 2], [2, 4, 1, 4], [1, 8, 1, 1]];
-    for case in ["mixtral", "qwen3_moe"] {
+    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe"] {
         check(&model(case), &meshes, &["fsdp.chunks={ expert = 4 }"]);
     }
 }
