@@ -91,6 +91,37 @@ struct Relu {
     }
 };
 
+// z * logistic(1.702 z) with z = min(x, 7).
+struct ClampedSwish {
+    template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
+        const A limit = A(7), scale = A(1.702);
+        Both<w> found;
+        Vector<A, w> scaled;
+        for (int k = 0; k < w; k++) scaled.at[k] = scale * (x.at[k] > limit ? limit : x.at[k]);
+        auto logistics = logistic(scaled);
+        for (int k = 0; k < w; k++) {
+            A s = logistics.at[k], z = x.at[k] > limit ? limit : x.at[k];
+            found.value.at[k] = z * s;
+            found.slope.at[k] = x.at[k] > limit ? A(0) : s + scaled.at[k] * s * (A(1) - s);
+        }
+        return found;
+    }
+};
+
+// min(max(x, -7), 7) + 1.
+struct ClampedPlusOne {
+    template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
+        const A limit = A(7);
+        Both<w> found;
+        for (int k = 0; k < w; k++) {
+            A z = x.at[k] > limit ? limit : x.at[k];
+            found.value.at[k] = (z < -limit ? -limit : z) + A(1);
+            found.slope.at[k] = x.at[k] > limit || x.at[k] < -limit ? A(0) : A(1);
+        }
+        return found;
+    }
+};
+
 // Calls body(F()) for the function with this number: its discriminant in `Function` of the crate fsdp-nn.
 template <class Body> __device__ void for_function(u32 function, Body body) {
     switch (function) {
@@ -98,6 +129,8 @@ template <class Body> __device__ void for_function(u32 function, Body body) {
         case 1: return body(GeluTanh());
         case 2: return body(Gelu());
         case 3: return body(Relu());
+        case 4: return body(ClampedSwish());
+        case 5: return body(ClampedPlusOne());
     }
 }
 

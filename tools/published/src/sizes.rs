@@ -174,6 +174,7 @@ impl Sizes {
             norm_eps: 1e-5,
             tie_word_embeddings: self.is_tied,
             qkv_bias: false,
+            sinks: false,
             output_bias: false,
             mlp_bias: false,
             attention_dropout: 0.0,

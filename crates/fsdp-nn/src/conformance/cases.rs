@@ -12,7 +12,7 @@ use crate::backend::{
     Write,
 };
 use crate::layer::Rope;
-use crate::op::{Activation, Attention, Function, LossTerms, Op, Pass, Scores};
+use crate::op::{Activation, Attention, CLAMP, Function, LossTerms, Op, Pass, Scores};
 
 /// Sizes of a case; each case defines their roles.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +56,8 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         ),
         attention(sizes, 2, 1, Scores { packed: true, ..Scores::default() }),
         attention(sizes, 1, 2, Scores { packed: true, window: Some(4), ..Scores::dropping(0.3) }),
+        attention_with((sizes, 2, 2), Scores { window: Some(3), ..Scores::dropping(0.2) }, true),
+        attention_with((sizes, 1, 2), Scores { packed: true, ..Scores::default() }, true),
         columns(sizes),
         regroup(sizes),
         pack_latent(sizes, false),
@@ -275,6 +277,15 @@ fn rope<M: Backend>(sizes: Sizes, part: f64, packed: bool) -> Case<M> {
 }
 
 fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Scores) -> Case<M> {
+    attention_with((sizes, kv_heads, group), scores, false)
+}
+
+/// Attention, with a sink for every head if `sinks`: the scores of sinks are the second input.
+fn attention_with<M: Backend>(
+    (sizes, kv_heads, group): (Sizes, usize, usize),
+    scores: Scores,
+    sinks: bool,
+) -> Case<M> {
     let dims = attention_dims(sizes, kv_heads, group);
     let all_keys = [sizes.seed, sizes.seed + 9];
     let keys = if scores.dropout > 0.0 { 2 } else { 0 };
@@ -290,17 +301,24 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
             batch: BatchFacts { keys: &all_keys[..keys], documents, ..BatchFacts::default() },
         };
         kit.memory.run(&Op::Attention(Attention::Forward { dims, scores }), operands).unwrap();
+        if let Some(sinks) = inputs.get(1) {
+            let (op, sinks) = (Op::Attention(Attention::Sink { dims }), kit.put(sinks));
+            kit.memory.call(op, &[sinks.read()], [y.write(), lse.write()]).unwrap();
+        }
         [qkv, y, lse]
     };
     Case {
         name: match scores {
+            _ if sinks => "attention with sinks",
             Scores { packed: true, .. } => "attention of documents",
             Scores { window: Some(_), .. } => "attention with a window",
             Scores { softcap: Some(_), .. } => "attention with a cap",
             Scores { dropout, .. } if dropout > 0.0 => "attention with dropout",
             _ => "attention",
         },
-        inputs: vec![numbers(sizes.seed, len)],
+        inputs: std::iter::once(numbers(sizes.seed, len))
+            .chain(sinks.then(|| numbers(sizes.seed + 2, lse_len)))
+            .collect(),
         doutput: numbers(sizes.seed + 1, y_len),
         forward: Box::new(move |kit, inputs| kit.get(&run(kit, inputs, &documents)[1])),
         backward: Box::new(move |kit, inputs, dy| {
@@ -312,7 +330,15 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
                 BatchFacts { keys: &all_keys[..keys], documents: &of_backward, ..BatchFacts::default() };
             let operands = Operands { reads, writes, batch };
             kit.memory.run(&Op::Attention(Attention::Backward { dims, scores }), operands).unwrap();
-            vec![kit.get(&dqkv)]
+            let sinks = inputs.get(1).map(|sinks| {
+                let (sinks, mut dsinks) = (kit.put(sinks), kit.result(lse_len));
+                let reads = &[sinks.read(), y.read(), lse.read(), dy.read()];
+                kit.memory
+                    .call(Op::Attention(Attention::SinkBackward { dims }), reads, [dsinks.write()])
+                    .unwrap();
+                kit.get(&dsinks)
+            });
+            std::iter::once(kit.get(&dqkv)).chain(sinks).collect()
         }),
         // Scores of magnitude head_dim * max^2 * scale have an error of head_dim + 3 roundings, and some more if they
         // are capped, which makes none larger. This is the relative error of probabilities; a sum of `seq` of them
@@ -328,8 +354,8 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
 
 fn activations<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
     let functions = [Function::Silu, Function::GeluTanh, Function::Gelu, Function::Relu];
-    functions
-        .into_iter()
+    let clamped = [Function::ClampedSwish, Function::ClampedPlusOne];
+    (functions.into_iter().chain(clamped))
         .flat_map(move |function| [false, true].map(move |gated| activation(sizes, function, gated)))
 }
 
@@ -337,8 +363,14 @@ fn activation<M: Backend>(sizes: Sizes, function: Function, gated: bool) -> Case
     let len = sizes.rows * sizes.inner;
     let op = move |pass| Op::Activation(Activation { function, gated, len, pass });
     let inputs = 1 + u64::from(gated);
-    // A function with a corner has no derivative there, so its inputs are away from it.
-    let beside_corner = |x: f64| if function == Function::Relu { x.abs().max(0.0625).copysign(x) } else { x };
+    // A function with a corner has no derivative there, so its inputs are away from it, on both sides.
+    let beside_corner = |x: f64| match function {
+        Function::Relu => x.abs().max(0.0625).copysign(x),
+        Function::ClampedSwish | Function::ClampedPlusOne if x.abs() > 1.0 => {
+            (CLAMP + x.abs().round()).copysign(x)
+        }
+        _ => x,
+    };
     let input = |i| numbers(sizes.seed + i, len).into_iter().map(beside_corner).collect();
     Case {
         name: op(Pass::Forward).name(),
@@ -372,6 +404,9 @@ fn activation<M: Backend>(sizes: Sizes, function: Function, gated: bool) -> Case
                 // The exponent has a relative error of two roundings; the series has some for each relevant term.
                 Function::Gelu => 32.0 + x * x,
                 Function::Relu => 2.0,
+                // As for SiLU, with a scaled exponent.
+                Function::ClampedSwish => 12.0 + 2.0 * 1.702 * CLAMP,
+                Function::ClampedPlusOne => 4.0,
             };
             (roundings, magnitudes(y))
         }),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::model::{
-    DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling,
-    SharedExpert,
+    DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, PackedExperts, QkNorm, RopeConfig,
+    RopeScaling, SharedExpert,
 };
 use crate::op::{Function, Gating, Groups, Scoring};
 
@@ -37,6 +37,7 @@ pub(crate) fn llama() -> DecoderConfig {
         tie_word_embeddings: true,
         qkv_bias: true,
         output_bias: true,
+        sinks: false,
         mlp_bias: true,
         attention_dropout: 0.2,
         residual_dropout: 0.0,
@@ -47,7 +48,7 @@ pub(crate) fn llama() -> DecoderConfig {
 }
 
 /// The variations of other families on Llama, two or three per configuration.
-pub(crate) fn relatives() -> [DecoderConfig; 7] {
+pub(crate) fn relatives() -> [DecoderConfig; 8] {
     let layers = |scaling, window| {
         let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
         vec![
@@ -89,6 +90,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 7] {
         gemma(),
         mixture(),
         deepseek(),
+        gpt_oss(),
     ]
 }
 
@@ -172,6 +174,23 @@ fn deepseek() -> DecoderConfig {
     DecoderConfig {
         latent: Some(latent),
         layers: vec![dense.clone(), LayerConfig { mixture: Some(mixture), ..dense }],
+        ..llama()
+    }
+}
+
+/// Sinks, and packed experts with biases: interleaved and clamped (gpt-oss), or neither (Llama 4).
+fn gpt_oss() -> DecoderConfig {
+    let layer = |window, packed, up_activation| LayerConfig {
+        window,
+        mixture: Some(Mixture { packed: Some(packed), up_activation, ..Mixture::softmax([4, 2], 5, true) }),
+        ..llama().layers[0].clone()
+    };
+    let [interleaved, not] =
+        [true, false].map(|interleaved| PackedExperts { interleaved, bias: interleaved });
+    DecoderConfig {
+        sinks: true,
+        activation: Function::ClampedSwish,
+        layers: vec![layer(Some(3), interleaved, Some(Function::ClampedPlusOne)), layer(None, not, None)],
         ..llama()
     }
 }

@@ -8,13 +8,19 @@ use super::kit::{Case, Operand, numbers};
 use super::routed::{Routed, cut};
 use super::router_cases;
 use crate::backend::{Backend, BatchFacts, Operands, Write};
-use crate::op::{Experts, Op, Routing};
+use crate::op::{ExpertDims, Experts, Op, Orientation, Routing};
 
 /// Returns all operations of mixtures at these sizes. One expert has no rows.
 pub(super) fn all<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
     let routings = std::iter::once(Routing::whole(sizes.rows, 5, 2)).chain(cut(sizes.rows));
     let of_routed = routings.map(move |routing| Routed::new(routing, sizes.seed)).flat_map(move |routed| {
-        [dispatch(sizes, routed.clone()), product(sizes, routed.clone()), combine(sizes, routed)]
+        [
+            dispatch(sizes, routed.clone()),
+            product(sizes, routed.clone(), Orientation::OutIn),
+            product(sizes, routed.clone(), Orientation::InOut),
+            add_bias(sizes, routed.clone()),
+            combine(sizes, routed),
+        ]
     });
     router_cases::all(sizes).into_iter().chain(of_routed)
 }
@@ -49,8 +55,9 @@ fn dispatch<M: Backend>(sizes: Sizes, routed: Routed) -> Case<M> {
     }
 }
 
-fn product<M: Backend>(sizes: Sizes, routed: Routed) -> Case<M> {
+fn product<M: Backend>(sizes: Sizes, routed: Routed, orientation: Orientation) -> Case<M> {
     let Sizes { inner: inputs, outer: outputs, seed, .. } = sizes;
+    let dims = ExpertDims { inputs, outputs, orientation };
     let (routing, experts) = (routed.routing, routed.routing.here().len());
     let slots = routing.slots();
     let of_backward = routed.clone();
@@ -71,7 +78,7 @@ fn product<M: Backend>(sizes: Sizes, routed: Routed) -> Case<M> {
             let (x, routes) = (routed.put(kit, &values[0]), routed.ids(kit));
             let mut y = kit.result(slots * outputs);
             let weights: Vec<_> = values[1..].iter().map(|weight| kit.put(weight)).collect();
-            let op = Op::Experts(Experts::Product { routing, inputs, outputs });
+            let op = Op::Experts(Experts::Product { routing, dims });
             kit.memory.call(op, &reads::<M>(&x, &routes, &weights), [y.write()]).unwrap();
             routed.get(kit, &y, 0.0)
         }),
@@ -80,13 +87,13 @@ fn product<M: Backend>(sizes: Sizes, routed: Routed) -> Case<M> {
             let (x, routes, dy) = (routed.put(kit, &values[0]), routed.ids(kit), routed.put(kit, dy));
             let weights: Vec<_> = values[1..].iter().map(|weight| kit.put(weight)).collect();
             let mut dx = routed.gradient(kit, inputs);
-            let op = Op::Experts(Experts::ProductBackwardInput { routing, inputs, outputs });
+            let op = Op::Experts(Experts::ProductBackwardInput { routing, dims });
             let all = reads::<M>(&dy, &routes, &weights);
             kit.memory.call_adding(op, &all, dx.write(), kit.accumulates()).unwrap();
             let weight = |expert| {
                 let mut dweight = kit.slot(inputs * outputs);
                 for source in 0..routing.sources() {
-                    let op = Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert };
+                    let op = Experts::ProductBackwardWeight { routing, dims, source, expert };
                     let accumulate = kit.accumulates() || source > 0;
                     let writes = &mut [Write { slice: dweight.write(), accumulate }];
                     let reads = &[x.read(), dy.read(), routes.read()];
@@ -103,6 +110,44 @@ fn product<M: Backend>(sizes: Sizes, routed: Routed) -> Case<M> {
             let max = values[1..].iter().map(|weight| largest(weight)).fold(0.0, f64::max);
             (inputs as f64 + 2.0, vec![inputs as f64 * largest(&values[0]) * max; y.len()])
         }),
+    }
+}
+
+/// Adds the bias of each expert; what is added to is an input, too.
+fn add_bias<M: Backend>(sizes: Sizes, routed: Routed) -> Case<M> {
+    let Sizes { inner: width, seed, .. } = sizes;
+    let (routing, experts) = (routed.routing, routed.routing.here().len());
+    let slots = routing.slots();
+    let of_backward = routed.clone();
+    let biases = (0..experts as u64).map(|i| numbers(seed + 10 + i, width));
+    Case {
+        name: "expert_bias",
+        inputs: std::iter::once(numbers(seed, slots * width)).chain(biases).collect(),
+        doutput: numbers(seed + 1, slots * width),
+        forward: Box::new(move |kit, values| {
+            let (mut y, routes) = (routed.put(kit, &values[0]), routed.ids(kit));
+            let biases: Vec<_> = values[1..].iter().map(|bias| kit.put(bias)).collect();
+            let reads: Vec<_> = std::iter::once(&routes).chain(&biases).map(Operand::read).collect();
+            kit.memory.call(Op::Experts(Experts::AddBias { routing, width }), &reads, [y.write()]).unwrap();
+            routed.get(kit, &y, 0.0)
+        }),
+        backward: Box::new(move |kit, _, dy| {
+            let (gradient, routes) = (of_backward.put(kit, dy), of_backward.ids(kit));
+            let bias = |expert| {
+                let mut dbias = kit.slot(width);
+                for source in 0..routing.sources() {
+                    let op = Op::Experts(Experts::BiasBackward { routing, width, source, expert });
+                    let writes =
+                        &mut [Write { slice: dbias.write(), accumulate: kit.accumulates() || source > 0 }];
+                    let reads = &[gradient.read(), routes.read()];
+                    kit.memory.run(&op, Operands { reads, writes, batch: BatchFacts::default() }).unwrap();
+                }
+                kit.get(&dbias)
+            };
+            let same = of_backward.get(kit, &gradient, 0.0);
+            std::iter::once(same).chain((0..experts).map(bias)).collect()
+        }),
+        bound: Box::new(move |_, y| (slots as f64, magnitudes(y))),
     }
 }
 

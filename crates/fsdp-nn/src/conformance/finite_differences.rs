@@ -148,7 +148,7 @@ impl Architecture for Capped {
             let v = b.linear(x, &self.qkv[2])?;
             let qkv = b.concat(&[q?, k?, v]);
             let qkv = b.rope(qkv, &self.heads, &self.rope)?;
-            let mixed = b.attention(qkv, &self.heads)?;
+            let mixed = b.attention(qkv, None, &self.heads)?;
             let y = b.linear(mixed, &self.mix)?;
             return b.add(x, y);
         }

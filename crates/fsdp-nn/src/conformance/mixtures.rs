@@ -8,7 +8,7 @@ use super::kit::{Kit, Operand, numbers};
 use super::precision::{FLOATS, absolute_error, unit};
 use super::routed::{Routed, cut};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
-use crate::op::{Experts, Op};
+use crate::op::{ExpertDims, Experts, Op, Orientation};
 
 /// With it, no single row has a route to the last chunk of experts.
 const SEED: u64 = 13;
@@ -182,18 +182,19 @@ impl<'a, M: Backend> Mixture<'a, M> {
 
     fn products(&self) {
         let (kit, [inputs, outputs], routing) = (self.kit, WIDTHS, self.routed.routing);
+        let dims = ExpertDims { inputs, outputs, orientation: Orientation::OutIn };
         let with_weights = |x: &[f64]| {
             let reads = [self.routed.put(kit, x), self.routed.ids(kit)];
             reads.into_iter().chain(self.experts.iter().map(|weight| kit.put(weight))).collect()
         };
-        let op = Experts::Product { routing, inputs, outputs };
+        let op = Experts::Product { routing, dims };
         let y = vec![kit.result(routing.slots() * outputs)];
         let y = self.run(op, with_weights(&self.inputs), y, false);
         self.expect_slots("expert_product", &y[0], outputs, |slot, route, column| {
             let weight = &self.experts[self.expert(route)][column * inputs..][..inputs];
             self.inputs[slot * inputs..][..inputs].iter().zip(weight).map(|(x, weight)| x * weight).collect()
         });
-        let op = Experts::ProductBackwardInput { routing, inputs, outputs };
+        let op = Experts::ProductBackwardInput { routing, dims };
         let dx = vec![self.routed.gradient(kit, inputs)];
         let dx = self.run(op, with_weights(&self.outputs), dx, true);
         self.expect_slots("expert_product_backward_input", &dx[0], inputs, |slot, route, column| {
@@ -206,12 +207,13 @@ impl<'a, M: Backend> Mixture<'a, M> {
     /// The gradients of the matrices, over the rows of each source.
     fn weights(&self) {
         let (kit, [inputs, outputs], routing) = (self.kit, WIDTHS, self.routed.routing);
+        let dims = ExpertDims { inputs, outputs, orientation: Orientation::OutIn };
         let routes_of_source = routing.rows * routing.top;
         for (source, expert) in (0..routing.sources())
             .flat_map(|source| (0..self.experts.len()).map(move |expert| (source, expert)))
         {
             let [x, dy] = [&self.inputs, &self.outputs].map(|values| self.routed.put(kit, values));
-            let op = Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert };
+            let op = Experts::ProductBackwardWeight { routing, dims, source, expert };
             let dweight = vec![kit.slot(inputs * outputs)];
             let dweight = self.run(op, vec![x, dy, self.routed.ids(kit)], dweight, true);
             let what = format!("gradient of expert {expert}, source {source},");

@@ -121,19 +121,20 @@ impl<'a> Builder<'a> {
         self.nodes.push(Node { calls, update: update.map(|x| x.id) });
     }
 
-    /// Adds an operation that writes statistics of every row beside its output; `width` and `per_row` are the widths
-    /// of the output and of the statistics.
+    /// Adds an operation that writes statistics of every row beside its output, and possibly another one that changes
+    /// both; `width` and `per_row` are the widths of the output and of the statistics.
     pub(crate) fn with_statistics(
         &mut self,
-        op: Op,
-        reads: Vec<Operand>,
+        (op, reads): (Op, Vec<Operand>),
         [width, per_row]: [usize; 2],
         site: Option<u64>,
+        then: impl FnOnce([(Operand, bool); 2]) -> Option<Call>,
     ) -> Tensor {
         let y = self.rows(width);
         let stats = self.value(per_row, self.dtype.master(), Category::Workspace);
-        let writes = vec![(self.whole(y), false), (self.whole(stats), false)];
-        self.node(vec![Call { op, reads, writes, site }], None);
+        let writes = [(self.whole(y), false), (self.whole(stats), false)];
+        let first = Call { op, reads, writes: writes.to_vec(), site };
+        self.node(std::iter::once(first).chain(then(writes)).collect(), None);
         y
     }
 

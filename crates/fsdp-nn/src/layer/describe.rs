@@ -113,6 +113,11 @@ impl Describe {
         id
     }
 
+    /// Adds a parameter with the initialization of weights to the open module.
+    pub fn weight(&mut self, name: &str, shape: &[usize]) -> ParamId {
+        self.param(name, shape, self.weight_init())
+    }
+
     /// Adds a parameter that is never trained and initially zero: a buffer of the model, in PyTorch's words.
     pub fn constant(&mut self, name: &str, shape: &[usize]) -> ParamId {
         let id = self.param(name, shape, Init::Zeros);
@@ -130,26 +135,23 @@ impl Describe {
         })
     }
 
-    /// Adds the router of a mixture of experts: a linear map without bias, which cannot be adapted, as in PEFT.
-    pub fn router(&mut self, name: &str, inputs: usize, experts: usize) -> Linear {
+    /// Adds the router of a mixture of experts: a linear map that cannot be adapted, as in PEFT.
+    pub fn router(&mut self, name: &str, inputs: usize, experts: usize, bias: bool) -> Linear {
         let init = self.weight_init();
-        let weight = self.module(name, "Router", |d| d.param("weight", &[experts, inputs], init));
-        Linear { weight, bias: None, inputs, outputs: experts, orientation: Orientation::OutIn }
+        self.module(name, "Router", |d| {
+            let weight = d.param("weight", &[experts, inputs], init);
+            let bias = bias.then(|| d.param("bias", &[experts], Init::Zeros));
+            Linear { weight, bias, inputs, outputs: experts, orientation: Orientation::OutIn }
+        })
     }
 
-    /// Adds the weight of an expert (`outputs x inputs`), to which a fraction `share` of all tokens is routed.
-    pub fn expert(
-        &mut self,
-        (number, name): (usize, &str),
-        inputs: usize,
-        outputs: usize,
-        share: f64,
-    ) -> ParamId {
-        let init = self.weight_init();
-        let weight = self.module(name, "Linear", |d| d.param("weight", &[outputs, inputs], init));
-        self.description.token_shares.insert(weight, share);
-        self.description.spec.params[weight.0].expert = Some(number);
-        weight
+    /// Adds a weight (with two dimensions) or a bias of an expert, to which a fraction `share` of all tokens is routed.
+    pub fn expert(&mut self, number: usize, name: &str, shape: &[usize], share: f64) -> ParamId {
+        let init = if shape.len() > 1 { self.weight_init() } else { Init::Zeros };
+        let param = self.param(name, shape, init);
+        self.description.token_shares.insert(param, share);
+        self.description.spec.params[param.0].expert = Some(number);
+        param
     }
 
     /// Adds a module `Conv1D`, GPT-2's linear map (weight `inputs x outputs`), initialized with standard deviation

@@ -16,6 +16,7 @@ pub use adapter::{Adapter, Lora};
 pub use describe::{Describe, Description};
 
 use crate::backend::{AttentionDims, Orientation};
+use crate::op::ExpertDims;
 
 /// A layer that reads parameters.
 pub trait Layer {
@@ -44,20 +45,27 @@ impl Layer for Linear {
     }
 }
 
-/// One linear map per expert, without biases; weights are `outputs x inputs`.
+/// One linear map per expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertMaps {
     /// The weight of each expert.
     pub weights: Vec<ParamId>,
-    /// Columns of `x`.
-    pub inputs: usize,
-    /// Columns of `y`.
-    pub outputs: usize,
+    /// The bias of each expert; empty if there are none.
+    pub biases: Vec<ParamId>,
+    /// The sizes of a map.
+    pub dims: ExpertDims,
+}
+
+impl ExpertMaps {
+    /// Maps of these sizes, without parameters.
+    pub fn new(dims: ExpertDims) -> Self {
+        Self { weights: Vec::new(), biases: Vec::new(), dims }
+    }
 }
 
 impl Layer for ExpertMaps {
     fn params(&self) -> Vec<ParamId> {
-        self.weights.clone()
+        [&self.weights[..], &self.biases].concat()
     }
 }
 

@@ -162,7 +162,7 @@ impl Architecture for Gpt2 {
         let y = if is_attention {
             let h = b.layer_norm(x, &layer.attention_norm)?;
             let qkv = b.linear(h, &layer.qkv)?;
-            let mixed = b.attention(qkv, &self.attention)?;
+            let mixed = b.attention(qkv, None, &self.attention)?;
             b.linear(mixed, &layer.output)?
         } else {
             let h = b.layer_norm(x, &layer.mlp_norm)?;

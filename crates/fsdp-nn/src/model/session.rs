@@ -230,12 +230,15 @@ impl Runner for CachingRunner<'_> {
         if self.first == 0 {
             return self.device.run(step, places);
         }
-        let (qkv, y) = (qkv.clone(), call.writes[0].0.local().expect("attention writes a value"));
-        let mut output = places[y].take().expect("a call writes to places that live");
+        let qkv = qkv.clone();
+        let [y, lse] = [0, 1].map(|write| call.writes[write].0.local().expect("attention writes values"));
+        let [mut output, mut log_sums] =
+            [y, lse].map(|place| places[place].take().expect("a call writes to places that live"));
         let cached = Slice::new(kv_cache, 0, (self.first + dims.seq) * width);
         let reads = [Slice::new(&qkv, offset, len), cached];
-        memory.attend_cached((dims, scores), self.first, reads, SliceMut::whole(&mut output))?;
-        places[y] = Some(output);
+        let writes = [&mut output, &mut log_sums].map(SliceMut::whole);
+        memory.attend_cached((dims, scores), self.first, reads, writes)?;
+        (places[y], places[lse]) = (Some(output), Some(log_sums));
         Ok(())
     }
 }

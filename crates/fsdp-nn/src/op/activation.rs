@@ -17,7 +17,17 @@ pub enum Function {
     Gelu,
     /// `max(x, 0)`.
     Relu,
+    /// `z * logistic(1.702 z)` with `z = min(x, 7)`: the gate of gpt-oss.
+    ClampedSwish,
+    /// `min(max(x, -7), 7) + 1`: what the gate of gpt-oss multiplies.
+    ClampedPlusOne,
 }
+
+/// The bound of [`Function::ClampedSwish`] and [`Function::ClampedPlusOne`].
+pub const CLAMP: f64 = 7.0;
+
+/// The factor in [`Function::ClampedSwish`].
+pub const SWISH_SCALE: f64 = 1.702;
 
 impl Function {
     /// Floating-point operations of the function, and of the function together with its derivative.
@@ -27,6 +37,8 @@ impl Function {
             Function::GeluTanh => [9, 15],
             Function::Gelu => [5, 10],
             Function::Relu => [1, 2],
+            Function::ClampedSwish => [6, 10],
+            Function::ClampedPlusOne => [3, 5],
         }
     }
 }
@@ -70,6 +82,10 @@ impl Activation {
             (Function::Gelu, true) => names!("geglu_erf"),
             (Function::Relu, false) => names!("relu"),
             (Function::Relu, true) => names!("reglu"),
+            (Function::ClampedSwish, false) => names!("clamped_swish"),
+            (Function::ClampedSwish, true) => names!("clamped_swiglu"),
+            (Function::ClampedPlusOne, false) => names!("clamped_plus_one"),
+            (Function::ClampedPlusOne, true) => names!("clamped_plus_one_gate"),
         }
     }
 

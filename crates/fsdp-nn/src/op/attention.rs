@@ -102,15 +102,23 @@ pub enum Attention {
     Rope { dims: AttentionDims, rope: layer::Rope, positions: Option<usize>, backward: bool },
     /// Causal attention, and the log-sum-exp of every (sample, head, position).
     Forward { dims: AttentionDims, scores: Scores },
-    /// Backward of [`Attention::Forward`].
+    /// Backward of [`Attention::Forward`], with or without sinks.
     Backward { dims: AttentionDims, scores: Scores },
+    /// Turns the output of [`Attention::Forward`] into that of attention with *sinks* (gpt-oss): each query head has one
+    /// more score, given for every row and head, which takes its share of the probability and has no value. The output
+    /// shrinks, the log-sum-exp grows.
+    Sink { dims: AttentionDims },
+    /// The gradients of the scores of sinks, from the results of [`Attention::Sink`].
+    SinkBackward { dims: AttentionDims },
 }
 
 impl Attention {
     pub(super) fn describe(&self) -> Description {
         let (Attention::Rope { dims, .. }
         | Attention::Forward { dims, .. }
-        | Attention::Backward { dims, .. }) = self;
+        | Attention::Backward { dims, .. }
+        | Attention::Sink { dims }
+        | Attention::SinkBackward { dims }) = self;
         let is_even = dims.kv_heads > 0 && dims.heads.is_multiple_of(dims.kv_heads);
         assert!(is_even, "{} query heads do not share {} key heads evenly", dims.heads, dims.kv_heads);
         let packed = dims.rows() * dims.packed();
@@ -148,6 +156,19 @@ impl Attention {
                 .flops((6 + 6 * is_capped(scores)) * scores.count(dims) + 2 * dims.output_len())
                 .drops(scores.dropout, dims.batch)
                 .of_documents(if scores.packed { dims.rows() } else { 0 }),
+            Attention::Sink { .. } => Description::new("attention_sink")
+                .read([Role::value("sinks", dims.rows() * dims.heads)])
+                .write([y.updated(), lse.updated()])
+                .flops(dims.output_len() + 6 * dims.rows() * dims.heads),
+            Attention::SinkBackward { .. } => Description::new("attention_sink_backward")
+                .read([
+                    Role::value("sinks", dims.rows() * dims.heads),
+                    y,
+                    lse,
+                    Role::value("dy", dims.output_len()),
+                ])
+                .write([Role::value("dsinks", dims.rows() * dims.heads)])
+                .flops(2 * dims.output_len() + 3 * dims.rows() * dims.heads),
         }
     }
 
@@ -160,18 +181,38 @@ impl Attention {
             }
             Attention::Forward { dims, scores } => {
                 let Some(dy) = b.take(output) else { return };
-                let call = node.main();
-                let input = call.reads[0].local().expect("attention reads a value");
-                let Some(dqkv) = b.overwrite(input) else { return };
-                let reads = vec![call.reads[0], call.writes[0].0, call.writes[1].0, b.draft.whole(dy)];
-                let op = Op::Attention(Attention::Backward { dims: *dims, scores: *scores });
-                let backward = Call::new(op, reads, [(b.draft.whole(dqkv), false)]);
-                b.draft.calls.push(Call { site: call.site, ..backward });
-                b.put(input, dqkv);
+                derive_attention(b, node.main(), (*dims, *scores), dy);
             }
-            Attention::Backward { .. } => unreachable!("backward has no derivative"),
+            Attention::Sink { dims } => {
+                let Some(dy) = b.take(output) else { return };
+                let [attention, sink] = &node.calls[..] else { unreachable!("a sink follows attention") };
+                let Op::Attention(Attention::Forward { scores, .. }) = attention.op else {
+                    unreachable!("a sink follows attention")
+                };
+                derive_attention(b, attention, (*dims, scores), dy);
+                let value = sink.reads[0].local().expect("the scores of sinks are a value");
+                let Some(dsinks) = b.overwrite(value) else { return };
+                let op = Op::Attention(Attention::SinkBackward { dims: *dims });
+                let reads = vec![sink.reads[0], sink.writes[0].0, sink.writes[1].0, b.draft.whole(dy)];
+                b.draft.call(op, reads, vec![(b.draft.whole(dsinks), false)]);
+                b.put(value, dsinks);
+            }
+            Attention::Backward { .. } | Attention::SinkBackward { .. } => {
+                unreachable!("backward has no derivative")
+            }
         }
     }
+}
+
+/// Adds the backward of a call of [`Attention::Forward`], from the gradient of its output.
+fn derive_attention(b: &mut Backward<'_>, call: &Call, (dims, scores): (AttentionDims, Scores), dy: usize) {
+    let input = call.reads[0].local().expect("attention reads a value");
+    let Some(dqkv) = b.overwrite(input) else { return };
+    let reads = vec![call.reads[0], call.writes[0].0, call.writes[1].0, b.draft.whole(dy)];
+    let op = Op::Attention(Attention::Backward { dims, scores });
+    let backward = Call::new(op, reads, [(b.draft.whole(dqkv), false)]);
+    b.draft.calls.push(Call { site: call.site, ..backward });
+    b.put(input, dqkv);
 }
 
 impl Builder<'_> {
@@ -193,8 +234,8 @@ impl Builder<'_> {
         Ok(self.in_place(qkv, op, reads, None))
     }
 
-    /// Causal self-attention of packed rows of whole samples.
-    pub(super) fn attend(&mut self, qkv: Tensor, heads: &layer::Attention) -> Tensor {
+    /// Causal self-attention of packed rows of whole samples, and the scores of their sinks, if there are any.
+    pub(super) fn attend(&mut self, qkv: Tensor, sinks: Option<Tensor>, heads: &layer::Attention) -> Tensor {
         let site = self.site(heads.dropout);
         let length = self.length();
         let scores = Scores {
@@ -205,9 +246,14 @@ impl Builder<'_> {
             window: heads.window.filter(|&window| window < length),
             packed: self.is_packed(),
         };
-        let op = Op::Attention(Attention::Forward { dims: heads.dims(self.batch()), scores });
+        let dims = heads.dims(self.batch());
+        let op = Op::Attention(Attention::Forward { dims, scores });
         let widths = [heads.heads * heads.head_dim, heads.heads];
-        self.with_statistics(op, vec![self.whole(qkv)], widths, site)
+        let (reads, sinks) = (vec![self.whole(qkv)], sinks.map(|sinks| self.whole(sinks)));
+        self.with_statistics((op, reads), widths, site, |writes| {
+            let op = Op::Attention(Attention::Sink { dims });
+            sinks.map(|sinks| Call::new(op, vec![sinks], writes))
+        })
     }
 }
 

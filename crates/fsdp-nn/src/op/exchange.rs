@@ -63,16 +63,25 @@ impl Rows {
 }
 
 impl Builder<'_> {
-    /// Causal self-attention of packed rows. If samples are cut into chunks, each chunk attends with its share of the
+    /// Causal self-attention of packed rows; `sinks` has the score of each head's sink, if it has one
+    /// ([`Attention::Sink`](super::Attention)). If samples are cut into chunks, each chunk attends with its share of the
     /// heads over whole samples.
     ///
     /// # Errors
-    /// If the width does not fit, or heads cannot be shared among the chunks.
-    pub fn attention(&mut self, qkv: Tensor, heads: &layer::Attention) -> Result<Tensor, Error> {
+    /// If a width does not fit, or heads cannot be shared among the chunks.
+    pub fn attention(
+        &mut self,
+        qkv: Tensor,
+        sinks: Option<Tensor>,
+        heads: &layer::Attention,
+    ) -> Result<Tensor, Error> {
         self.check("attention", qkv, heads.packed())?;
+        if let Some(sinks) = sinks {
+            self.check("attention", sinks, heads.heads)?;
+        }
         let chunks = self.chunks().count;
         if chunks == 1 {
-            return Ok(self.attend(qkv, heads));
+            return Ok(self.attend(qkv, sinks, heads));
         }
         let share = self.share_of_chunk(heads)?;
         let (rows, width) = (self.row_count(), share.packed());
@@ -91,9 +100,19 @@ impl Builder<'_> {
         }
         let parts = self.rearrange(qkv, chunks * width, copies);
         let parts = self.exchange(parts);
+        let sinks = sinks.map(|sinks| {
+            let columns = share.heads;
+            let copy = |chunk: usize| {
+                let (from, to) = ([chunk * columns, heads.heads], [chunk * rows * columns, columns]);
+                Rows { rows, columns, from, to }
+            };
+            let parts = self.rearrange(sinks, heads.heads, (0..chunks).map(copy).collect());
+            self.exchange(parts)
+        });
         let y = self.with_whole_samples(|b, positions| {
             let qkv = b.join_positions(parts, width, positions, false);
-            let y = b.attend(qkv, &share);
+            let sinks = sinks.map(|sinks| b.join_positions(sinks, share.heads, positions, false));
+            let y = b.attend(qkv, sinks, &share);
             b.join_positions(y, y.width(), positions, true)
         });
         let parts = self.exchange(y.with_width(y.width() * chunks));

@@ -16,11 +16,29 @@ use fsdp_core::{DType, Error};
 use super::balance::Balance;
 use super::describe::{Description, Role};
 use super::gating::{Gating, Scoring};
+use super::linear::Orientation;
 use super::routing::Routing;
 use crate::error::ModelError;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer::ExpertMaps;
 use crate::op::Op;
+
+/// The linear map of each expert: `y = x W`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertDims {
+    /// Columns of `x`.
+    pub inputs: usize,
+    /// Columns of `y`.
+    pub outputs: usize,
+    /// Storage order of the weights.
+    pub orientation: Orientation,
+}
+
+impl ExpertDims {
+    fn weight(&self) -> usize {
+        self.inputs * self.outputs
+    }
+}
 
 /// Operations of mixtures. `routes` holds the expert of every route, row by row.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,13 +58,17 @@ pub enum Experts {
     Dispatch { routing: Routing, width: usize },
     /// Sums the slots of every row, in the order of its routes.
     DispatchBackward { routing: Routing, width: usize },
-    /// Multiplies slots by the weight of their expert (`outputs x inputs`): `y = x W^T`.
-    Product { routing: Routing, inputs: usize, outputs: usize },
-    /// `dx = dy W`.
-    ProductBackwardInput { routing: Routing, inputs: usize, outputs: usize },
-    /// `dweight = dy^T x` of one expert, by its number among those here, over the rows of one source; zero if none is
-    /// routed to it.
-    ProductBackwardWeight { routing: Routing, inputs: usize, outputs: usize, source: usize, expert: usize },
+    /// Multiplies slots by the weight of their expert.
+    Product { routing: Routing, dims: ExpertDims },
+    /// The gradient of slots.
+    ProductBackwardInput { routing: Routing, dims: ExpertDims },
+    /// The gradient of the weight of one expert, by its number among those here, over the rows of one source; zero if none
+    /// is routed to it.
+    ProductBackwardWeight { routing: Routing, dims: ExpertDims, source: usize, expert: usize },
+    /// Adds to slots the bias of their expert.
+    AddBias { routing: Routing, width: usize },
+    /// The gradient of the bias of one expert, as [`Experts::ProductBackwardWeight`].
+    BiasBackward { routing: Routing, width: usize, source: usize, expert: usize },
     /// Sums the slots of every row, times their weights, in the order of its routes.
     Combine { routing: Routing, width: usize },
     /// Backward of [`Experts::Combine`], to slots and weights.
@@ -68,6 +90,8 @@ impl Experts {
             | Experts::Product { routing, .. }
             | Experts::ProductBackwardInput { routing, .. }
             | Experts::ProductBackwardWeight { routing, .. }
+            | Experts::AddBias { routing, .. }
+            | Experts::BiasBackward { routing, .. }
             | Experts::Combine { routing, .. }
             | Experts::CombineBackward { routing, .. } => self.describe_routed(routing),
         }
@@ -88,26 +112,24 @@ impl Experts {
                 .read([Role::value("dy", all(width).0), routes])
                 .write([Role::value("dx", all(width).1).adds()])
                 .flops(expected * width),
-            Experts::Product { inputs, outputs, .. } => {
-                let weight = Role::value("weight", inputs * outputs);
+            Experts::Product { dims: dims @ ExpertDims { inputs, outputs, .. }, .. } => {
+                let weight = Role::value("weight", dims.weight());
                 Description::new("expert_product")
                     .read([Role::value("x", slots * inputs), routes])
                     .read(vec![weight; experts])
                     .write([Role::value("y", slots * outputs)])
                     .products(1, [expected, outputs, inputs])
             }
-            Experts::ProductBackwardInput { inputs, outputs, .. } => {
-                let weight = Role::value("weight", inputs * outputs);
+            Experts::ProductBackwardInput { dims: dims @ ExpertDims { inputs, outputs, .. }, .. } => {
+                let weight = Role::value("weight", dims.weight());
                 Description::new("expert_product_backward_input")
                     .read([Role::value("dy", slots * outputs), routes])
                     .read(vec![weight; experts])
                     .write([Role::value("dx", slots * inputs).adds()])
                     .products(1, [expected, inputs, outputs])
             }
-            Experts::ProductBackwardWeight { inputs, outputs, expert, .. } => {
-                // The share of this expert if routes were distributed evenly.
-                let (routes_of_source, all) = (routing.rows * routing.top, routing.experts);
-                let part = routes_of_source * (expert + 1) / all - routes_of_source * expert / all;
+            Experts::ProductBackwardWeight { dims: ExpertDims { inputs, outputs, .. }, expert, .. } => {
+                let part = routing.expected_slots_of(expert);
                 Description::new("expert_product_backward_weight")
                     .read([
                         Role::value("x", slots * inputs).touching(part * inputs),
@@ -116,6 +138,18 @@ impl Experts {
                     ])
                     .write([Role::gradient("dweight", inputs * outputs).adds()])
                     .products(1, [outputs, inputs, part])
+            }
+            Experts::AddBias { width, .. } => Description::new("expert_bias")
+                .read([routes])
+                .read(vec![Role::value("bias", width); experts])
+                .write([Role::value("y", slots * width).updated().touching(expected * width)])
+                .flops(expected * width),
+            Experts::BiasBackward { width, expert, .. } => {
+                let part = routing.expected_slots_of(expert);
+                Description::new("expert_bias_backward")
+                    .read([Role::value("dy", slots * width).touching(part * width), routes])
+                    .write([Role::gradient("dbias", width).adds()])
+                    .flops(part * width)
             }
             Experts::Combine { width, .. } => Description::new("combine")
                 .read([Role::value("x", all(width).0), Role::value("weights", routing.routes()), routes])
@@ -160,6 +194,18 @@ impl Experts {
                 }
             }
             Experts::Product { .. } => derive_products(b, node),
+            Experts::AddBias { routing, width } => {
+                let Some(dy) = b.take(output) else { return };
+                let (routes, biases) = (node.main().reads[0], &node.main().reads[1..]);
+                for (expert, bias) in biases.iter().enumerate() {
+                    let Some(target) = b.target(*bias) else { continue };
+                    for source in 0..routing.sources() {
+                        let op = Op::Experts(Experts::BiasBackward { routing, width, source, expert });
+                        b.draft.call(op, vec![b.draft.whole(dy), routes], vec![target]);
+                    }
+                }
+                b.put(node.update.expect("it works in place"), dy);
+            }
             Experts::Combine { routing, width } => {
                 let Some(dy) = b.take(output) else { return };
                 let reads = node.main().reads.clone();
@@ -227,11 +273,11 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
     if trains(b) {
         let x = b.load(input);
         for (call, op, dy) in &gradients {
-            let Experts::Product { routing, inputs, outputs } = *op else { continue };
+            let Experts::Product { routing, dims } = *op else { continue };
             for (expert, weight) in call.reads[2..].iter().enumerate() {
                 let Some(target) = b.target(*weight) else { continue };
                 for source in 0..routing.sources() {
-                    let op = Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert };
+                    let op = Experts::ProductBackwardWeight { routing, dims, source, expert };
                     let reads = vec![b.draft.whole(x), b.draft.whole(*dy), routes];
                     b.draft.call(Op::Experts(op), reads, vec![target]);
                 }
@@ -240,10 +286,10 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
     }
     if b.needs[input] {
         for (call, op, dy) in &gradients {
-            let Experts::Product { routing, inputs, outputs } = *op else { continue };
+            let Experts::Product { routing, dims } = *op else { continue };
             let dx = b.add_to(input);
             let reads = [b.draft.whole(*dy), routes].into_iter().chain(call.reads[2..].iter().copied());
-            let op = Experts::ProductBackwardInput { routing, inputs, outputs };
+            let op = Experts::ProductBackwardInput { routing, dims };
             b.draft.call(Op::Experts(op), reads.collect(), vec![dx]);
         }
     }
@@ -322,23 +368,31 @@ impl Builder<'_> {
         &mut self,
         x: Tensor,
         routes: &Routes,
-        maps: &[&ExpertMaps],
+        maps: &[ExpertMaps],
     ) -> Result<Vec<Tensor>, Error> {
         let (routing, mut outputs, mut calls) = (routes.routing, Vec::new(), Vec::new());
         for maps in maps {
             let slots = routing.sources() * routing.slots_per_row();
-            self.check("expert_product", x, maps.inputs * slots)?;
-            let y = self.rows(maps.outputs * slots);
+            let dims = maps.dims;
+            self.check("expert_product", x, dims.inputs * slots)?;
+            let y = self.rows(dims.outputs * slots);
             let mut reads = vec![self.whole(x), self.whole(routes.routes)];
             // The experts here are called by the parameters of the first block of the layout.
             for &weight in &maps.weights[..routing.here().len()] {
                 reads.push(self.param(weight)?);
             }
-            let op = Experts::Product { routing, inputs: maps.inputs, outputs: maps.outputs };
+            let op = Experts::Product { routing, dims };
             calls.push(Call::new(Op::Experts(op), reads, [(self.whole(y), false)]));
             outputs.push(y);
         }
         self.node(calls, None);
+        for (y, maps) in outputs.iter_mut().zip(maps).filter(|(_, maps)| !maps.biases.is_empty()) {
+            let biases = maps.biases[..routing.here().len()].iter().map(|bias| self.param(*bias));
+            let reads =
+                std::iter::once(Ok(self.whole(routes.routes))).chain(biases).collect::<Result<_, _>>()?;
+            let op = Op::Experts(Experts::AddBias { routing, width: maps.dims.outputs });
+            *y = self.in_place(*y, op, reads, None);
+        }
         Ok(outputs)
     }
 
@@ -383,12 +437,11 @@ mod tests {
     fn expert_flops_count_only_routed_rows() {
         let routing = Routing::whole(7, 5, 2);
         let cost = |op| Op::Experts(op).cost(DType::F32, DType::F32).product_flops;
+        let dims = ExpertDims { inputs: 3, outputs: 4, orientation: Orientation::OutIn };
         let forward = 2 * 14 * 3 * 4;
-        assert_eq!(cost(Experts::Product { routing, inputs: 3, outputs: 4 }), forward);
-        assert_eq!(cost(Experts::ProductBackwardInput { routing, inputs: 3, outputs: 4 }), forward);
-        let weight = |expert| {
-            cost(Experts::ProductBackwardWeight { routing, inputs: 3, outputs: 4, source: 0, expert })
-        };
+        assert_eq!(cost(Experts::Product { routing, dims }), forward);
+        assert_eq!(cost(Experts::ProductBackwardInput { routing, dims }), forward);
+        let weight = |expert| cost(Experts::ProductBackwardWeight { routing, dims, source: 0, expert });
         assert_eq!((0..5).map(weight).sum::<u64>(), forward);
     }
 }

@@ -26,7 +26,7 @@ mod norm;
 mod pointwise;
 mod routing;
 
-pub use activation::{Activation, Function, Pass};
+pub use activation::{Activation, CLAMP, Function, Pass, SWISH_SCALE};
 pub use attention::{Attention, AttentionDims, Scores};
 pub use balance::Balance;
 pub use cost::Cost;
@@ -34,7 +34,7 @@ pub use describe::{Access, Description, Kind, Role};
 pub use exchange::Exchange;
 pub(crate) use exchange::Rows;
 pub use expert_axis::ExpertAxis;
-pub use experts::{Experts, Routes};
+pub use experts::{ExpertDims, Experts, Routes};
 pub use gating::{Gating, Groups, SCORES_EPS, Scoring};
 pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
 pub use latent::{Latent, LatentDims};
@@ -92,7 +92,9 @@ impl Op {
     /// The rank of the expert axis over whose rows the operation computes the gradient of a parameter; 0 for all others.
     pub(crate) fn source(&self) -> usize {
         match self {
-            Op::Experts(Experts::ProductBackwardWeight { source, .. }) => *source,
+            Op::Experts(
+                Experts::ProductBackwardWeight { source, .. } | Experts::BiasBackward { source, .. },
+            ) => *source,
             _ => 0,
         }
     }

@@ -131,7 +131,7 @@ impl Builder<'_> {
         let reads = vec![self.whole(x), self.param(layer.weight)?];
         let RmsNorm { width, eps, offset, .. } = *layer;
         let op = Norm::Rms { rows: self.row_count() * heads, width, eps, offset };
-        Ok(self.with_statistics(Op::Norm(op), reads, [x.width(), heads], None))
+        Ok(self.with_statistics((Op::Norm(op), reads), [x.width(), heads], None, |_| None))
     }
 
     /// Layer norm of every row.
@@ -142,6 +142,6 @@ impl Builder<'_> {
         self.check("layer_norm", x, layer.width)?;
         let reads = vec![self.whole(x), self.param(layer.weight)?, self.param(layer.bias)?];
         let op = Norm::Layer { rows: self.row_count(), width: layer.width, eps: layer.eps };
-        Ok(self.with_statistics(Op::Norm(op), reads, [layer.width, 2], None))
+        Ok(self.with_statistics((Op::Norm(op), reads), [layer.width, 2], None, |_| None))
     }
 }

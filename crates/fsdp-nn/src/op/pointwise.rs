@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fsdp_core::Error;
+use fsdp_core::model::ParamId;
 
 use super::describe::{Description, Role};
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::lengths;
-use crate::op::Op;
+use crate::op::{Linear, Op};
 
 /// A counter-based dropout mask: element `i` of sample `s` is dropped if the generator keyed by `keys[s]` says so at
 /// counter `i`; kept elements are scaled by `1 / (1 - p)`.
@@ -46,6 +47,8 @@ pub enum Pointwise {
     /// Treats every row as `groups * parts` blocks of `width` columns and transposes their order: `x` is ordered by
     /// group, then part; `y` by part, then group. Exchanging the two numbers gives the backward.
     Regroup { rows: usize, groups: usize, parts: usize, width: usize },
+    /// Copies `x`, a parameter, to every row.
+    Repeat { rows: usize, width: usize },
     /// `x *= factor`; applied to a gradient, it is its own backward.
     Scale { len: usize, factor: f64 },
     /// Dropout in place; applied to a gradient, it is its own backward.
@@ -78,6 +81,9 @@ impl Pointwise {
             Pointwise::Regroup { rows, groups, parts, width } => {
                 let len = rows * groups * parts * width;
                 Description::new("regroup").read([value("x", len)]).write([value("y", len)])
+            }
+            Pointwise::Repeat { rows, width } => {
+                Description::new("repeat").read([value("x", width)]).write([value("y", rows * width)])
             }
             Pointwise::Scale { len, factor } => {
                 Description::new("scale").write([value("x", len).updated()]).constant(factor).flops(len)
@@ -112,6 +118,12 @@ impl Pointwise {
                 });
                 b.draft.call(op, vec![b.draft.whole(dy)], vec![(b.draft.whole(place), false)]);
                 b.put(input, place);
+            }
+            Pointwise::Repeat { rows, width } => {
+                let Some(dy) = b.take(output) else { return };
+                let Some(target) = b.target(node.main().reads[0]) else { return };
+                let op = Op::Linear(Linear::ColumnSums { rows: *rows, columns: *width, stride: *width });
+                b.draft.call(op, vec![b.draft.whole(dy)], vec![target]);
             }
             Pointwise::Scale { .. } | Pointwise::Dropout { .. } => {
                 b.in_place(node, output, node.op().clone())
@@ -257,6 +269,17 @@ impl Builder<'_> {
         Ok(y)
     }
 
+    /// Gives every row a copy of a parameter of `width` elements.
+    ///
+    /// # Errors
+    /// If the parameter does not belong to the block.
+    pub fn repeat(&mut self, param: ParamId, width: usize) -> Result<Tensor, Error> {
+        let (read, y) = (self.param(param)?, self.rows(width));
+        let op = Op::Pointwise(Pointwise::Repeat { rows: self.row_count(), width });
+        self.node(vec![Call::new(op, vec![read], [(self.whole(y), false)])], None);
+        Ok(y)
+    }
+
     /// `factor * x`.
     pub fn scale(&mut self, x: Tensor, factor: f64) -> Tensor {
         if factor == 1.0 {
@@ -271,12 +294,27 @@ impl Builder<'_> {
     /// # Errors
     /// If the widths do not add up to that of a row.
     pub fn split<const N: usize>(&mut self, x: Tensor, widths: [usize; N]) -> Result<[Tensor; N], Error> {
-        let (rows, from) = (self.row_count(), x.width());
         self.check("split", x, widths.iter().sum())?;
-        let outputs = widths.map(|columns| self.rows(columns));
+        self.split_rows(x, widths)
+    }
+
+    /// As [`Builder::split`], where a row of `x` is several rows of these parts, one after the other.
+    ///
+    /// # Errors
+    /// If a row of `x` is not a whole number of such rows.
+    pub fn split_rows<const N: usize>(
+        &mut self,
+        x: Tensor,
+        widths: [usize; N],
+    ) -> Result<[Tensor; N], Error> {
+        let from: usize = widths.iter().sum();
+        let each = x.width() / from.max(1);
+        self.check("split", x, each * from)?;
+        let rows = self.row_count() * each;
+        let outputs = widths.map(|columns| self.rows(columns * each));
         let mut offset = 0;
         let copy = |y: &Tensor| {
-            let columns = y.width();
+            let columns = y.width() / each;
             let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to: columns });
             let read = x.columns(offset, rows.saturating_sub(1) * from + columns);
             offset += columns;

@@ -61,6 +61,13 @@ impl Routing {
         self.routes() * self.here().len() / self.experts
     }
 
+    /// Number of slots of one expert for the rows of a source, by its number among those here, if every expert has equally
+    /// many routes.
+    pub(super) fn expected_slots_of(&self, expert: usize) -> usize {
+        let routes = self.rows * self.top;
+        routes * (expert + 1) / self.experts - routes * expert / self.experts
+    }
+
     /// The slots of one expert, by its number among those here, for the rows of a source: those of
     /// [`places`](Self::places), without assigning the others.
     pub fn slots_of(&self, routes: &[u32], source: usize, expert: usize) -> Range<usize> {

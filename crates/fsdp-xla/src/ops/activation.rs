@@ -2,7 +2,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-use fsdp_nn::op::{Activation, Function, Pass};
+use fsdp_nn::op::{Activation, CLAMP, Function, Pass, SWISH_SCALE};
 
 use super::Call;
 use crate::hlo::Value;
@@ -56,6 +56,27 @@ impl Trace {
                 let [zero, one] = [0.0, 1.0].map(|number| self.hlo.float(number, x.dims(), x.element()));
                 let is_above = self.hlo.compare("GT", x, &zero);
                 [self.hlo.binary("maximum", x, &zero), self.hlo.select(&is_above, &one, &zero)]
+            }
+            Function::ClampedSwish => {
+                let [one, zero, limit] =
+                    [1.0, 0.0, CLAMP].map(|number| self.hlo.float(number, x.dims(), x.element()));
+                let z = self.hlo.binary("minimum", x, &limit);
+                let scaled = self.hlo.with("multiply", &z, SWISH_SCALE);
+                let logistic = self.hlo.unary("logistic", &scaled);
+                let rest = self.hlo.subtract(&one, &logistic);
+                let slope = self.hlo.multiply(&scaled, &rest);
+                let slope = self.hlo.with("add", &slope, 1.0);
+                let slope = self.hlo.multiply(&slope, &logistic);
+                let is_above = self.hlo.compare("GT", x, &limit);
+                [self.hlo.multiply(&z, &logistic), self.hlo.select(&is_above, &zero, &slope)]
+            }
+            Function::ClampedPlusOne => {
+                let [one, zero, low, high] =
+                    [1.0, 0.0, -CLAMP, CLAMP].map(|number| self.hlo.float(number, x.dims(), x.element()));
+                let z = self.hlo.binary("minimum", x, &high);
+                let z = self.hlo.binary("maximum", &z, &low);
+                let is_inside = self.hlo.compare("EQ", &z, x);
+                [self.hlo.with("add", &z, 1.0), self.hlo.select(&is_inside, &one, &zero)]
             }
             Function::Gelu => {
                 // `erfc` loses no precision where the distribution function is near 0.

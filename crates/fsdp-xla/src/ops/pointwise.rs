@@ -37,6 +37,12 @@ impl Trace {
                 let x = self.hlo.transpose(&x, &[0, 2, 1, 3]);
                 self.write(&y, &x);
             }
+            Pointwise::Repeat { rows, width } => {
+                let ([x], [y], _) = operands.split();
+                let x = self.read(x);
+                let x = self.hlo.broadcast(&x, &[rows, width], &[1]);
+                self.write(&y, &x);
+            }
             Pointwise::Scale { factor, .. } => {
                 let ([], [x], _) = operands.split();
                 let value = self.read_master(x.slice.as_slice());

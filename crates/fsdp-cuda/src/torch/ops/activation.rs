@@ -2,7 +2,7 @@
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::{Operands, Outcome};
-use fsdp_nn::op::{Activation, Function, Pass};
+use fsdp_nn::op::{Activation, CLAMP, Function, Pass, SWISH_SCALE};
 use tch::Tensor;
 
 use super::size::int;
@@ -72,6 +72,11 @@ fn value(function: Function, x: &Tensor) -> Result<Tensor, Failure> {
         Function::GeluTanh => gelu_logistic(x)?.f_mul(x)?,
         Function::Gelu => normal(x)?.f_mul(x)?,
         Function::Relu => x.f_relu()?,
+        Function::ClampedSwish => {
+            let z = x.f_clamp_max(CLAMP)?;
+            z.f_mul_scalar(SWISH_SCALE)?.f_sigmoid()?.f_mul(&z)?
+        }
+        Function::ClampedPlusOne => x.f_clamp(-CLAMP, CLAMP)?.f_add_scalar(1.0)?,
     })
 }
 
@@ -91,6 +96,13 @@ fn backward(function: Function, x: &Tensor, dy: &Tensor) -> Result<Tensor, Failu
             dy.f_mul(&normal(x)?.f_add(&density.f_mul(x)?)?)?
         }
         Function::Relu => dy.f_mul(&x.f_gt(0.0)?)?,
+        Function::ClampedSwish => {
+            let z = x.f_clamp_max(CLAMP)?;
+            let s = z.f_mul_scalar(SWISH_SCALE)?.f_sigmoid()?;
+            let tail = s.f_neg()?.f_add_scalar(1.0)?.f_mul(&s)?.f_mul(&z)?.f_mul_scalar(SWISH_SCALE)?;
+            dy.f_mul(&s.f_add(&tail)?)?.f_mul(&x.f_le(CLAMP)?)?
+        }
+        Function::ClampedPlusOne => dy.f_mul(&x.f_abs()?.f_le(CLAMP)?)?,
     })
 }
 

@@ -1,6 +1,7 @@
 //! Causal attention over packed rows: by libtorch's fused kernels if they support the operands, composed otherwise.
 
 mod composed;
+mod sinks;
 #[cfg(test)]
 mod tests;
 
@@ -125,6 +126,14 @@ impl<D: TorchStorage> Torch<D> {
             Attention::Backward { dims, scores } => {
                 let (reads, [dqkv], _) = operands.split();
                 self.aten_attention_backward(*dims, (*scores, batch), reads, dqkv.slice)?;
+            }
+            Attention::Sink { dims } => {
+                let ([sinks], [y, lse], _) = operands.split();
+                self.aten_sink(*dims, sinks, y.slice, lse.slice)?;
+            }
+            Attention::SinkBackward { dims } => {
+                let (reads, [dsinks], _) = operands.split();
+                self.aten_sink_backward(*dims, reads, dsinks.slice)?;
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use fsdp_core::memory::{Buffer, Slice};
 use fsdp_nn::backend::{Operands, Write};
-use fsdp_nn::op::{Experts, Places, Routing};
+use fsdp_nn::op::{ExpertDims, Experts, Orientation, Places, Routing};
 use tch::{Device, Kind, Tensor};
 
 use super::linear::product;
@@ -48,18 +48,35 @@ impl<D: TorchStorage> Torch<D> {
                 let (reads, [dx, dweights], _) = operands.split();
                 self.aten_combine_backward(routing, width, reads, dx, dweights)
             }
-            Experts::Product { routing, inputs, outputs } => {
+            Experts::Product { routing, dims } => {
                 let ([x, routes], [y], _) = operands.split();
-                self.aten_expert_products(routing, [inputs, outputs], (x, routes, &reads[2..]), true, y)
+                self.aten_expert_products(routing, dims, (x, routes, &reads[2..]), true, y)
             }
-            Experts::ProductBackwardInput { routing, inputs, outputs } => {
+            Experts::ProductBackwardInput { routing, dims } => {
                 let ([dy, routes], [dx], _) = operands.split();
-                self.aten_expert_products(routing, [inputs, outputs], (dy, routes, &reads[2..]), false, dx)
+                self.aten_expert_products(routing, dims, (dy, routes, &reads[2..]), false, dx)
             }
-            Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert } => {
+            Experts::ProductBackwardWeight { routing, dims, source, expert } => {
                 let ([x, dy, routes], [dweight], _) = operands.split();
                 let slots = routing.slots_of(&self.routes(routing, routes)?, source, expert);
-                self.aten_expert_gradient((routing, slots), [(x, inputs), (dy, outputs)], dweight)
+                self.aten_expert_gradient((routing, dims, slots), [x, dy], dweight)
+            }
+            Experts::AddBias { routing, width } => {
+                let ([routes], [y], _) = operands.split();
+                let places = routing.places(&self.routes(routing, routes)?);
+                let y = self.view_mut(y.slice, &[int(routing.slots()), int(width)])?;
+                for (expert, slots) in places.all_slots().filter(|(_, slots)| !slots.is_empty()) {
+                    let bias = self.view(reads[1 + expert], &[1, int(width)])?;
+                    narrow(&y, &slots)?.f_add_(&bias).done()?;
+                }
+                Ok(())
+            }
+            Experts::BiasBackward { routing, width, source, expert } => {
+                let ([dy, routes], [dbias], _) = operands.split();
+                let slots = routing.slots_of(&self.routes(routing, routes)?, source, expert);
+                let kind = arithmetic(dy.buffer.dtype())?;
+                let dy = narrow(&*self.slots(routing, width, dy)?, &slots)?;
+                self.put(dbias, &dy.f_sum_dim_intlist(0_i64, false, kind)?)
             }
         }
     }
@@ -175,19 +192,21 @@ impl<D: TorchStorage> Torch<D> {
     fn aten_expert_products(
         &self,
         routing: Routing,
-        [inputs, outputs]: [usize; 2],
+        dims: ExpertDims,
         (x, routes, weights): (In<'_, D>, In<'_, D>, &[In<'_, D>]),
         is_forward: bool,
         y: To<'_, D>,
     ) -> Result<(), Failure> {
+        let ExpertDims { inputs, outputs, orientation } = dims;
         let (from, to) = if is_forward { (inputs, outputs) } else { (outputs, inputs) };
         let places = routing.places(&self.routes(routing, routes)?);
         let x = self.slots(routing, from, x)?;
         let accumulate = y.accumulate;
         let y = self.view_mut(y.slice, &[int(routing.slots()), int(to)])?;
         for (expert, slots) in places.all_slots().filter(|(_, slots)| !slots.is_empty()) {
-            let weight = self.view(weights[expert], &[int(outputs), int(inputs)])?;
-            let weight = if is_forward { weight.f_tr()? } else { weight.shallow_clone() };
+            let weight = self.view(weights[expert], &stored(dims))?;
+            let is_turned = is_forward == (orientation == Orientation::OutIn);
+            let weight = if is_turned { weight.f_tr()? } else { weight.shallow_clone() };
             let (x, mut y) = (narrow(&x, &slots)?, narrow(&y, &slots)?);
             if accumulate {
                 y.f_addmm_(&x, &weight).done()?;
@@ -201,19 +220,31 @@ impl<D: TorchStorage> Torch<D> {
     /// The gradient of an expert's weight, from some slots.
     fn aten_expert_gradient(
         &self,
-        (routing, slots): (Routing, Range<usize>),
-        [(x, inputs), (dy, outputs)]: [(In<'_, D>, usize); 2],
+        (routing, dims, slots): (Routing, ExpertDims, Range<usize>),
+        [x, dy]: [In<'_, D>; 2],
         dweight: To<'_, D>,
     ) -> Result<(), Failure> {
-        let mut target = self.target(dweight, &[int(outputs), int(inputs)])?;
+        let mut target = self.target(dweight, &stored(dims))?;
         if slots.is_empty() {
             if !target.accumulate {
                 target.slot.f_zero_().done()?;
             }
             return Ok(());
         }
-        let (x, dy) = (self.slots(routing, inputs, x)?, self.slots(routing, outputs, dy)?);
-        product(&narrow(&dy, &slots)?.f_tr()?, &narrow(&x, &slots)?, target)
+        let (x, dy) = (self.slots(routing, dims.inputs, x)?, self.slots(routing, dims.outputs, dy)?);
+        let (x, dy) = (narrow(&x, &slots)?, narrow(&dy, &slots)?);
+        match dims.orientation {
+            Orientation::OutIn => product(&dy.f_tr()?, &x, target),
+            Orientation::InOut => product(&x.f_tr()?, &dy, target),
+        }
+    }
+}
+
+/// The sizes of a weight as it is stored.
+fn stored(dims: ExpertDims) -> [i64; 2] {
+    match dims.orientation {
+        Orientation::OutIn => [dims.outputs, dims.inputs].map(int),
+        Orientation::InOut => [dims.inputs, dims.outputs].map(int),
     }
 }
 

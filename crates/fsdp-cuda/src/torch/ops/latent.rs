@@ -1,5 +1,6 @@
 //! Latent attention: between its heads and packed rows.
 
+use fsdp_core::memory::Buffer;
 use fsdp_nn::backend::Operands;
 use fsdp_nn::op::{Latent, LatentDims};
 use tch::Tensor;
@@ -22,7 +23,7 @@ impl<D: TorchStorage> Torch<D> {
                 let q = self.view(q, &heads(dims, query))?;
                 let k_rotating = self.view(k_rotating, &[dims.rows, 1, dims.rotating].map(int))?;
                 let kv = self.view(kv, &heads(dims, fixed))?;
-                let [mut queries, mut keys, mut values] = parts(&self.view_mut(packed.slice, &rows(dims))?)?;
+                let [mut queries, mut keys, mut values] = parts(&*self.view_mut(packed.slice, &rows(dims))?)?;
                 [&mut queries, &mut keys, &mut values]
                     .into_iter()
                     .try_for_each(|part| part.f_zero_().done())?;
@@ -36,7 +37,7 @@ impl<D: TorchStorage> Torch<D> {
             Latent::PackBackward(dims) => {
                 let ([packed], [q, k_rotating, kv], _) = operands.split();
                 let kind = arithmetic(packed.buffer.dtype())?;
-                let [queries, keys, values] = parts(&self.view(packed, &rows(dims))?)?;
+                let [queries, keys, values] = parts(&*self.view(packed, &rows(dims))?)?;
                 let (fixed, rotating) = (int(dims.fixed), int(dims.rotating));
                 let q = self.view_mut(q.slice, &heads(dims, dims.query()))?;
                 put(&q, fixed, &neighbors_first(dims, &queries.f_narrow(2, 0, rotating)?)?)?;

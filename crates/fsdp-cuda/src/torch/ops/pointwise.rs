@@ -41,6 +41,11 @@ impl<D: TorchStorage> Torch<D> {
                 let x = self.view(x, &[*rows, *groups, *parts, *width].map(int))?.f_transpose(1, 2)?;
                 self.view_mut(y.slice, &[*rows, *parts, *groups, *width].map(int))?.f_copy_(&x)?;
             }
+            Pointwise::Repeat { rows, width } => {
+                let ([x], [y], _) = operands.split();
+                let x = self.view(x, &[1, int(*width)])?;
+                self.view_mut(y.slice, &[*rows, *width].map(int))?.f_copy_(&x)?;
+            }
             Pointwise::Scale { len, factor } => {
                 let ([], [x], _) = operands.split();
                 let mut x = self.view_mut(x.slice, &[int(*len)])?;

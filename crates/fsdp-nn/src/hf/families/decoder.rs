@@ -121,6 +121,7 @@ pub(super) fn parse_rotated(
         tie_word_embeddings: keys.flag("tie_word_embeddings", defaults.tied)?,
         qkv_bias: false,
         output_bias: false,
+        sinks: false,
         mlp_bias: false,
         attention_dropout: keys.probability("attention_dropout", 0.0)?,
         residual_dropout: 0.0,

@@ -8,7 +8,7 @@ use crate::host::backend::Call;
 use crate::host::element::{Element, Float};
 use crate::host::raw::vectorized;
 use crate::host::workers::TASK_ELEMS;
-use crate::op::{Activation, Function, Pass};
+use crate::op::{Activation, CLAMP, Function, Pass, SWISH_SCALE};
 
 /// `sqrt(2 / pi)` and the cubic coefficient of the tanh form of GELU.
 const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
@@ -143,6 +143,42 @@ impl Curve for Relu {
     }
 }
 
+struct ClampedSwish;
+
+impl Curve for ClampedSwish {
+    #[inline(always)]
+    fn value<A: Float>(x: A) -> A {
+        let z = if x > A::of(CLAMP) { A::of(CLAMP) } else { x };
+        z * (A::of(SWISH_SCALE) * z).logistic()
+    }
+
+    #[inline(always)]
+    fn both<A: Float>(x: A) -> (A, A) {
+        let is_clamped = x > A::of(CLAMP);
+        let z = if is_clamped { A::of(CLAMP) } else { x };
+        let s = (A::of(SWISH_SCALE) * z).logistic();
+        let slope = s + A::of(SWISH_SCALE) * z * s * (A::ONE - s);
+        (z * s, if is_clamped { A::ZERO } else { slope })
+    }
+}
+
+struct ClampedPlusOne;
+
+impl Curve for ClampedPlusOne {
+    #[inline(always)]
+    fn value<A: Float>(x: A) -> A {
+        let (low, high) = (A::of(-CLAMP), A::of(CLAMP));
+        let z = if x > high { high } else { x };
+        (if z < low { low } else { z }) + A::ONE
+    }
+
+    #[inline(always)]
+    fn both<A: Float>(x: A) -> (A, A) {
+        let is_clamped = x > A::of(CLAMP) || x < A::of(-CLAMP);
+        (Self::value(x), if is_clamped { A::ZERO } else { A::ONE })
+    }
+}
+
 impl HostMemory {
     pub(in crate::host) fn activation<E: Element>(
         &self,
@@ -154,6 +190,8 @@ impl HostMemory {
             Function::GeluTanh => self.run_curve::<E, GeluTanh>(op, operands),
             Function::Gelu => self.run_curve::<E, Gelu>(op, operands),
             Function::Relu => self.run_curve::<E, Relu>(op, operands),
+            Function::ClampedSwish => self.run_curve::<E, ClampedSwish>(op, operands),
+            Function::ClampedPlusOne => self.run_curve::<E, ClampedPlusOne>(op, operands),
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod cached;
 mod rows;
+mod sinks;
 
 use std::ops::Range;
 
@@ -62,6 +63,18 @@ impl HostMemory {
                     dy: self.elements(dy)?,
                 };
                 backward(self.workers(), *dims, (*scores, batch), recorded, self.elements_mut(dqkv.slice)?);
+            }
+            Attention::Sink { dims } => {
+                let ([sinks], [y, lse], _) = operands.split();
+                let sinks = self.elements::<E>(sinks)?;
+                let (y, lse) = (self.elements_mut(y.slice)?, self.elements_mut(lse.slice)?);
+                sinks::forward(self.workers(), *dims, sinks, y, lse);
+            }
+            Attention::SinkBackward { dims } => {
+                let ([sinks, y, lse, dy], [dsinks], _) = operands.split();
+                let (sinks, y) = (self.elements::<E>(sinks)?, self.elements(y)?);
+                let (lse, dy) = (self.elements(lse)?, self.elements(dy)?);
+                sinks::backward(self.workers(), *dims, (sinks, y, lse, dy), self.elements_mut(dsinks.slice)?);
             }
         }
         Ok(Outcome::Done)

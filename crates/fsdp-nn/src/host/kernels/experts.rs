@@ -5,7 +5,9 @@ mod route;
 use fsdp_core::Error;
 use fsdp_core::memory::Slice;
 
+use super::linear::column_sums;
 use super::matmul::{Matrix, MatrixMut, matmul};
+use super::pointwise::accumulate;
 use crate::backend::Outcome;
 use crate::host::HostMemory;
 use crate::host::backend::Call;
@@ -15,7 +17,7 @@ use crate::host::floats::Target;
 use crate::host::math::sum2;
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
-use crate::op::{Balance, Experts, Places, Routing};
+use crate::op::{Balance, ExpertDims, Experts, Orientation, Places, Routing};
 use route::{Rows, route, route_backward};
 
 impl HostMemory {
@@ -58,7 +60,9 @@ impl HostMemory {
             }
             Experts::Product { .. }
             | Experts::ProductBackwardInput { .. }
-            | Experts::ProductBackwardWeight { .. } => self.expert_products::<E>(op, operands)?,
+            | Experts::ProductBackwardWeight { .. }
+            | Experts::AddBias { .. }
+            | Experts::BiasBackward { .. } => self.expert_maps::<E>(op, operands)?,
         }
         Ok(Outcome::Done)
     }
@@ -106,25 +110,26 @@ impl HostMemory {
         Ok(())
     }
 
-    fn expert_products<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
+    fn expert_maps<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
         let (workers, reads) = (self.workers(), operands.reads);
         match *op {
-            Experts::Product { routing, inputs, outputs } => {
+            Experts::Product { routing, dims } => {
                 let ([x, routes], [y], _) = operands.split();
                 let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
                 let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
-                let weight = |expert: usize| Matrix::new(weights[expert], outputs, inputs, inputs).t();
-                products(workers, &places, weight, (x, inputs), (y, outputs), false);
+                let weight = |expert: usize| matrix(dims, weights[expert]);
+                products(workers, &places, weight, (x, dims.inputs), (y, dims.outputs), false);
             }
-            Experts::ProductBackwardInput { routing, inputs, outputs } => {
+            Experts::ProductBackwardInput { routing, dims } => {
                 let ([dy, routes], [dx], _) = operands.split();
                 let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
                 let (dy, add) = (self.elements::<E>(dy)?, dx.accumulate);
-                let weight = |expert: usize| Matrix::new(weights[expert], outputs, inputs, inputs);
+                let weight = |expert: usize| matrix(dims, weights[expert]).t();
                 let dx = self.elements_mut(dx.slice)?;
-                products(workers, &places, weight, (dy, outputs), (dx, inputs), add);
+                products(workers, &places, weight, (dy, dims.outputs), (dx, dims.inputs), add);
             }
-            Experts::ProductBackwardWeight { routing, inputs, outputs, source, expert } => {
+            Experts::ProductBackwardWeight { routing, dims, source, expert } => {
+                let ExpertDims { inputs, outputs, orientation } = dims;
                 let ([x, dy, routes], [dweight], _) = operands.split();
                 let slots = routing.slots_of(self.elements(routes)?, source, expert);
                 if slots.is_empty() {
@@ -136,7 +141,42 @@ impl HostMemory {
                 let (x, dy) = (self.elements::<E>(x)?, self.elements::<E>(dy)?);
                 let [x, dy] = [(x, inputs), (dy, outputs)]
                     .map(|(x, width)| Matrix::new(&x[slots.start * width..], slots.len(), width, width));
-                matmul(workers, MatrixMut::dense(self.target(dweight)?, outputs, inputs), dy.t(), x);
+                let target = self.target(dweight)?;
+                match orientation {
+                    Orientation::OutIn => {
+                        matmul(workers, MatrixMut::dense(target, outputs, inputs), dy.t(), x)
+                    }
+                    Orientation::InOut => {
+                        matmul(workers, MatrixMut::dense(target, inputs, outputs), x.t(), dy)
+                    }
+                }
+            }
+            Experts::AddBias { routing, width } => {
+                let ([routes], [y], _) = operands.split();
+                let (places, biases) = (self.places(routing, routes)?, self.weights::<E>(&reads[1..])?);
+                let y = self.elements_mut::<E>(y.slice)?;
+                for (expert, slots) in places.all_slots() {
+                    let rows = y[slots.start * width..slots.end * width].chunks_mut(task_rows(width) * width);
+                    workers.each(rows, |rows| {
+                        rows.chunks_exact_mut(width).for_each(|row| accumulate(biases[expert], row));
+                    });
+                }
+            }
+            Experts::BiasBackward { routing, width, source, expert } => {
+                let ([dy, routes], [dbias], _) = operands.split();
+                let slots = routing.slots_of(self.elements(routes)?, source, expert);
+                let (dy, mut target) = (self.elements::<E>(dy)?, self.target(dbias)?);
+                match slots.is_empty() {
+                    true => target.put(0, &vec![E::Acc::ZERO; width]),
+                    false => {
+                        column_sums(
+                            workers,
+                            [width, width],
+                            &dy[slots.start * width..slots.end * width],
+                            target,
+                        );
+                    }
+                }
             }
             _ => unreachable!("the caller asks for products only"),
         }
@@ -149,6 +189,15 @@ impl HostMemory {
 
     fn weights<'a, E: Element>(&self, weights: &[Slice<'a, HostBuffer>]) -> Result<Vec<&'a [E]>, Error> {
         weights.iter().map(|weight| self.elements(*weight)).collect()
+    }
+}
+
+/// The weight of an expert as `inputs x outputs`.
+fn matrix<E: Element>(dims: ExpertDims, weight: &[E]) -> Matrix<'_, E> {
+    let ExpertDims { inputs, outputs, orientation } = dims;
+    match orientation {
+        Orientation::OutIn => Matrix::new(weight, outputs, inputs, inputs).t(),
+        Orientation::InOut => Matrix::new(weight, inputs, outputs, outputs),
     }
 }
 

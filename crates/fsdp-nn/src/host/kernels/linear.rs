@@ -111,7 +111,12 @@ fn backward_weight<E: Element>(workers: &Workers, dims: LinearDims, x: &[E], dy:
 }
 
 /// Sums the columns of `dy`.
-fn column_sums<E: Element>(workers: &Workers, [columns, stride]: [usize; 2], dy: &[E], mut into: Target<'_>) {
+pub(super) fn column_sums<E: Element>(
+    workers: &Workers,
+    [columns, stride]: [usize; 2],
+    dy: &[E],
+    mut into: Target<'_>,
+) {
     let partials = workers.map(dy.chunks(stride * PARTIAL_ROWS), |rows| {
         let mut sums = vec![E::Acc::ZERO; columns];
         add_rows(stride, rows, &mut sums);

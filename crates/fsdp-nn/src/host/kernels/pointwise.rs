@@ -33,7 +33,7 @@ impl HostMemory {
                 workers.each(tasks, |(y, x)| {
                     for (y, x) in y.chunks_mut(to).zip(x.chunks(from)) {
                         match add {
-                            true => add_row(&x[..columns], &mut y[..columns]),
+                            true => accumulate(&x[..columns], &mut y[..columns]),
                             false => y[..columns].copy_from_slice(&x[..columns]),
                         }
                     }
@@ -43,6 +43,12 @@ impl HostMemory {
                 let ([x], [y], _) = operands.split();
                 let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
                 regroup(workers, [groups, parts, width], x, y);
+            }
+            Pointwise::Repeat { width, .. } => {
+                let ([x], [y], _) = operands.split();
+                let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
+                let copy = |y: &mut [E]| y.chunks_exact_mut(width).for_each(|y| y.copy_from_slice(x));
+                workers.each(y.chunks_mut(task_rows(width) * width), copy);
             }
             Pointwise::Scale { factor, .. } => {
                 let ([], [x], _) = operands.split();
@@ -61,7 +67,8 @@ impl HostMemory {
 }
 
 vectorized! {
-    fn add_row<E: Element>(x: &[E], y: &mut [E]) {
+    /// `y += x`.
+    pub(super) fn accumulate<E: Element>(x: &[E], y: &mut [E]) {
         for (y, x) in y.iter_mut().zip(x) {
             *y = E::store(y.load() + x.load());
         }

@@ -62,6 +62,8 @@ pub struct DecoderConfig {
     pub qkv_bias: bool,
     /// Whether the attention output projection has a bias.
     pub output_bias: bool,
+    /// Whether every query head has a sink: a score without a value (gpt-oss).
+    pub sinks: bool,
     /// Whether the projections of the MLP have biases.
     pub mlp_bias: bool,
     /// Dropout rate of attention weights.
@@ -105,7 +107,7 @@ pub struct LatentAttention {
     pub interleaved: bool,
 }
 
-/// A mixture of experts, each a gated MLP without biases.
+/// A mixture of experts, each a gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixture {
     /// Number of experts.
@@ -120,13 +122,28 @@ pub struct Mixture {
     pub scale: f64,
     /// An MLP that all tokens go through as well, if there is one.
     pub shared: Option<SharedExpert>,
+    /// The form of the experts' weights, if they have one weight to gate and up.
+    pub packed: Option<PackedExperts>,
+    /// The function of what the gate multiplies, if there is one.
+    pub up_activation: Option<Function>,
 }
 
 impl Mixture {
     /// Experts that a softmax chooses, without a shared one.
     pub fn softmax([experts, top]: [usize; 2], inner: usize, normalized: bool) -> Self {
-        Self { experts, top, inner, gating: Gating::softmax(normalized), scale: 1.0, shared: None }
+        let gating = Gating::softmax(normalized);
+        Self { experts, top, inner, gating, scale: 1.0, shared: None, packed: None, up_activation: None }
     }
+}
+
+/// Experts with one weight to gate and up. All weights are `inputs x outputs`, so that those of all experts, one after the
+/// other, are the stacks of published files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedExperts {
+    /// Whether columns of gate and up take turns, instead of those of gate coming first.
+    pub interleaved: bool,
+    /// Whether experts have biases.
+    pub bias: bool,
 }
 
 /// The MLP of a mixture that all tokens go through.

@@ -1,11 +1,12 @@
 //! The maps from hidden states to packed query, key and value heads.
 
 use fsdp_core::Error;
+use fsdp_core::model::ParamId;
 
 use super::config::{DecoderConfig, LatentAttention, QkNorm};
 use super::layers::describe_rms_norm;
 use crate::graph::{Builder, Tensor};
-use crate::layer::{Describe, Layer, Linear, RmsNorm};
+use crate::layer::{Attention, Describe, Layer, Linear, RmsNorm};
 use crate::op::LatentDims;
 
 /// The maps to heads.
@@ -24,6 +25,15 @@ pub(super) struct Projected {
     by_head: Option<usize>,
     /// The norms of queries and keys.
     qk_norms: Option<[RmsNorm; 2]>,
+    /// The scores of the heads' sinks.
+    sinks: Option<ParamId>,
+}
+
+impl Layer for Projected {
+    fn params(&self) -> Vec<ParamId> {
+        let norms = self.qk_norms.iter().flatten().flat_map(RmsNorm::params);
+        self.qkv.iter().flat_map(Linear::params).chain(norms).chain(self.sinks).collect()
+    }
 }
 
 /// Projections to few elements, norms of these, and projections to heads.
@@ -75,10 +85,7 @@ impl Heads {
     /// Returns the layers that read parameters.
     pub(super) fn layers(&self) -> Vec<&dyn Layer> {
         match self {
-            Heads::Projected(maps) => {
-                let norms = maps.qk_norms.iter().flatten().map(|norm| norm as &dyn Layer);
-                norms.chain(maps.qkv.iter().map(|map| map as &dyn Layer)).collect()
-            }
+            Heads::Projected(maps) => vec![maps],
             Heads::Latent(latent) => latent.layers(),
         }
     }
@@ -99,11 +106,22 @@ impl Heads {
         }
     }
 
-    /// Returns the output of attention as the output projection reads it.
-    pub(super) fn unpack(&self, b: &mut Builder<'_>, mixed: Tensor) -> Result<Tensor, Error> {
+    /// Returns the output of attention over packed rows.
+    pub(super) fn attend(
+        &self,
+        b: &mut Builder<'_>,
+        qkv: Tensor,
+        attention: &Attention,
+    ) -> Result<Tensor, Error> {
         match self {
-            Heads::Projected(_) => Ok(mixed),
-            Heads::Latent(latent) => b.unpack_latent(latent.dims, mixed),
+            Heads::Projected(maps) => {
+                let sinks = maps.sinks.map(|sinks| b.repeat(sinks, attention.heads)).transpose()?;
+                b.attention(qkv, sinks, attention)
+            }
+            Heads::Latent(latent) => {
+                let mixed = b.attention(qkv, None, attention)?;
+                b.unpack_latent(latent.dims, mixed)
+            }
         }
     }
 }
@@ -112,13 +130,14 @@ impl Projected {
     fn describe(config: &DecoderConfig, d: &mut Describe) -> Self {
         let names = &config.names;
         let [heads, kv_heads] = [config.num_attention_heads, config.num_key_value_heads];
+        let sinks = config.sinks.then(|| d.weight("sinks", &[heads]));
         let widths = [heads, kv_heads, kv_heads].map(|heads| heads * config.head_dim);
         let mut map = |name: &str, width| d.linear(name, config.hidden_size, width, config.qkv_bias);
         let qkv = match names.qkv {
             [packed] => vec![map(packed, widths.iter().sum())],
             each => each.iter().zip(widths).map(|(name, width)| map(name, width)).collect(),
         };
-        Self { qkv, by_head: config.qkv_by_head.then_some(heads), qk_norms: None }
+        Self { qkv, by_head: config.qkv_by_head.then_some(heads), qk_norms: None, sinks }
     }
 
     fn pack(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {

@@ -100,8 +100,7 @@ impl DecoderLayer {
             let rotated = self.heads.rotated(self.attention.head_dim);
             qkv = b.rope(qkv, &self.attention, &rope.rope(rotated, b.length()))?;
         }
-        let mixed = b.attention(qkv, &self.attention)?;
-        let mixed = self.heads.unpack(b, mixed)?;
+        let mixed = self.heads.attend(b, qkv, &self.attention)?;
         let y = b.linear(mixed, &self.output)?;
         normed(b, y, self.norms.after_attention.as_ref())
     }

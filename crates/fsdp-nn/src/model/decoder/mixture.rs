@@ -3,11 +3,11 @@
 use fsdp_core::Error;
 use fsdp_core::model::ParamId;
 
-use super::config::{DecoderConfig, Mixture, SharedExpert};
+use super::config::{DecoderConfig, Mixture, PackedExperts, SharedExpert};
 use super::mlp::Mlp;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Describe, ExpertMaps, Layer, Linear};
-use crate::op::Function;
+use crate::op::{ExpertDims, Function, Orientation};
 
 /// The modules of a mixture.
 #[derive(Clone, Debug)]
@@ -15,8 +15,8 @@ pub(super) struct Experts {
     router: Router,
     mixture: Mixture,
     activation: Function,
-    gate: ExpertMaps,
-    up: ExpertMaps,
+    /// To gate and up, or to both.
+    gate_up: Vec<ExpertMaps>,
     down: ExpertMaps,
     shared: Option<Shared>,
 }
@@ -44,38 +44,30 @@ struct Shared {
 impl Experts {
     /// Describes the router and the experts, in the open module.
     pub(super) fn describe(config: &DecoderConfig, mixture: &Mixture, d: &mut Describe) -> Self {
-        let &Mixture { experts, top, inner, gating, shared, .. } = mixture;
-        let (names, hidden, share) = (&config.names, config.hidden_size, top as f64 / experts as f64);
-        let [gate, up] = *names.gate_up else { unreachable!("experts have a gate") };
-        let maps = |inputs, outputs| ExpertMaps { weights: Vec::new(), inputs, outputs };
-        let map = d.router("gate", hidden, experts);
+        let &Mixture { experts, gating, shared, .. } = mixture;
+        let names = &config.names;
+        let is_biased = mixture.packed.is_some_and(|packed| packed.bias);
+        let map = d.router(names.router, config.hidden_size, experts, is_biased);
         let score_bias = gating.biased.then(|| d.constant(names.score_bias, &[experts]));
-        let mut described = Self {
+        let (gate_up, down) = match mixture.packed {
+            None => describe_experts(config, mixture, d),
+            Some(packed) => describe_packed_experts(config, mixture, packed, d),
+        };
+        Self {
             router: Router { map, score_bias },
             mixture: *mixture,
             activation: config.activation,
-            gate: maps(hidden, inner),
-            up: maps(hidden, inner),
-            down: maps(inner, hidden),
-            shared: None,
-        };
-        d.module("experts", "ModuleList", |d| {
-            for expert in 0..experts {
-                d.module(&expert.to_string(), &names.class("Expert"), |d| {
-                    described.gate.weights.push(d.expert((expert, gate), hidden, inner, share));
-                    described.up.weights.push(d.expert((expert, up), hidden, inner, share));
-                    described.down.weights.push(d.expert((expert, names.down), inner, hidden, share));
-                });
-            }
-        });
-        described.shared = shared.map(|shared| Shared::describe(config, shared, d));
-        described
+            gate_up,
+            down,
+            shared: shared.map(|shared| Shared::describe(config, shared, d)),
+        }
     }
 
     /// Returns the layers that read parameters.
     pub(super) fn layers(&self) -> Vec<&dyn Layer> {
         let shared = self.shared.iter().flat_map(Shared::layers);
-        [&self.router as &dyn Layer, &self.gate, &self.up, &self.down].into_iter().chain(shared).collect()
+        let maps = self.gate_up.iter().chain([&self.down]).map(|maps| maps as &dyn Layer);
+        [&self.router as &dyn Layer].into_iter().chain(maps).chain(shared).collect()
     }
 
     /// Returns, per row, the weighted sum of its experts' outputs, and what the shared one adds.
@@ -86,9 +78,16 @@ impl Experts {
         let weights = b.scale(weights, scale);
         let (x, routes, weights) = b.to_experts(h, &routes, weights)?;
         let x = b.dispatch(x, &routes);
-        let pair = b.expert_products(x, &routes, &[&self.gate, &self.up])?;
-        let inner = b.gated(self.activation, pair[0], pair[1])?;
-        let y = b.expert_products(inner, &routes, &[&self.down])?;
+        let products = b.expert_products(x, &routes, &self.gate_up)?;
+        let [gate, up] = match (self.mixture.packed, &products[..]) {
+            (None, &[gate, up]) => [gate, up],
+            (Some(PackedExperts { interleaved: true, .. }), &[both]) => b.split_rows(both, [1, 1])?,
+            (_, &[both]) => b.split_rows(both, [self.mixture.inner; 2])?,
+            _ => unreachable!("experts have a gate"),
+        };
+        let up = self.mixture.up_activation.map_or(up, |function| b.activation(function, up));
+        let inner = b.gated(self.activation, gate, up)?;
+        let y = b.expert_products(inner, &routes, std::slice::from_ref(&self.down))?;
         let y = b.combine(y[0], weights, &routes);
         match &self.shared {
             None => Ok(y),
@@ -98,6 +97,60 @@ impl Experts {
             }
         }
     }
+}
+
+/// Describes a gated MLP for each expert; returns the maps to gate and up, and to the output.
+fn describe_experts(
+    config: &DecoderConfig,
+    &Mixture { experts, top, inner, .. }: &Mixture,
+    d: &mut Describe,
+) -> (Vec<ExpertMaps>, ExpertMaps) {
+    let (names, hidden, share) = (&config.names, config.hidden_size, top as f64 / experts as f64);
+    let [gate, up] = *names.gate_up else { unreachable!("experts have a gate") };
+    let maps =
+        |inputs, outputs| ExpertMaps::new(ExpertDims { inputs, outputs, orientation: Orientation::OutIn });
+    let mut described = [maps(hidden, inner), maps(hidden, inner), maps(inner, hidden)];
+    d.module("experts", "ModuleList", |d| {
+        for expert in 0..experts {
+            d.module(&expert.to_string(), &names.class("Expert"), |d| {
+                for (maps, name) in described.iter_mut().zip([gate, up, names.down]) {
+                    let ExpertDims { inputs, outputs, .. } = maps.dims;
+                    let weight = |d: &mut Describe| d.expert(expert, "weight", &[outputs, inputs], share);
+                    maps.weights.push(d.module(name, "Linear", weight));
+                }
+            });
+        }
+    });
+    let [gate, up, down] = described;
+    (vec![gate, up], down)
+}
+
+/// As [`describe_experts`], for experts with one weight to gate and up.
+fn describe_packed_experts(
+    config: &DecoderConfig,
+    &Mixture { experts, top, inner, .. }: &Mixture,
+    packed: PackedExperts,
+    d: &mut Describe,
+) -> (Vec<ExpertMaps>, ExpertMaps) {
+    let (hidden, share) = (config.hidden_size, top as f64 / experts as f64);
+    let maps =
+        |inputs, outputs| ExpertMaps::new(ExpertDims { inputs, outputs, orientation: Orientation::InOut });
+    let mut described = [maps(hidden, 2 * inner), maps(inner, hidden)];
+    d.module("experts", "ModuleList", |d| {
+        for expert in 0..experts {
+            d.module(&expert.to_string(), &config.names.class("Expert"), |d| {
+                for (maps, name) in described.iter_mut().zip(["gate_up_proj", "down_proj"]) {
+                    let ExpertDims { inputs, outputs, .. } = maps.dims;
+                    maps.weights.push(d.expert(expert, name, &[inputs, outputs], share));
+                    if packed.bias {
+                        maps.biases.push(d.expert(expert, &format!("{name}_bias"), &[outputs], share));
+                    }
+                }
+            });
+        }
+    });
+    let [gate_up, down] = described;
+    (vec![gate_up], down)
 }
 
 impl Shared {

@@ -15,7 +15,9 @@ use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
 use half::{bf16, f16};
 
-pub use config::{DecoderConfig, LatentAttention, LayerConfig, Mixture, NormKind, QkNorm, SharedExpert};
+pub use config::{
+    DecoderConfig, LatentAttention, LayerConfig, Mixture, NormKind, PackedExperts, QkNorm, SharedExpert,
+};
 pub use names::Names;
 pub use rope::{RopeConfig, RopeScaling, Yarn};
 

@@ -1,7 +1,7 @@
 //! Module names of decoders, as in transformers.
 
 /// The modules of a decoder whose names differ between families. The other names are fixed: `layers`, `q_norm` and
-/// `k_norm`, `gate` and `experts`, and those of latent attention.
+/// `k_norm`, `experts`, `sinks`, and those of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     /// Prefix of its class names: `Llama` in `LlamaForCausalLM`, `LlamaDecoderLayer`.
@@ -31,6 +31,8 @@ pub struct Names {
     pub gate_up: &'static [&'static str],
     /// The output projection of the MLP. Experts use the same names.
     pub down: &'static str,
+    /// The router of a mixture.
+    pub router: &'static str,
     /// The parameter that corrects the scores of experts, within the module of a mixture.
     pub score_bias: &'static str,
     /// The MLP of a mixture that all tokens go through; the map to its weight ends in `_gate`.
@@ -63,6 +65,7 @@ impl Names {
         mlp: "mlp",
         gate_up: &["gate_proj", "up_proj"],
         down: "down_proj",
+        router: "gate",
         score_bias: "gate.e_score_correction_bias",
         shared_expert: "shared_experts",
         norms_are_first: false,

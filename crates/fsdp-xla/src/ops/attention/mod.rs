@@ -8,6 +8,7 @@ mod block;
 mod forward;
 mod rope;
 mod scores;
+mod sinks;
 
 use fsdp_nn::op::{Attention, AttentionDims};
 
@@ -33,6 +34,8 @@ impl Trace {
             }
             Attention::Forward { dims, scores } => self.attend(*dims, *scores, operands),
             Attention::Backward { dims, scores } => self.attend_backward(*dims, *scores, operands),
+            Attention::Sink { dims } => self.sink(*dims, operands),
+            Attention::SinkBackward { dims } => self.sink_backward(*dims, operands),
         }
     }
 

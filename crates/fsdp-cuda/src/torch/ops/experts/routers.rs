@@ -80,7 +80,7 @@ impl<D: TorchStorage> Torch<D> {
         let scores = self.scores(routing, gating.scoring, logits)?;
         let biased = match bias {
             None => scores.shallow_clone(),
-            Some(bias) => scores.f_add(&self.view(bias, &[1, int(routing.experts)])?)?,
+            Some(bias) => scores.f_add(&*self.view(bias, &[1, int(routing.experts)])?)?,
         };
         let biased = if gating.groups.restrict() { of_best_groups(gating.groups, &biased)? } else { biased };
         let (_, order) = biased.f_sort_stable(true, -1, true)?;

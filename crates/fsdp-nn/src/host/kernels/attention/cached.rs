@@ -24,11 +24,11 @@ impl HostMemory {
         (dims, scores): (&AttentionDims, &Scores),
         first: usize,
         [qkv, cached]: [Slice<'_, HostBuffer>; 2],
-        y: SliceMut<'_, HostBuffer>,
+        [y, lse]: [SliceMut<'_, HostBuffer>; 2],
     ) -> Result<(), Error> {
         for_float!(qkv.buffer.dtype(), E => {
             let rows = Rows { dims, scores, first, qkv: self.elements::<E>(qkv)?, cached: self.elements(cached)? };
-            rows.attend(self.workers(), self.elements_mut(y)?);
+            rows.attend(self.workers(), self.elements_mut(y)?, self.elements_mut(lse)?);
             Ok(())
         })
     }
@@ -44,11 +44,12 @@ struct Rows<'a, E> {
 }
 
 impl<E: Element> Rows<'_, E> {
-    /// Computes the output; each head of each row is a task.
-    fn attend(&self, workers: &Workers, y: &mut [E]) {
+    /// Computes the output and the log-sum-exps; each head of each row is a task.
+    fn attend(&self, workers: &Workers, y: &mut [E], lse: &mut [E::Acc]) {
         let AttentionDims { heads, kv_heads, head_dim, .. } = *self.dims;
         let (width, cached_width) = (self.dims.packed(), 2 * kv_heads * head_dim);
-        workers.each(y.chunks_mut(head_dim).enumerate(), |(task, y)| {
+        let mut log_sums = vec![E::Acc::ZERO; lse.len()];
+        workers.each(y.chunks_mut(head_dim).zip(&mut log_sums).enumerate(), |(task, (y, log_sum))| {
             let (row, head) = (task / heads, task % heads);
             let last = self.first + row;
             let visible = &self.cached[self.scores.first_key(last) * cached_width..][..];
@@ -68,11 +69,16 @@ impl<E: Element> Rows<'_, E> {
                     E::Acc::ONE
                 }
             };
-            let (_, normalizer) = softmax_row(remaining_scale, scores);
+            let normalizer;
+            (*log_sum, normalizer) = softmax_row(remaining_scale, scores);
             sum.fill(E::Acc::ZERO);
             add_values(scores, &visible[kv_heads * head_dim + column..], cached_width, sum);
             store_scaled(normalizer, sum, y);
         });
+        // Log-sum-exps are ordered by head, outputs by row.
+        for (task, log_sum) in log_sums.into_iter().enumerate() {
+            lse[task % heads * self.dims.seq + task / heads] = log_sum;
+        }
     }
 }
 
