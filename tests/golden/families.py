@@ -165,6 +165,13 @@ CASES = {
         dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=12,
              use_sliding_window=True, sliding_window=4, mlp_only_layers=[1]),
     ),
+    # Sinks, a window in the first layer, experts with biases and a clamped gate; rotary positions by YaRN without rounding of its ramp.
+    "gpt_oss": (
+        "gpt_oss",
+        dict(num_local_experts=5, num_experts_per_tok=2, head_dim=8, sliding_window=4)
+        | rope("yarn", 100.0, factor=4.0, original_max_position_embeddings=4, beta_fast=32.0, beta_slow=1.0, truncate=False),
+    ),
+    "gpt_oss-padding": ("gpt_oss", padded(7, num_local_experts=3, num_experts_per_tok=2, head_dim=6, attention_bias=False)),
     "deepseek_v3-padding": ("deepseek_v3", latent(**padded(7, num_key_value_heads=2), first_k_dense_replace=0, n_group=1, topk_group=1)),
     "glm4_moe_lite-padding": ("glm4_moe_lite", latent(**padded(7, num_key_value_heads=2), mlp_layer_types=["sparse"])),
     "glm4_moe-padding": (
@@ -200,7 +207,9 @@ def write_model(folder, case, seed):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        noise = 0.2 * torch.randn(parameter.shape, generator=generator)
+        # The weights of gpt-oss's experts are larger, so that its clamps act.
+        scale = 4.0 if model_type == "gpt_oss" and name.endswith("experts.gate_up_proj") else 0.2
+        noise = scale * torch.randn(parameter.shape, generator=generator)
         parameter.data.copy_(noise + 1.0 if parameter.ndim == 1 and name.endswith(".weight") else noise)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -228,9 +237,18 @@ def named(model, value_of=lambda parameter: parameter):
     kind = model.config.model_type
     sparse = (".mlp.", ".block_sparse_moe.")
     renamed = {"gpt_neox": ("lm_head.", "embed_out."), "mixtral": sparse, "minimax_m2": sparse}.get(kind, ("", ""))
-    values = {}
+    values, stacks = {}, {}
     for name, parameter in model.named_parameters():
         name, value = name.replace(*renamed, 1), value_of(parameter)
+        if kind == "gpt_oss" and ".experts." in name:
+            # Published as stacks; here, as everywhere, one by one.
+            stacks[name.rsplit(".", 1)[1]] = value
+            if len(stacks) == 4:
+                stem = name.rsplit(".", 1)[0]
+                each = range(len(value))
+                values |= {f"{stem}.{expert}.{part}": stack[expert] for expert in each for part, stack in stacks.items()}
+                stacks = {}
+            continue
         if name.endswith(".experts.gate_up_proj"):
             both = value
             # Before transformers 5 the router was the first in all families.

@@ -123,7 +123,7 @@ fn dropout_is_the_same_on_every_mesh_of_its_chunks() {
 /// Loads of routers are sums over all chunks, and the balancing loss of a micro-batch counts once.
 #[test]
 fn mixtures_of_experts_have_the_bits_of_the_oracle_on_every_mesh_of_their_chunks() {
-    for case in ["mixtral-balanced", "qwen3_moe", "deepseek_v3", "qwen2_moe"] {
+    for case in ["mixtral-balanced", "qwen3_moe", "deepseek_v3", "qwen2_moe", "gpt_oss"] {
         let model = golden(case);
         let losses = |mesh: &str, worlds: &[usize]| {
             let terms =

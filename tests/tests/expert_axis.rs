@@ -73,7 +73,7 @@ fn check(model: &str, meshes: &[[usize; 4]], overrides: &[&str]) -> VerifyReport
 fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
     let meshes =
         [[1, 1, 1, 1], [1, 2, 1, 2], [1, 4, 1, 4], [1, 4, 1, 2], [2, 2, 1, 2], [2, 4, 1, 4], [1, 8, 1, 1]];
-    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe"] {
+    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe", "gpt_oss"] {
         check(&model(case), &meshes, &["fsdp.chunks={ expert = 4 }"]);
     }
 }

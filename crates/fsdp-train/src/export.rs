@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use fsdp_ckpt::checkpoint::published_stack;
 use fsdp_ckpt::conversion::{Conversion, Target, convert};
 use fsdp_ckpt::export::{ExportPlan, Receipt};
 use fsdp_ckpt::formats;
@@ -76,13 +77,42 @@ pub(crate) fn plan_export<A>(
         // Trained parameters keep the dtype of their masters, whatever the dtype of the base.
         Some(_) => job.config.run.export_dtype.unwrap_or(job.plan.policy.param_dtype.master()),
     };
-    let tensor =
-        |param: &ParamSpec, name| TensorSpec { name, dtype: tensor_type(dtype), shape: param.shape.clone() };
     let params = job.plan.spec.params.iter();
-    let tensors = params
-        .flat_map(|param| exported_names(adapter, param).into_iter().map(move |name| tensor(param, name)));
-    let tensors = tensors.collect();
+    let named =
+        params.flat_map(|param| exported_names(adapter, param).into_iter().map(move |name| (name, param)));
+    let tensors = published(named, tensor_type(dtype));
     Ok(ExportPlan::new(path, tensors, origin(job, config_json))?)
+}
+
+/// The tensors of files that hold parameters under these names: themselves, or stacks of those of all experts.
+fn published<'a>(
+    params: impl Iterator<Item = (String, &'a ParamSpec)>,
+    dtype: TensorType,
+) -> Vec<TensorSpec> {
+    let mut tensors: Vec<TensorSpec> = Vec::new();
+    let mut stacks: BTreeMap<String, usize> = BTreeMap::new();
+    for (name, param) in params {
+        let shape = param.shape.clone();
+        let Some((name, expert)) = published_stack(&name) else {
+            tensors.push(TensorSpec { name, dtype, shape });
+            continue;
+        };
+        let stack = *stacks.entry(name.clone()).or_insert_with(|| {
+            tensors.push(TensorSpec { name, dtype, shape: [vec![0], shape].concat() });
+            tensors.len() - 1
+        });
+        let experts = &mut tensors[stack].shape[0];
+        *experts = (*experts).max(expert as usize + 1);
+    }
+    tensors
+}
+
+/// The tensor of files that holds a parameter under this name, and the parameter's first element in it.
+fn place_of(name: String, param: &ParamSpec) -> (String, u64) {
+    match published_stack(&name) {
+        Some((stack, expert)) => (stack, expert * param.len() as u64),
+        None => (name, 0),
+    }
 }
 
 /// Exports the model of a checkpoint to an object store, replacing an existing one.
@@ -154,7 +184,8 @@ pub(crate) fn export_model<M: Memory, P: Program<M>>(
                 let slice = Slice::new(buffer, piece.offset, piece.len);
                 engine.memory().read(Queue::Compute, slice, HostSliceMut::F64(&mut values))?;
                 for name in names {
-                    writer.write_rows_f64(&name, piece.param_offset / piece.row_len, &values)?;
+                    let (tensor, first) = place_of(name, engine.plan().spec.param(piece.param));
+                    writer.write_f64(&tensor, first + piece.param_offset as u64, &values)?;
                 }
             }
         }

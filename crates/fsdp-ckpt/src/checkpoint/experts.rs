@@ -5,6 +5,8 @@
 //! the gate and then those of the up projection, and `experts.down_proj` of shape `[experts, hidden, inner]`. Whatever
 //! saves a model from memory, such as FSDP2, has the stacks, and so have the states of its optimizer. A weight of one
 //! expert is a range of a flattened stack, so both forms are views of the same bytes.
+//!
+//! gpt-oss publishes stacks, too, and has biases: its names of single experts are those of this project alone.
 
 mod cut;
 mod fused;
@@ -35,11 +37,14 @@ pub enum ExpertNames {
     Mixtral,
     /// `mlp.experts.0.gate_proj.weight`, `up_proj` and `down_proj`; the router is `mlp.gate`.
     Qwen,
+    /// `mlp.experts.0.gate_up_proj`, `gate_up_proj_bias`, `down_proj` and `down_proj_bias`: one of each stack.
+    GptOss,
 }
 
 impl ExpertNames {
     /// The families of models whose experts have these forms, and differ in nothing else between memory and files.
-    const MODEL_TYPES: [(ExpertNames, &'static [&'static str]); 2] = [
+    const MODEL_TYPES: [(ExpertNames, &'static [&'static str]); 3] = [
+        (ExpertNames::GptOss, &["gpt_oss"]),
         (ExpertNames::Mixtral, &["minimax", "minimax_m2", "mixtral"]),
         (
             ExpertNames::Qwen,
@@ -79,20 +84,40 @@ impl ExpertNames {
         names.find_map(|name| Weight::parse(name).map(|weight| weight.names))
     }
 
-    /// The module of router and experts, and the names of gate, up and down projection.
-    const fn words(self) -> (&'static str, [&'static str; 3]) {
+    /// The module of router and experts.
+    const fn module(self) -> &'static str {
         match self {
-            ExpertNames::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
-            ExpertNames::Qwen => (STACKED_MLP, ["gate_proj", "up_proj", "down_proj"]),
+            ExpertNames::Mixtral => "block_sparse_moe",
+            ExpertNames::Qwen | ExpertNames::GptOss => STACKED_MLP,
         }
+    }
+
+    /// The names of the weights that an expert has in each of [`STACKS`].
+    const fn words(self) -> [&'static [&'static str]; 4] {
+        match self {
+            ExpertNames::Mixtral => [&["w1.weight", "w3.weight"], &[], &["w2.weight"], &[]],
+            ExpertNames::Qwen => [&["gate_proj.weight", "up_proj.weight"], &[], &["down_proj.weight"], &[]],
+            ExpertNames::GptOss => [&[STACKS[0]], &[STACKS[1]], &[STACKS[2]], &[STACKS[3]]],
+        }
+    }
+
+    /// Whether published files have the stacks.
+    const fn are_stacked_in_files(self) -> bool {
+        matches!(self, ExpertNames::GptOss)
     }
 }
 
 /// The module of router and experts in memory, whatever it is called in published weights.
 const STACKED_MLP: &str = "mlp";
 
-/// The names of the stacks, with the number of weights of each expert.
-const STACKS: [(&str, usize); 2] = [("gate_up_proj", 2), ("down_proj", 1)];
+/// The names of the stacks, in the order of their module.
+const STACKS: [&str; 4] = ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"];
+
+/// The most stacks that a module of experts has.
+pub(crate) const STACKS_MAX: usize = STACKS.len();
+
+/// The number of dimensions of each of the [`STACKS`]: those of biases have no rows and columns.
+const DIMS: [usize; 4] = [3, 2, 3, 2];
 
 /// The name of one weight of one expert, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,39 +135,47 @@ pub(crate) struct Weight<'a> {
 impl Weight<'_> {
     pub(crate) fn parse(name: &str) -> Option<Weight<'_>> {
         let (module, rest) = name.rsplit_once(".experts.")?;
-        let (expert, rest) = rest.split_once('.')?;
-        let (expert, word) = (expert.parse().ok()?, rest.strip_suffix(".weight")?);
-        [ExpertNames::Mixtral, ExpertNames::Qwen].into_iter().find_map(|names| {
-            let (mlp, words) = names.words();
-            let prefix =
-                module.strip_suffix(mlp).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
-            let index = words.iter().position(|known| *known == word)?;
-            Some(Weight { names, prefix, expert, stack: index / 2, slot: index % 2 })
+        let (expert, word) = rest.split_once('.')?;
+        let expert = expert.parse().ok()?;
+        [ExpertNames::Mixtral, ExpertNames::Qwen, ExpertNames::GptOss].into_iter().find_map(|names| {
+            let prefix = module.strip_suffix(names.module());
+            let prefix = prefix.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
+            let in_stack = |words: &[&str]| words.iter().position(|known| *known == word);
+            let (stack, slot) = (names.words().iter().enumerate())
+                .find_map(|(stack, words)| Some((stack, in_stack(words)?)))?;
+            Some(Weight { names, prefix, expert, stack, slot })
         })
     }
 
-    /// Its place among gate, up and down projection.
+    /// Its place among the parameters of its expert.
     pub(crate) fn position(&self) -> usize {
-        2 * self.stack + self.slot
+        self.names.words()[..self.stack].iter().map(|words| words.len()).sum::<usize>() + self.slot
     }
 
     /// Its place in a module that holds it alone: Mixtral's has `w1`, `w2` and `w3` in this order.
     pub(crate) fn position_in_module(&self) -> usize {
         match self.names {
             ExpertNames::Mixtral => [0, 2, 1][self.position()],
-            ExpertNames::Qwen => self.position(),
+            ExpertNames::Qwen | ExpertNames::GptOss => self.position(),
         }
     }
 
     /// The number of weights that an expert has in the stack.
     pub(crate) fn slots(&self) -> usize {
-        STACKS[self.stack].1
+        self.names.words()[self.stack].len()
     }
 
     /// The name of the stack that holds it.
     pub(crate) fn stack_name(&self) -> String {
-        format!("{}{STACKED_MLP}.experts.{}", self.prefix, STACKS[self.stack].0)
+        format!("{}{STACKED_MLP}.experts.{}", self.prefix, STACKS[self.stack])
     }
+}
+
+/// The stack of published files that holds a parameter, and the number of its expert; `None` for parameters that published
+/// files have under their own names.
+pub fn published_stack(parameter: &str) -> Option<(String, u64)> {
+    let weight = Weight::parse(parameter).filter(|weight| weight.names.are_stacked_in_files())?;
+    Some((weight.stack_name(), weight.expert))
 }
 
 /// Whether this is the name of a stack.
@@ -155,7 +188,7 @@ fn parse_stack(name: &str) -> Option<(&str, usize)> {
     let (module, stack) = name.rsplit_once(".experts.")?;
     let prefix =
         module.strip_suffix(STACKED_MLP).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
-    Some((prefix, STACKS.iter().position(|(known, _)| *known == stack)?))
+    Some((prefix, STACKS.iter().position(|known| *known == stack)?))
 }
 
 /// The names of the weights in a stack of experts, with expert and slot.
@@ -164,11 +197,10 @@ fn weights_of(
     experts: u64,
     names: ExpertNames,
 ) -> impl Iterator<Item = (String, u64, usize)> {
-    let ((mlp, words), slots) = (names.words(), STACKS[stack].1);
+    let (mlp, words) = (names.module(), names.words()[stack]);
     (0..experts).flat_map(move |expert| {
-        let name =
-            move |slot: usize| format!("{prefix}{mlp}.experts.{expert}.{}.weight", words[2 * stack + slot]);
-        (0..slots).map(move |slot| (name(slot), expert, slot))
+        let name = move |word: &&str| format!("{prefix}{mlp}.experts.{expert}.{word}");
+        words.iter().enumerate().map(move |(slot, word)| (name(word), expert, slot))
     })
 }
 
@@ -204,6 +236,12 @@ impl Checkpoint {
             tensor.shape.len() == 3
                 && parameter(&tensor.path, tensor.role).is_some_and(|(_, name)| parse_stack(&name).is_some())
         })
+    }
+
+    /// The names of the parameters of the model.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = String> {
+        let model = self.tensors.values().filter(|tensor| tensor.role == Role::Model);
+        model.filter_map(|tensor| Some(parameter(&tensor.path, tensor.role)?.1))
     }
 
     /// Returns the same checkpoint with the weights of experts in this form, together with the states and the settings

@@ -2,13 +2,14 @@
 
 use super::{Conversion, Part};
 use crate::{
-    checkpoint::{Checkpoint, Experts, Role},
+    checkpoint::{Checkpoint, Experts, Role, published_stack},
     diff,
     error::Error,
     transfer::Options,
 };
 
-/// Returns what is to be converted with its experts in the form that was asked for; `None` if none was.
+/// Returns what is to be converted with its experts in the form that was asked for, or in stacks if all other programs
+/// have them so; `None` if neither is the case.
 ///
 /// # Errors
 /// [`Error::BadRequest`] if there is nothing to change, or if the form cannot hold what the experts have;
@@ -18,7 +19,12 @@ pub(super) fn in_form(
     conversion: &Conversion,
     options: &Options,
 ) -> Result<Option<Checkpoint>, Error> {
-    let Some(form) = conversion.experts else { return Ok(None) };
+    let is_unpublished = || checkpoint.parameters().any(|name| published_stack(&name).is_some());
+    let form = match conversion.experts {
+        Some(form) => form,
+        None if is_unpublished() => Experts::Fused,
+        None => return Ok(None),
+    };
     let mut part = checkpoint.clone();
     if conversion.part == Part::Model {
         // What is not converted need not have the form.

@@ -44,8 +44,9 @@ impl ExportWriter {
         let entry = &self.plan.files()[place.0].header.entries()[place.1];
         let rows = self.rows(entry, place.0, first_row, "bytes", bytes.len() as u64, entry.row_bytes())?;
         let offset = rows.start as u64 * entry.row_bytes();
+        let [first, end] = [rows.start, rows.end].map(|row| row as u64 * entry.row_len());
         self.write_at(place, offset, bytes)?;
-        self.receipt.note(place, rows);
+        self.receipt.note(place, first..end);
         Ok(())
     }
 
@@ -57,13 +58,31 @@ impl ExportWriter {
     /// not fit.
     pub fn write_rows_f64(&mut self, name: &str, first_row: usize, values: &[f64]) -> Result<(), Error> {
         let plan = self.plan.clone();
+        let (file, tensor) = plan.locate(name)?;
+        let entry = &plan.files()[file].header.entries()[tensor];
+        let rows = self.rows(entry, file, first_row, "elements", values.len() as u64, entry.row_len())?;
+        self.write_f64(name, rows.start as u64 * entry.row_len(), values)
+    }
+
+    /// As [`write_rows_f64`](Self::write_rows_f64), for any run of elements in the order of storage.
+    ///
+    /// # Errors
+    /// Those of [`write_rows_f64`](Self::write_rows_f64).
+    pub fn write_f64(&mut self, name: &str, first: u64, values: &[f64]) -> Result<(), Error> {
+        let plan = self.plan.clone();
         let place = plan.locate(name)?;
         let file = &plan.files()[place.0];
         let entry = &file.header.entries()[place.1];
         let dtype = entry.dtype();
         expect_convertible(&file.path, name, dtype)?;
-        let rows = self.rows(entry, place.0, first_row, "elements", values.len() as u64, entry.row_len())?;
-        let mut offset = rows.start as u64 * entry.row_bytes();
+        let elements = first..first.saturating_add(values.len() as u64);
+        let len = entry.len_bytes() / dtype.size_bytes() as u64;
+        if elements.end > len {
+            let reason =
+                format!("elements {first}..{} of tensor `{name}` do not exist: it has {len}", elements.end);
+            return Err(Error::bad_request(&file.path, reason));
+        }
+        let mut offset = first * dtype.size_bytes() as u64;
         if dtype == TensorType::F64 && cfg!(target_endian = "little") {
             self.write_at(place, offset, bytemuck::cast_slice(values))?;
         } else {
@@ -72,7 +91,7 @@ impl ExportWriter {
                 offset += (chunk.len() * dtype.size_bytes()) as u64;
             }
         }
-        self.receipt.note(place, rows);
+        self.receipt.note(place, elements);
         Ok(())
     }
 

@@ -27,7 +27,9 @@ impl Case {
         let folder = folder.join(name);
         let model = config_of(&folder.join(config)).build().unwrap();
         let mut subject = Sample::new(model, dtype);
-        for (tensor, values) in safetensors::read(&folder.join("model.safetensors")) {
+        let files = safetensors::read(&folder.join("model.safetensors"));
+        let tensors = files.into_iter().flat_map(|(tensor, values)| one_by_one(&subject, tensor, values));
+        for (tensor, values) in tensors.collect::<Vec<_>>() {
             let index = subject.spec.params.iter().position(|param| param.fqn == tensor);
             let index = index.unwrap_or_else(|| panic!("{name} has no parameter {tensor}"));
             assert_eq!(values.len(), subject.values[index].len(), "{tensor}");
@@ -50,6 +52,19 @@ impl Case {
             close(&name, values, &self.expected[&name], band);
         }
     }
+}
+
+/// The parameters that a tensor holds: itself or, if it is a stack, those of all experts.
+fn one_by_one(subject: &Sample<HfModel>, tensor: String, values: Vec<f64>) -> Vec<(String, Vec<f64>)> {
+    let (stem, part) = tensor.rsplit_once('.').expect("names have several parts");
+    let names = (0..).map(|expert| format!("{stem}.{expert}.{part}"));
+    let exists = |name: &String| subject.spec.params.iter().any(|param| param.fqn == *name);
+    let names: Vec<String> = names.take_while(exists).collect();
+    if names.is_empty() {
+        return vec![(tensor, values)];
+    }
+    let each = values.len() / names.len();
+    names.into_iter().zip(values.chunks(each).map(<[f64]>::to_vec)).collect()
 }
 
 fn config_of(path: &PathBuf) -> HfConfig {

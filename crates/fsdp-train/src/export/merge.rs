@@ -7,13 +7,14 @@ use std::path::Path;
 
 use fsdp_ckpt::export::ExportPlan;
 use fsdp_ckpt::model_files::ModelReader;
-use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
+use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::layer::{Adapter, Description};
 use fsdp_nn::op::Orientation;
 use rayon::prelude::*;
 
+use super::{place_of, published};
 use crate::adapter::peft;
 use crate::error::TrainError;
 use crate::init::stored_name;
@@ -41,12 +42,8 @@ impl Merge<'_> {
     /// [`TrainError::Checkpoint`]. After an error there is no file at `path`.
     pub(super) fn write(&self, path: &Path) -> Result<(), TrainError> {
         let spec = &self.description.spec;
-        let tensor = |(_, param): (ParamId, &ParamSpec)| TensorSpec {
-            name: param.fqn.clone(),
-            dtype: self.dtype,
-            shape: param.shape.clone(),
-        };
-        let plan = ExportPlan::new(path, base_params(self.description).map(tensor).collect(), [].into())?;
+        let named = base_params(self.description).map(|(_, param)| (param.fqn.clone(), param));
+        let plan = ExportPlan::new(path, published(named, self.dtype), [].into())?;
         let export = plan.create()?;
         let mut writer = plan.writer();
         for (id, param) in base_params(self.description) {
@@ -71,7 +68,8 @@ impl Merge<'_> {
                 if let Some(low_rank) = &low_rank {
                     low_rank.add(first, row_len, &mut values);
                 }
-                writer.write_rows_f64(&param.fqn, first, &values)?;
+                let (tensor, begin) = place_of(param.fqn.clone(), param);
+                writer.write_f64(&tensor, begin + (first * row_len) as u64, &values)?;
             }
         }
         Ok(export.commit([writer.finish()?])?)

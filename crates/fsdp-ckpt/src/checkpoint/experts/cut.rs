@@ -7,19 +7,23 @@ use super::super::{Chunk, Key, Region, Role, Tensor, join};
 /// The weights of a stack, by expert and slot, each with the number of slots of an expert.
 pub(super) type Weights = BTreeMap<(u64, usize), (usize, Tensor)>;
 
-/// The weight of an expert in one of the slots of a stack. A single value, such as a step count, belongs to all experts.
+/// The weight of an expert in one of the slots of a stack, which has `dims` dimensions. A single value, such as a step count, belongs to all experts.
 /// `None` if the tensor is neither that nor a stack.
 pub(super) fn part_of(
     stack: &Tensor,
     path: Vec<Key>,
     expert: u64,
     (slot, slots): (usize, usize),
+    dims: usize,
 ) -> Option<Tensor> {
-    let [_, rows, columns] = stack.shape[..] else {
-        return (stack.len() == 1).then(|| Tensor { path, ..stack.clone() });
+    // Biases are one row each.
+    let (rows, columns) = match stack.shape[..] {
+        [_, rows, columns] if dims == 3 => (rows, columns),
+        [_, columns] if dims == 2 => (1, columns),
+        _ => return (stack.len() == 1).then(|| Tensor { path, ..stack.clone() }),
     };
     let rows = rows / slots as u64;
-    let (first, shape) = (slot as u64 * rows, vec![rows, columns]);
+    let (first, shape) = (slot as u64 * rows, [rows, columns][3 - stack.shape.len()..].to_vec());
     let start = (expert * slots as u64 + slot as u64) * rows * columns;
     let size = stack.dtype.size_bytes() as u64;
     let cut = |chunk: &Chunk| {
@@ -29,6 +33,15 @@ pub(super) fn part_of(
                 let region =
                     (held.start < held.end).then(|| Region::Flat(held.start - start..held.end - start));
                 (region?, held.start - range.start)
+            }
+            Region::Box { offsets, sizes, strides } if shape.len() == 1 => {
+                let is_held = (offsets[0]..offsets[0] + sizes[0]).contains(&expert);
+                let region = is_held.then(|| Region::Box {
+                    offsets: offsets[1..].to_vec(),
+                    sizes: sizes[1..].to_vec(),
+                    strides: strides[1..].to_vec(),
+                });
+                (region?, (expert - offsets[0]) * strides[0])
             }
             Region::Box { offsets, sizes, strides } => {
                 let held = offsets[1].max(first)..(offsets[1] + sizes[1]).min(first + rows);
@@ -56,7 +69,8 @@ pub(super) fn stack_of(path: Vec<Key>, weights: Weights, experts: u64) -> Result
     let (slots, first) =
         weights.first_key_value().map(|(_, weight)| weight.clone()).expect("stacks have weights");
     let name = join(&path);
-    if first.shape.len() != 2 && first.len() != 1 {
+    let is_bias = first.shape.len() == 1 && slots == 1 && name.ends_with("_bias");
+    if first.shape.len() != 2 && first.len() != 1 && !is_bias {
         return Err(format!(
             "experts have `{name}` of shape {:?}: a state that is neither one value nor of the shape of a weight, as \
              Adafactor's are, cannot be stacked; `--only model` stacks the weights alone",
@@ -78,15 +92,36 @@ pub(super) fn stack_of(path: Vec<Key>, weights: Weights, experts: u64) -> Result
                 "the experts of `{name}` differ in shape or dtype, so they cannot be stacked"
             ));
         }
+        if is_bias {
+            chunks
+                .extend(weight.chunks.iter().map(|chunk| placed_bias(chunk, [experts, first.len()], expert)));
+            continue;
+        }
         let [rows, columns] = first.shape[..] else { continue };
         let shape = [experts, rows * slots as u64, columns];
         chunks.extend(
             weight.chunks.iter().map(|chunk| placed(chunk, &shape, expert, slot as u64 * rows, rows)),
         );
     }
-    let [rows, columns] = first.shape[..] else { return Ok(Tensor { path, ..first }) };
-    let shape = vec![experts, rows * slots as u64, columns];
+    let shape = match first.shape[..] {
+        [columns] if is_bias => vec![experts, columns],
+        [rows, columns] => vec![experts, rows * slots as u64, columns],
+        _ => return Ok(Tensor { path, ..first }),
+    };
     Ok(Tensor { path, role: first.role, dtype: first.dtype, shape, chunks })
+}
+
+/// A chunk of a bias, as a chunk of its stack.
+fn placed_bias(chunk: &Chunk, shape: [u64; 2], expert: u64) -> Chunk {
+    let region = match &chunk.region {
+        Region::Flat(range) => Region::Flat(expert * shape[1] + range.start..expert * shape[1] + range.end),
+        Region::Box { offsets, sizes, strides } => Region::Box {
+            offsets: vec![expert, offsets[0]],
+            sizes: vec![1, sizes[0]],
+            strides: vec![sizes[0] * strides[0], strides[0]],
+        },
+    };
+    Chunk { region: region.simplified(&shape), ..chunk.clone() }
 }
 
 /// A chunk of a weight, as a chunk of the stack in which the weight begins at row `first` of its expert.

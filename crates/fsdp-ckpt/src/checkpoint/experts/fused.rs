@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ExpertNames, STACKED_MLP, STACKS, Weight, cut, parameter, renamed_module};
+use super::{ExpertNames, STACKED_MLP, Weight, cut, parameter, renamed_module};
 use crate::{
     checkpoint::{Checkpoint, Key, Role, Tensor, with_parameter},
     error::Error,
@@ -20,10 +20,10 @@ impl Checkpoint {
                 let path = with_parameter(&tensor.path, span.clone(), &weight.stack_name());
                 let (_, weights) =
                     stacks.entry(path).or_insert_with(|| (weight.stack_name(), BTreeMap::new()));
-                weights.insert((weight.expert, weight.slot), (STACKS[weight.stack].1, tensor));
+                weights.insert((weight.expert, weight.slot), (weight.slots(), tensor));
                 continue;
             }
-            let (from, to) = (ExpertNames::Mixtral.words().0, STACKED_MLP);
+            let (from, to) = (ExpertNames::Mixtral.module(), STACKED_MLP);
             match found.and_then(|(span, text)| Some((span, renamed_module(&text, from, to)?.1))) {
                 Some((span, new)) => {
                     let path = with_parameter(&tensor.path, span, &new);
@@ -45,7 +45,7 @@ impl Checkpoint {
         }
         self.tensors = tensors;
         self.rename_values(|name| {
-            let beside = || Some(renamed_module(name, ExpertNames::Mixtral.words().0, STACKED_MLP)?.1);
+            let beside = || Some(renamed_module(name, ExpertNames::Mixtral.module(), STACKED_MLP)?.1);
             Some(vec![Weight::parse(name).map(|weight| weight.stack_name()).or_else(beside)?])
         })?;
         Ok(self)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ExpertNames, STACKED_MLP, STACKS, cut, parameter, parse_stack, renamed_module, weights_of};
+use super::{DIMS, ExpertNames, STACKED_MLP, cut, parameter, parse_stack, renamed_module, weights_of};
 use crate::{
     checkpoint::{Checkpoint, Tensor, join, with_parameter},
     error::Error,
@@ -13,27 +13,27 @@ const EXPERTS_MAX: u64 = 1 << 16;
 
 impl Checkpoint {
     pub(super) fn separated(mut self, names: ExpertNames) -> Result<Checkpoint, Error> {
-        let experts = self.stacked_experts();
+        let experts = self.stacked_experts(names);
         let parts = |name: &str| {
             let stack = parse_stack(name)?;
-            Some(weights_of(stack, *experts.get(name)?, names).collect::<Vec<_>>())
+            Some((weights_of(stack, *experts.get(name)?, names).collect::<Vec<_>>(), DIMS[stack.1]))
         };
         let modules: BTreeSet<String> =
             experts.keys().filter_map(|stack| Some(parse_stack(stack)?.0.to_owned())).collect();
         // Other layers may have an MLP of the same name.
         let beside = |name: &str| {
-            let (prefix, renamed) = renamed_module(name, STACKED_MLP, names.words().0)?;
+            let (prefix, renamed) = renamed_module(name, STACKED_MLP, names.module())?;
             modules.contains(&prefix).then_some(renamed)
         };
         let mut tensors = BTreeMap::new();
         for (name, tensor) in std::mem::take(&mut self.tensors) {
             let found = parameter(&tensor.path, tensor.role);
             let parts = found.as_ref().and_then(|(span, name)| Some((span, parts(name)?)));
-            if let Some((span, parts)) = parts {
+            if let Some((span, (parts, dims))) = parts {
                 let slots = parts.iter().filter(|(_, expert, _)| *expert == 0).count();
                 for (new, expert, slot) in parts {
                     let path = with_parameter(&tensor.path, span.clone(), &new);
-                    let part = cut::part_of(&tensor, path, expert, (slot, slots));
+                    let part = cut::part_of(&tensor, path, expert, (slot, slots), dims);
                     let part = part.ok_or_else(|| self.undivided(&tensor))?;
                     self.put(&mut tensors, part)?;
                 }
@@ -50,7 +50,7 @@ impl Checkpoint {
         }
         self.tensors = tensors;
         self.rename_values(|name| {
-            let parts = parts(name).map(|parts| parts.into_iter().map(|part| part.0).collect());
+            let parts = parts(name).map(|(parts, _)| parts.into_iter().map(|part| part.0).collect());
             parts.or_else(|| Some(vec![beside(name)?]))
         })?;
         Ok(self)
@@ -66,13 +66,14 @@ impl Checkpoint {
     }
 
     /// The number of experts in each stack, by its name.
-    fn stacked_experts(&self) -> BTreeMap<String, u64> {
+    fn stacked_experts(&self, names: ExpertNames) -> BTreeMap<String, u64> {
         let stacks = self.tensors.values().filter_map(|tensor| {
-            let [experts, rows, _] = tensor.shape[..] else { return None };
             let (_, name) = parameter(&tensor.path, tensor.role)?;
             let (_, stack) = parse_stack(&name)?;
-            let is_stack = rows.is_multiple_of(STACKS[stack].1 as u64) && experts <= EXPERTS_MAX;
-            is_stack.then_some((name, experts))
+            let slots = names.words()[stack].len() as u64;
+            let &[experts, rows, ..] = &tensor.shape[..] else { return None };
+            let is_stack = tensor.shape.len() == DIMS[stack] && slots > 0 && rows.is_multiple_of(slots);
+            (is_stack && experts <= EXPERTS_MAX).then_some((name, experts))
         });
         stacks.collect()
     }

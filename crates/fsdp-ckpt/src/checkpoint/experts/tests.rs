@@ -33,9 +33,20 @@ fn place(tensor: &Tensor, index: &[u64]) -> (usize, u64) {
     found[0]
 }
 
-/// Cuts a stack into chunks: flat ranges, or boxes between cuts of each dimension, in their own strides.
+/// The module of experts, and the names of gate, up and down projection.
+fn words(names: ExpertNames) -> (&'static str, [&'static str; 3]) {
+    let [gate_up, _, down, _] = names.words();
+    (names.module(), [gate_up[0], gate_up[1], down[0]])
+}
+
+/// Cuts a stack into chunks: flat ranges, or boxes between cuts of each dimension, in their own strides. A stack of biases
+/// has one row per expert, and no dimension of rows.
 fn stack([experts, rows, columns]: [u64; 3], cuts: &[u64; 3], is_flat: bool, name: &str) -> Tensor {
     let shape = vec![experts, rows, columns];
+    let kept = |all: [u64; 3]| -> Vec<u64> {
+        (0..3).filter(|&dim| dim != 1 || !name.ends_with("_bias")).map(|dim| all[dim]).collect()
+    };
+    let stacked = kept([experts, rows, columns]);
     let mut chunks = Vec::new();
     let len = experts * rows * columns;
     if is_flat {
@@ -57,17 +68,17 @@ fn stack([experts, rows, columns]: [u64; 3], cuts: &[u64; 3], is_flat: bool, nam
         for (pair, c) in pairs.iter().flat_map(|pair| each(2).into_iter().map(move |c| (pair, c))) {
             let (a, b) = pair;
             let region = Region::Box {
-                offsets: vec![a.start, b.start, c.start],
-                sizes: vec![a.end - a.start, b.end - b.start, c.end - c.start],
+                offsets: kept([a.start, b.start, c.start]),
+                sizes: kept([a.end - a.start, b.end - b.start, c.end - c.start]),
                 // Transposed in the source.
-                strides: vec![1000, 3, 100],
+                strides: kept([1000, 3, 100]),
             };
             let source = chunks.len();
-            chunks.push(Chunk { region: region.simplified(&shape), source, offset: 50 + source as u64 });
+            chunks.push(Chunk { region: region.simplified(&stacked), source, offset: 50 + source as u64 });
         }
     }
     let path = vec![Key::Name("model".into()), Key::Name(name.into())];
-    Tensor { path, role: Role::Model, dtype: TensorType::F32, shape, chunks }
+    Tensor { path, role: Role::Model, dtype: TensorType::F32, shape: stacked, chunks }
 }
 
 fn checkpoint(tensors: impl IntoIterator<Item = Tensor>) -> Checkpoint {
@@ -77,6 +88,45 @@ fn checkpoint(tensors: impl IntoIterator<Item = Tensor>) -> Checkpoint {
 
 proptest! {
     #[test]
+    fn every_element_of_stack_with_biases_keeps_its_place(
+        (experts, inner, hidden) in (1_u64..4, 2_u64..4, 2_u64..4),
+        cuts in prop::array::uniform3(0_u64..60),
+        is_flat in any::<bool>(),
+    ) {
+        let sizes = [[hidden, 2 * inner], [1, 2 * inner], [inner, hidden], [1, hidden]];
+        let stacks = STACKS.iter().zip(sizes).map(|(name, [rows, columns])| {
+            stack([experts, rows, columns], &cuts, is_flat, &format!("l.0.mlp.experts.{name}"))
+        });
+        let fused = checkpoint(stacks);
+        let separate = fused.clone().with_experts(Experts::Separate(ExpertNames::GptOss)).unwrap();
+        prop_assert_eq!(separate.tensors.len() as u64, 4 * experts);
+        for (expert, name) in (0..experts).flat_map(|expert| STACKS.map(|name| (expert, name))) {
+            let part = &separate.tensors[&format!("model.l.0.mlp.experts.{expert}.{name}")];
+            let of = &fused.tensors[&format!("model.l.0.mlp.experts.{name}")];
+            prop_assert_eq!(&part.shape[..], &of.shape[1..]);
+            for at in 0..part.len() {
+                let width = part.shape[part.shape.len() - 1];
+                let index = if part.shape.len() == 1 { vec![at] } else { vec![at / width, at % width] };
+                prop_assert_eq!(place(part, &index), place(of, &[&[expert], &index[..]].concat()));
+            }
+            let stack = format!("l.0.mlp.experts.{name}");
+            prop_assert_eq!(published_stack(&format!("l.0.mlp.experts.{expert}.{name}")), Some((stack, expert)));
+        }
+        let again = separate.with_experts(Experts::Fused).unwrap();
+        prop_assert_eq!(again.tensors.keys().collect::<Vec<_>>(), fused.tensors.keys().collect::<Vec<_>>());
+        for (name, tensor) in &fused.tensors {
+            prop_assert_eq!(&again.tensors[name].shape, &tensor.shape);
+            for at in 0..tensor.len() {
+                let (mut rest, mut index) = (at, vec![0; tensor.shape.len()]);
+                for dim in (0..index.len()).rev() {
+                    (index[dim], rest) = (rest % tensor.shape[dim], rest / tensor.shape[dim]);
+                }
+                prop_assert_eq!(place(&again.tensors[name], &index), place(tensor, &index));
+            }
+        }
+    }
+
+    #[test]
     fn every_element_of_stack_keeps_its_place(
         (experts, inner, hidden) in (1_u64..4, 1_u64..4, 1_u64..4),
         cuts in prop::array::uniform3(0_u64..60),
@@ -84,7 +134,7 @@ proptest! {
         is_mixtral in any::<bool>(),
     ) {
         let names = if is_mixtral { ExpertNames::Mixtral } else { ExpertNames::Qwen };
-        let (mlp, [gate, up, down]) = names.words();
+        let (mlp, [gate, up, down]) = words(names);
         let gate_up = stack([experts, 2 * inner, hidden], &cuts, is_flat, "l.0.mlp.experts.gate_up_proj");
         let downs = stack([experts, hidden, inner], &cuts, is_flat, "l.0.mlp.experts.down_proj");
         let fused = checkpoint([gate_up.clone(), downs.clone()]);
@@ -92,7 +142,7 @@ proptest! {
         prop_assert_eq!(separate.tensors.len() as u64, 3 * experts);
         for expert in 0..experts {
             for (word, of, first) in [(gate, &gate_up, 0), (up, &gate_up, inner), (down, &downs, 0)] {
-                let part = &separate.tensors[&format!("model.l.0.{mlp}.experts.{expert}.{word}.weight")];
+                let part = &separate.tensors[&format!("model.l.0.{mlp}.experts.{expert}.{word}")];
                 let [rows, columns] = part.shape[..] else { panic!("a matrix") };
                 for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
                     prop_assert_eq!(place(part, &[row, column]), place(of, &[expert, first + row, column]));
@@ -145,8 +195,8 @@ fn names_states_and_groups_follow_the_form() {
         ("l.1.mlp.up_proj.weight", &[2]),
     ];
     for names in [ExpertNames::Mixtral, ExpertNames::Qwen] {
-        let (mlp, [gate, up, down]) = names.words();
-        let weight = |expert: u64, word: &str| format!("l.0.{mlp}.experts.{expert}.{word}.weight");
+        let (mlp, [gate, up, down]) = words(names);
+        let weight = |expert: u64, word: &str| format!("l.0.{mlp}.experts.{expert}.{word}");
         let mut separate = vec![format!("l.0.{mlp}.gate.weight")];
         separate.extend((0..2).flat_map(|expert| [weight(expert, gate), weight(expert, up)]));
         separate.extend((0..2).map(|expert| weight(expert, down)));

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    checkpoint::{ExpertWeight, is_stack_of_experts},
+    checkpoint::{ExpertWeight, STACKS_MAX, is_stack_of_experts},
     training::Wanted,
 };
 
@@ -83,7 +83,7 @@ pub(super) fn stacked(wanted: &[Wanted]) -> Vec<Vec<Parameter>> {
             continue;
         };
         let name = weight.stack_name();
-        match parameters.iter_mut().rev().take(2).find(|held| held.name == name) {
+        match parameters.iter_mut().rev().take(STACKS_MAX).find(|held| held.name == name) {
             Some(stack) => stack.add(index, one),
             None => parameters.push(Parameter { name, ..Parameter::of(index, one) }),
         }
@@ -93,8 +93,12 @@ pub(super) fn stacked(wanted: &[Wanted]) -> Vec<Vec<Parameter>> {
         return Vec::new();
     }
     for stack in &mut parameters {
-        if let (Some(&slots), [rows, columns]) = (slots.get(&stack.name), &stack.shape[..]) {
-            stack.shape = vec![stack.wanted.len() / slots, slots * rows, *columns];
+        let Some(&slots) = slots.get(&stack.name) else { continue };
+        let experts = stack.wanted.len() / slots;
+        match stack.shape[..] {
+            [rows, columns] => stack.shape = vec![experts, slots * rows, columns],
+            [columns] => stack.shape = vec![experts, columns],
+            _ => {}
         }
     }
     let mut routers_last = parameters.clone();

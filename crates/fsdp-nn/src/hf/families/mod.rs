@@ -9,6 +9,7 @@ mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod latent;
 mod llama;
 mod minimax_m2;
@@ -45,6 +46,7 @@ pub const FAMILIES: &[Family] = &[
     glm4_moe_lite::FAMILY,
     gpt2::FAMILY,
     gpt_neox::FAMILY,
+    gpt_oss::FAMILY,
     llama::FAMILY,
     minimax_m2::FAMILY,
     mistral::FAMILY,
