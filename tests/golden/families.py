@@ -197,6 +197,13 @@ CASES = {
     "seed_oss-padding": (
         "seed_oss", padded(1, head_dim=4, attention_out_bias=True, attention_dropout=0.0, residual_dropout=0.0)
     ),
+    # Scales of embeddings, scores, what layers add, and logits.
+    "granite": (
+        "granite",
+        dict(embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3, logits_scaling=2.5,
+             attention_bias=True, mlp_bias=True),
+    ),
+    "granite-padding": ("granite", padded(4, tie_word_embeddings=True, logits_scaling=0.5)),
 }  # fmt: skip
 
 

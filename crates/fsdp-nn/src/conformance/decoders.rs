@@ -16,6 +16,7 @@ pub(crate) fn llama() -> DecoderConfig {
         vocab_size: 13,
         padding_row: None,
         embedding_scale: 1.0,
+        embedding_scale_rounds: false,
         embedding_dropout: 0.0,
         hidden_size: 12,
         intermediate_size: 10,
@@ -29,6 +30,8 @@ pub(crate) fn llama() -> DecoderConfig {
         qkv_by_head: false,
         attention_scale: None,
         attention_softcap: None,
+        residual_scale: 1.0,
+        logit_scale: 1.0,
         logit_softcap: None,
         is_gated: true,
         activation: Function::Silu,
@@ -78,7 +81,14 @@ pub(crate) fn relatives() -> [DecoderConfig; 8] {
         attention_factor: 1.2,
     };
     [
-        DecoderConfig { names: packed, layers: layers(longrope, Some(3)), residual_dropout: 0.1, ..llama() },
+        DecoderConfig {
+            names: packed,
+            layers: layers(longrope, Some(3)),
+            residual_dropout: 0.1,
+            residual_scale: 0.6,
+            logit_scale: 1.7,
+            ..llama()
+        },
         DecoderConfig { names: after, qk_norm: Some(QkNorm::Rows), output_bias: false, ..llama() },
         DecoderConfig {
             qk_norm: Some(QkNorm::Heads),
@@ -131,6 +141,7 @@ fn gemma() -> DecoderConfig {
         names,
         norm: NormKind::CentredRms,
         embedding_scale: 1.7,
+        embedding_scale_rounds: true,
         qk_norm: Some(QkNorm::Heads),
         attention_scale: Some(0.4),
         attention_softcap: Some(1.5),

@@ -42,6 +42,7 @@ pub(super) fn parse(
     let base = decoder::parse_rotated(keys, names, defaults, rope)?;
     let mut config = DecoderConfig {
         norm: NormKind::CentredRms,
+        embedding_scale_rounds: true,
         embedding_scale: (base.hidden_size as f64).sqrt(),
         attention_scale: Some(keys.positive("query_pre_attn_scalar", 256.0)?.powf(-0.5)),
         qkv_bias: bias,

@@ -11,6 +11,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod latent;
+mod granite;
 mod llama;
 mod minimax_m2;
 mod mistral;
@@ -47,6 +48,7 @@ pub const FAMILIES: &[Family] = &[
     gpt2::FAMILY,
     gpt_neox::FAMILY,
     gpt_oss::FAMILY,
+    granite::FAMILY,
     llama::FAMILY,
     minimax_m2::FAMILY,
     mistral::FAMILY,

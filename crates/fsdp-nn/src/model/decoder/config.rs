@@ -16,8 +16,10 @@ pub struct DecoderConfig {
     pub vocab_size: usize,
     /// The row of the embedding that inputs give no gradient. `None` if all are trained alike.
     pub padding_row: Option<usize>,
-    /// Factor of the embeddings, rounded to single precision and then to the dtype of values.
+    /// Factor of the embeddings, in single precision.
     pub embedding_scale: f64,
+    /// Whether that factor is rounded to the dtype of values (Gemma).
+    pub embedding_scale_rounds: bool,
     /// Dropout rate of embeddings.
     pub embedding_dropout: f64,
     /// Elements per hidden state.
@@ -46,6 +48,10 @@ pub struct DecoderConfig {
     pub attention_scale: Option<f64>,
     /// Soft cap of the scores. `None` for no cap.
     pub attention_softcap: Option<f64>,
+    /// Factor of what each half of a layer adds.
+    pub residual_scale: f64,
+    /// Factor of the logits; hidden states are multiplied with it.
+    pub logit_scale: f64,
     /// Soft cap of the logits. `None` for no cap.
     pub logit_softcap: Option<f64>,
     /// Whether the MLP has a gate.

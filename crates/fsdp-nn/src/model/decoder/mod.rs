@@ -32,10 +32,13 @@ pub struct Decoder {
     description: Description,
     embedding: Embedding,
     embedding_scale: f64,
+    embedding_scale_rounds: bool,
     embedding_dropout: f64,
     layers: Vec<DecoderLayer>,
     is_parallel: bool,
     residual_dropout: f64,
+    residual_scale: f64,
+    logit_scale: f64,
     norm: Norm,
     head: Head,
 }
@@ -81,13 +84,22 @@ impl Decoder {
             description: describe.finish()?,
             embedding,
             embedding_scale: config.embedding_scale,
+            embedding_scale_rounds: config.embedding_scale_rounds,
             embedding_dropout: config.embedding_dropout,
             layers,
             is_parallel: config.is_parallel,
             residual_dropout: config.residual_dropout,
+            residual_scale: config.residual_scale,
+            logit_scale: config.logit_scale,
             norm,
             head,
         })
+    }
+
+    /// What is added of the output of a half of a layer.
+    fn added(&self, b: &mut Builder<'_>, y: Tensor) -> Tensor {
+        let y = b.dropout(y, self.residual_dropout);
+        b.scale(y, self.residual_scale)
     }
 }
 
@@ -104,6 +116,7 @@ impl Architecture for Decoder {
         let x = b.embedding(&self.embedding)?;
         let scale = self.embedding_scale as f32;
         let scale = match b.dtype() {
+            _ if !self.embedding_scale_rounds => scale.into(),
             DType::Bf16 => bf16::from_f32(scale).to_f64(),
             DType::F16 => f16::from_f32(scale).to_f64(),
             _ => scale.into(),
@@ -116,20 +129,21 @@ impl Architecture for Decoder {
         if self.is_parallel {
             let layer = &self.layers[block.0 - 1];
             let attended = layer.attend(b, x)?;
-            let attended = b.dropout(attended, self.residual_dropout);
+            let attended = self.added(b, attended);
             let transformed = layer.transform(b, x)?;
-            let transformed = b.dropout(transformed, self.residual_dropout);
+            let transformed = self.added(b, transformed);
             let both = b.add(transformed, attended)?;
             return b.add(both, x);
         }
         let layer = &self.layers[(block.0 - 1) / 2];
         let is_attention = block.0 % 2 == 1;
         let y = if is_attention { layer.attend(b, x)? } else { layer.transform(b, x)? };
-        let y = b.dropout(y, self.residual_dropout);
+        let y = self.added(b, y);
         b.add(x, y)
     }
 
     fn last(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
-        b.norm(x, &self.norm)
+        let x = b.norm(x, &self.norm)?;
+        Ok(b.scale(x, self.logit_scale))
     }
 }

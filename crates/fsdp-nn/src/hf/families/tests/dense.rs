@@ -44,3 +44,17 @@ fn seed_oss_drops_and_has_biases_by_default() {
     let none = config(json!({"attention_dropout": 0.0, "residual_dropout": 0, "attention_bias": false}));
     assert_eq!((none.attention_dropout, none.residual_dropout, none.qkv_bias), (0.0, 0.0, false));
 }
+
+#[test]
+fn granite_factors_default_to_one_and_logits_are_divided() {
+    let factors = |more: Value| {
+        let config = parsed(granite::parse, &more).unwrap();
+        (config.embedding_scale, config.attention_scale, config.residual_scale, config.logit_scale)
+    };
+    assert_eq!(factors(json!({})), (1.0, Some(1.0), 1.0, 1.0));
+    let given = json!({"embedding_multiplier": 12, "attention_multiplier": 0.25, "residual_multiplier": 0.5,
+        "logits_scaling": 8.0});
+    assert_eq!(factors(given), (12.0, Some(0.25), 0.5, 0.125));
+    let error = parsed(granite::parse, &json!({"logits_scaling": 0.0})).unwrap_err().to_string();
+    assert!(error.contains("`logits_scaling` = 0.0"), "{error}");
+}
