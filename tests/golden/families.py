@@ -204,6 +204,13 @@ CASES = {
              attention_bias=True, mlp_bias=True),
     ),
     "granite-padding": ("granite", padded(4, tie_word_embeddings=True, logits_scaling=0.5)),
+    # Norms of what is added, and of queries and keys; the second layer sees all keys, and has no rotary positions
+    # because the first has a window. Without a window all layers have them.
+    "exaone4": (
+        "exaone4",
+        dict(head_dim=6, sliding_window=4, layer_types=["sliding_attention", "full_attention"]) | rope("default", 100.0),
+    ),
+    "exaone4-padding": ("exaone4", padded(3, sliding_window=None, layer_types=["full_attention"], tie_word_embeddings=True)),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 mod decoder;
 mod deepseek_v3;
+mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
@@ -41,6 +42,7 @@ use crate::hf::sizes::Sizes;
 /// The supported families, ordered by name.
 pub const FAMILIES: &[Family] = &[
     deepseek_v3::FAMILY,
+    exaone4::FAMILY,
     gemma2::FAMILY,
     gemma3_text::FAMILY,
     glm4_moe::FAMILY,

@@ -217,9 +217,10 @@ fn invalid_and_unsupported_family_keys_are_named() {
 fn padding_row_follows_family_default_null_and_sign() {
     let row = |parse: Parse, more: Value| parsed(parse, &more).unwrap().padding_row;
     let large = json!({"vocab_size": 200_000});
-    let families: [(Parse, Option<usize>); 15] = [
+    let families: [(Parse, Option<usize>); 16] = [
         (llama::parse, None),
         (granite::parse, None),
+        (exaone4::parse, None),
         (mistral::parse, None),
         (mixtral::parse, None),
         (qwen2::parse, None),

@@ -58,3 +58,22 @@ fn granite_factors_default_to_one_and_logits_are_divided() {
     let error = parsed(granite::parse, &json!({"logits_scaling": 0.0})).unwrap_err().to_string();
     assert!(error.contains("`logits_scaling` = 0.0"), "{error}");
 }
+
+#[test]
+fn exaone4_rotates_layers_with_window_or_all_without() {
+    let layers = |more: &Value| -> Vec<(Option<usize>, bool)> {
+        let layers = parsed(exaone4::parse, more).unwrap().layers;
+        layers.iter().map(|layer| (layer.window, layer.rope.is_some())).collect()
+    };
+    let (wide, full) = ((Some(4096), true), (None, false));
+    assert_eq!(layers(&json!({})), [wide, wide, wide, full]);
+    assert_eq!(layers(&json!({"sliding_window_pattern": 2})), [wide, full, wide, full]);
+    let types = vec!["full_attention"; 4];
+    assert_eq!(layers(&json!({"layer_types": types, "sliding_window_pattern": "LLLG"})), [full; 4]);
+    let none = json!({"layer_types": types, "sliding_window": null, "sliding_window_pattern": 0});
+    assert_eq!(layers(&none), [(None, true); 4]);
+    for pattern in [json!("LLLG"), json!(0)] {
+        let error = parsed(exaone4::parse, &json!({"sliding_window_pattern": pattern})).unwrap_err();
+        assert!(error.to_string().contains("`sliding_window_pattern`"), "{error}");
+    }
+}
