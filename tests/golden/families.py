@@ -211,6 +211,9 @@ CASES = {
         dict(head_dim=6, sliding_window=4, layer_types=["sliding_attention", "full_attention"]) | rope("default", 100.0),
     ),
     "exaone4-padding": ("exaone4", padded(3, sliding_window=None, layer_types=["full_attention"], tie_word_embeddings=True)),
+    # Neighboring elements rotate together; biases everywhere.
+    "ernie4_5": ("ernie4_5", dict(head_dim=6, use_bias=True, tie_word_embeddings=True) | rope("default", 100.0)),
+    "ernie4_5-padding": ("ernie4_5", padded(0, head_dim=4)),
 }  # fmt: skip
 
 

@@ -166,6 +166,7 @@ impl Sizes {
             is_parallel: false,
             qk_norm: None,
             qkv_by_head: false,
+            rotates_neighbors: false,
             attention_scale: None,
             attention_softcap: None,
             residual_scale: 1.0,

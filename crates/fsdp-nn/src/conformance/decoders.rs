@@ -28,6 +28,7 @@ pub(crate) fn llama() -> DecoderConfig {
         is_parallel: false,
         qk_norm: None,
         qkv_by_head: false,
+        rotates_neighbors: false,
         attention_scale: None,
         attention_softcap: None,
         residual_scale: 1.0,
@@ -93,6 +94,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 8] {
         DecoderConfig {
             qk_norm: Some(QkNorm::Heads),
             layers: layers(RopeScaling::Linear { factor: 2.0 }, None),
+            rotates_neighbors: true,
             activation: Function::Gelu,
             ..llama()
         },

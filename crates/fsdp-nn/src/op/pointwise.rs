@@ -280,6 +280,20 @@ impl Builder<'_> {
         Ok(y)
     }
 
+    /// Moves the even elements of every head before its odd ones. Where queries and keys rotate in pairs of neighbors,
+    /// this makes the pairs those of [`Builder::rope`]; scores do not depend on the order of elements.
+    ///
+    /// # Errors
+    /// If a row is not a whole number of heads of an even number of elements.
+    pub fn part_neighbors(&mut self, x: Tensor, head_dim: usize) -> Result<Tensor, Error> {
+        let (heads, groups) = (x.width() / head_dim.max(1), head_dim / 2);
+        self.check("part_neighbors", x, heads * groups * 2)?;
+        let (y, read) = (self.rows(x.width()), self.whole(x));
+        let op = Pointwise::Regroup { rows: self.row_count() * heads, groups, parts: 2, width: 1 };
+        self.node(vec![Call::new(Op::Pointwise(op), vec![read], [(self.whole(y), false)])], None);
+        Ok(y)
+    }
+
     /// `factor * x`.
     pub fn scale(&mut self, x: Tensor, factor: f64) -> Tensor {
         if factor == 1.0 {

@@ -112,6 +112,7 @@ pub(super) fn parse_rotated(
         is_parallel: false,
         qk_norm: None,
         qkv_by_head: false,
+        rotates_neighbors: false,
         attention_scale,
         attention_softcap: None,
         residual_scale: 1.0,

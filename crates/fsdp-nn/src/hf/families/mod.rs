@@ -2,6 +2,7 @@
 
 mod decoder;
 mod deepseek_v3;
+mod ernie4_5;
 mod exaone4;
 mod gemma;
 mod gemma2;
@@ -11,8 +12,8 @@ mod glm4_moe_lite;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
-mod latent;
 mod granite;
+mod latent;
 mod llama;
 mod minimax_m2;
 mod mistral;
@@ -42,6 +43,7 @@ use crate::hf::sizes::Sizes;
 /// The supported families, ordered by name.
 pub const FAMILIES: &[Family] = &[
     deepseek_v3::FAMILY,
+    ernie4_5::FAMILY,
     exaone4::FAMILY,
     gemma2::FAMILY,
     gemma3_text::FAMILY,

@@ -44,6 +44,9 @@ pub struct DecoderConfig {
     /// Whether the rows of a packed projection are ordered by head: queries, keys and values of each (GPT-NeoX). The
     /// number of key/value heads then equals that of query heads.
     pub qkv_by_head: bool,
+    /// Whether neighboring elements of a head rotate together, instead of those half of the rotating elements apart
+    /// (ERNIE, Cohere). Projections are not packed then.
+    pub rotates_neighbors: bool,
     /// Factor of the scores; `None` for `1 / sqrt(head_dim)`.
     pub attention_scale: Option<f64>,
     /// Soft cap of the scores. `None` for no cap.

@@ -1,25 +1,19 @@
 //! A layer of a decoder: its modules, and the computation of its two halves.
 
-use std::sync::Arc;
-
 use fsdp_core::Error;
 
+use super::attention::SelfAttention;
 use super::config::{DecoderConfig, LayerConfig, NormKind};
-use super::heads::Heads;
 use super::mixture::Experts;
 use super::mlp::Mlp;
-use super::rope::RopeConfig;
 use crate::graph::{Builder, Tensor};
-use crate::layer::{Attention, Describe, Layer, Linear, Norm, RmsNorm};
+use crate::layer::{Describe, Layer, Norm, RmsNorm};
 
 /// The modules of a layer.
 #[derive(Clone, Debug)]
 pub(super) struct DecoderLayer {
     norms: Norms,
-    heads: Heads,
-    rope: Option<Arc<RopeConfig>>,
-    attention: Attention,
-    output: Linear,
+    attention: SelfAttention,
     transform: Transform,
 }
 
@@ -48,30 +42,16 @@ impl DecoderLayer {
         d: &mut Describe,
     ) -> Self {
         let names = &config.names;
-        let [heads, kv_heads, head_dim] = Heads::sizes(config);
-        let attention = Attention {
-            dropout: config.attention_dropout,
-            scale: config.attention_scale,
-            softcap: config.attention_softcap,
-            window: layer.window,
-            ..Attention::new(heads, kv_heads, head_dim)
-        };
         d.module(&index.to_string(), &names.class(names.layer_class), |d| {
             let first = names.norms_are_first.then(|| Norms::describe(config, d));
-            let (heads, output) =
-                d.module(names.attention, &names.class("Attention"), |d| Heads::describe(config, d));
+            let attention = d.module(names.attention, &names.class("Attention"), |d| {
+                SelfAttention::describe(config, layer, d)
+            });
             let transform = d.module(names.mlp, &names.class("MLP"), |d| match &layer.mixture {
                 None => Transform::Mlp(Mlp::describe(config, config.intermediate_size, d)),
                 Some(mixture) => Transform::Experts(Box::new(Experts::describe(config, mixture, d))),
             });
-            Self {
-                norms: first.unwrap_or_else(|| Norms::describe(config, d)),
-                heads,
-                rope: layer.rope.clone(),
-                attention,
-                output,
-                transform,
-            }
+            Self { norms: first.unwrap_or_else(|| Norms::describe(config, d)), attention, transform }
         })
     }
 
@@ -79,7 +59,7 @@ impl DecoderLayer {
     pub(super) fn attention_layers(&self) -> Vec<&dyn Layer> {
         let norms = self.norms.before_attention.iter().chain(&self.norms.after_attention);
         let norms = norms.map(|norm| norm as &dyn Layer);
-        norms.chain(self.heads.layers()).chain([&self.output as &dyn Layer]).collect()
+        norms.chain(self.attention.layers()).collect()
     }
 
     /// Returns the layers that read parameters in the MLP half.
@@ -95,13 +75,7 @@ impl DecoderLayer {
     /// Computes what the attention half adds.
     pub(super) fn attend(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let h = normed(b, x, self.norms.before_attention.as_ref())?;
-        let mut qkv = self.heads.pack(b, h)?;
-        if let Some(rope) = &self.rope {
-            let rotated = self.heads.rotated(self.attention.head_dim);
-            qkv = b.rope(qkv, &self.attention, &rope.rope(rotated, b.length()))?;
-        }
-        let mixed = self.heads.attend(b, qkv, &self.attention)?;
-        let y = b.linear(mixed, &self.output)?;
+        let y = self.attention.attend(b, h)?;
         normed(b, y, self.norms.after_attention.as_ref())
     }
 

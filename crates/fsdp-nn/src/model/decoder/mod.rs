@@ -3,8 +3,8 @@
 //! Llama and its relatives share one architecture. Their differences (names, biases, kinds and places of norms, norms
 //! of queries and keys, packed weights, per-layer rotation, caps and scales) are data: a [`DecoderConfig`].
 
+mod attention;
 mod config;
-mod heads;
 mod layers;
 mod mixture;
 mod mlp;

@@ -77,3 +77,14 @@ fn exaone4_rotates_layers_with_window_or_all_without() {
         assert!(error.to_string().contains("`sliding_window_pattern`"), "{error}");
     }
 }
+
+#[test]
+fn ernie4_5_defaults_match_transformers() {
+    let config = |more: Value| parsed(ernie4_5::parse, &more).unwrap();
+    let default = config(json!({"attention_dropout": 0.5}));
+    assert_eq!((default.head_dim, default.attention_dropout, default.norm_eps), (128, 0.0, 1e-5));
+    assert!(default.tie_word_embeddings && !default.qkv_bias && !default.output_bias && !default.mlp_bias);
+    assert_eq!(thetas(ernie4_5::parse, &json!({})), [Some(500_000.0); 4]);
+    let biases = config(json!({"use_bias": true}));
+    assert!(biases.qkv_bias && biases.output_bias && biases.mlp_bias);
+}

@@ -1,30 +1,45 @@
-//! The maps from hidden states to packed query, key and value heads.
+//! The attention of a layer: maps from hidden states to packed query, key and value heads, their rotation and norms, and the
+//! output projection.
+
+use std::sync::Arc;
 
 use fsdp_core::Error;
 use fsdp_core::model::ParamId;
 
-use super::config::{DecoderConfig, LatentAttention, QkNorm};
+use super::config::{DecoderConfig, LatentAttention, LayerConfig, QkNorm};
 use super::layers::describe_rms_norm;
+use super::rope::RopeConfig;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Layer, Linear, RmsNorm};
 use crate::op::LatentDims;
 
+/// The modules of attention.
+#[derive(Clone, Debug)]
+pub(super) struct SelfAttention {
+    maps: Maps,
+    rope: Option<Arc<RopeConfig>>,
+    heads: Attention,
+    output: Linear,
+}
+
 /// The maps to heads.
 #[derive(Clone, Debug)]
-pub(super) enum Heads {
+enum Maps {
     Projected(Projected),
     Latent(Box<Latent>),
 }
 
 /// Projections of hidden states.
 #[derive(Clone, Debug)]
-pub(super) struct Projected {
+struct Projected {
     /// One projection each for queries, keys and values, or one for all three.
     qkv: Vec<Linear>,
     /// The number of heads, if a packed projection is ordered by head.
     by_head: Option<usize>,
-    /// The norms of queries and keys.
+    /// The norms of queries and keys before rotation.
     qk_norms: Option<[RmsNorm; 2]>,
+    /// Whether neighbors rotate together, so that heads are reordered first.
+    rotates_neighbors: bool,
     /// The scores of the heads' sinks.
     sinks: Option<ParamId>,
 }
@@ -38,7 +53,7 @@ impl Layer for Projected {
 
 /// Projections to few elements, norms of these, and projections to heads.
 #[derive(Clone, Debug)]
-pub(super) struct Latent {
+struct Latent {
     query_down: Option<(Linear, RmsNorm)>,
     query: Linear,
     /// To the elements that keys and values are made of, and the rotating elements of keys.
@@ -51,83 +66,72 @@ pub(super) struct Latent {
 /// The epsilon of the norms of latent attention, whatever the model's.
 const LATENT_EPS: f64 = 1e-6;
 
-impl Heads {
-    /// Describes the maps and, after or before them, the output projection, in the open module.
-    pub(super) fn describe(config: &DecoderConfig, d: &mut Describe) -> (Self, Linear) {
-        let names = &config.names;
-        let width = match config.latent {
-            None => config.head_dim,
-            Some(latent) => latent.value,
+impl SelfAttention {
+    /// Describes the attention of a layer, in the open module.
+    pub(super) fn describe(config: &DecoderConfig, layer: &LayerConfig, d: &mut Describe) -> Self {
+        let (names, query_heads) = (&config.names, config.num_attention_heads);
+        let (kv_heads, head_dim, value_dim) = match &config.latent {
+            None => (config.num_key_value_heads, config.head_dim, config.head_dim),
+            Some(latent) => (query_heads, latent_dims(config, latent).head_dim(), latent.value),
         };
-        let width = config.num_attention_heads * width;
+        let width = query_heads * value_dim;
         let output = |d: &mut Describe| d.linear(names.output, width, config.hidden_size, config.output_bias);
         let first = names.output_is_first.then(|| output(d));
-        let mut heads = match &config.latent {
-            None => Heads::Projected(Projected::describe(config, d)),
-            Some(latent) => Heads::Latent(Box::new(Latent::describe(config, latent, d))),
+        let mut maps = match &config.latent {
+            None => Maps::Projected(Projected::describe(config, layer, d)),
+            Some(latent) => Maps::Latent(Box::new(Latent::describe(config, latent, d))),
         };
         let output = first.unwrap_or_else(|| output(d));
-        if let Heads::Projected(maps) = &mut heads {
+        if let Maps::Projected(maps) = &mut maps {
             maps.qk_norms = describe_qk_norms(config, d);
         }
-        (heads, output)
-    }
-
-    /// The number of query heads, of key heads, and of elements per head of packed rows.
-    pub(super) fn sizes(config: &DecoderConfig) -> [usize; 3] {
-        let heads = config.num_attention_heads;
-        match &config.latent {
-            None => [heads, config.num_key_value_heads, config.head_dim],
-            Some(latent) => [heads, heads, latent_dims(config, latent).head_dim()],
-        }
+        let heads = Attention {
+            dropout: config.attention_dropout,
+            scale: config.attention_scale,
+            softcap: config.attention_softcap,
+            window: layer.window,
+            ..Attention::new(query_heads, kv_heads, head_dim)
+        };
+        Self { maps, rope: layer.rope.clone(), heads, output }
     }
 
     /// Returns the layers that read parameters.
     pub(super) fn layers(&self) -> Vec<&dyn Layer> {
-        match self {
-            Heads::Projected(maps) => vec![maps],
-            Heads::Latent(latent) => latent.layers(),
-        }
+        let maps = match &self.maps {
+            Maps::Projected(maps) => vec![maps as &dyn Layer],
+            Maps::Latent(latent) => latent.layers(),
+        };
+        maps.into_iter().chain([&self.output as &dyn Layer]).collect()
     }
 
-    /// The elements of a packed head among which positions are encoded.
-    pub(super) fn rotated(&self, head_dim: usize) -> usize {
-        match self {
-            Heads::Projected(_) => head_dim,
-            Heads::Latent(latent) => latent.dims.rotating,
-        }
-    }
-
-    /// Computes packed rows of queries, keys and values.
-    pub(super) fn pack(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
-        match self {
-            Heads::Projected(maps) => maps.pack(b, h),
-            Heads::Latent(latent) => latent.pack(b, h),
-        }
-    }
-
-    /// Returns the output of attention over packed rows.
-    pub(super) fn attend(
-        &self,
-        b: &mut Builder<'_>,
-        qkv: Tensor,
-        attention: &Attention,
-    ) -> Result<Tensor, Error> {
-        match self {
-            Heads::Projected(maps) => {
-                let sinks = maps.sinks.map(|sinks| b.repeat(sinks, attention.heads)).transpose()?;
-                b.attention(qkv, sinks, attention)
+    /// Returns the output projection of what rows attend to.
+    pub(super) fn attend(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
+        let mixed = match &self.maps {
+            Maps::Projected(maps) => {
+                let qkv = maps.pack(b, h, &self.heads)?;
+                let qkv = self.rotate(b, qkv, self.heads.head_dim)?;
+                let sinks = maps.sinks.map(|sinks| b.repeat(sinks, self.heads.heads)).transpose()?;
+                b.attention(qkv, sinks, &self.heads)?
             }
-            Heads::Latent(latent) => {
-                let mixed = b.attention(qkv, None, attention)?;
-                b.unpack_latent(latent.dims, mixed)
+            Maps::Latent(latent) => {
+                let qkv = latent.pack(b, h)?;
+                let qkv = self.rotate(b, qkv, latent.dims.rotating)?;
+                let mixed = b.attention(qkv, None, &self.heads)?;
+                b.unpack_latent(latent.dims, mixed)?
             }
-        }
+        };
+        b.linear(mixed, &self.output)
+    }
+
+    /// Rotates the first elements of query and key heads, those among which positions are encoded.
+    fn rotate(&self, b: &mut Builder<'_>, qkv: Tensor, elements: usize) -> Result<Tensor, Error> {
+        let Some(rope) = &self.rope else { return Ok(qkv) };
+        b.rope(qkv, &self.heads, &rope.rope(elements, b.length()))
     }
 }
 
 impl Projected {
-    fn describe(config: &DecoderConfig, d: &mut Describe) -> Self {
+    fn describe(config: &DecoderConfig, layer: &LayerConfig, d: &mut Describe) -> Self {
         let names = &config.names;
         let [heads, kv_heads] = [config.num_attention_heads, config.num_key_value_heads];
         let sinks = config.sinks.then(|| d.weight("sinks", &[heads]));
@@ -137,25 +141,30 @@ impl Projected {
             [packed] => vec![map(packed, widths.iter().sum())],
             each => each.iter().zip(widths).map(|(name, width)| map(name, width)).collect(),
         };
-        Self { qkv, by_head: config.qkv_by_head.then_some(heads), qk_norms: None, sinks }
+        let rotates_neighbors = config.rotates_neighbors && layer.rope.is_some();
+        Self { qkv, by_head: config.qkv_by_head.then_some(heads), qk_norms: None, rotates_neighbors, sinks }
     }
 
-    fn pack(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
-        let qkv = match &self.qk_norms {
-            None => b.linear_columns(h, &self.qkv)?,
-            Some(norms) => {
-                let mut parts = Vec::new();
-                for (map, norm) in self.qkv.iter().zip(norms.iter().map(Some).chain([None])) {
-                    let part = b.linear(h, map)?;
-                    parts.push(match norm {
-                        Some(norm) => b.rms_norm_heads(part, norm)?,
-                        None => part,
-                    });
-                }
-                b.concat(&parts)
+    /// Computes packed queries, keys and values, with norms and in the order of rotation.
+    fn pack(&self, b: &mut Builder<'_>, h: Tensor, heads: &Attention) -> Result<Tensor, Error> {
+        if self.qk_norms.is_none() && !self.rotates_neighbors {
+            let qkv = b.linear_columns(h, &self.qkv)?;
+            return self.by_head.map_or(Ok(qkv), |heads| b.regroup(qkv, heads, 3));
+        }
+        let [queries, keys, values] = &self.qkv[..] else { unreachable!("each has a projection") };
+        let mut parts = Vec::new();
+        for (i, map) in [queries, keys].into_iter().enumerate() {
+            let mut part = b.linear(h, map)?;
+            if let Some(norms) = &self.qk_norms {
+                part = b.rms_norm_heads(part, &norms[i])?;
             }
-        };
-        self.by_head.map_or(Ok(qkv), |heads| b.regroup(qkv, heads, 3))
+            if self.rotates_neighbors {
+                part = b.part_neighbors(part, heads.head_dim)?;
+            }
+            parts.push(part);
+        }
+        parts.push(b.linear(h, values)?);
+        Ok(b.concat(&parts))
     }
 }
 
