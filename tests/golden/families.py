@@ -214,6 +214,16 @@ CASES = {
     # Neighboring elements rotate together; biases everywhere.
     "ernie4_5": ("ernie4_5", dict(head_dim=6, use_bias=True, tie_word_embeddings=True) | rope("default", 100.0)),
     "ernie4_5-padding": ("ernie4_5", padded(0, head_dim=4)),
+    # Norms of queries and keys after rotation; the base of the frequencies is grown, up to the longest text that the
+    # model was made for. The second one goes beyond that.
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense", dict(head_dim=6, attention_bias=True) | rope("dynamic", 100.0, alpha=5.0, factor=1.0)
+    ),
+    "hunyuan_v1_dense-long": (
+        "hunyuan_v1_dense",
+        dict(head_dim=6, max_position_embeddings=8, num_hidden_layers=1) | rope("dynamic", 100.0, alpha=5.0, factor=2.0),
+    ),
+    "hunyuan_v1_dense-padding": ("hunyuan_v1_dense", padded(0, head_dim=4, tie_word_embeddings=True)),
 }  # fmt: skip
 
 

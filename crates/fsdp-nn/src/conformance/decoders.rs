@@ -92,7 +92,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 8] {
         },
         DecoderConfig { names: after, qk_norm: Some(QkNorm::Rows), output_bias: false, ..llama() },
         DecoderConfig {
-            qk_norm: Some(QkNorm::Heads),
+            qk_norm: Some(QkNorm::RotatedHeads),
             layers: layers(RopeScaling::Linear { factor: 2.0 }, None),
             rotates_neighbors: true,
             activation: Function::Gelu,

@@ -53,7 +53,7 @@ impl Defaults {
         is_latent: false,
         activation: ("hidden_act", Function::Silu),
         eps: (RMS_EPS, 1e-6),
-        rotary: Rotary { theta: ("rope_theta", 10000.0), partial: None, phi3_original: None },
+        rotary: Rotary { theta: ("rope_theta", 10000.0), partial: None, alpha: false, phi3_original: None },
         positions: 2048,
         tied: false,
         padding: Some((PAD_TOKEN, None)),

@@ -13,6 +13,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod hunyuan_v1_dense;
 mod latent;
 mod llama;
 mod minimax_m2;
@@ -53,6 +54,7 @@ pub const FAMILIES: &[Family] = &[
     gpt_neox::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
+    hunyuan_v1_dense::FAMILY,
     llama::FAMILY,
     minimax_m2::FAMILY,
     mistral::FAMILY,

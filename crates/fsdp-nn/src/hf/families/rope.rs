@@ -6,7 +6,9 @@ use crate::hf::limits::ROWS_MAX;
 use crate::model::{RopeConfig, RopeScaling, Yarn};
 
 /// The known keys of `rope_parameters`. Others, such as sections of several kinds of positions, are refused.
-const KEYS: [&str; 16] = [
+/// The first one is known only to families with [`Rotary::alpha`].
+const KEYS: [&str; 17] = [
+    "alpha",
     "rope_type",
     "type",
     "rope_theta",
@@ -31,6 +33,8 @@ pub(super) struct Rotary {
     pub(super) theta: (&'static str, f64),
     /// The older, outer key of `partial_rotary_factor`, and the default. `None` if whole heads rotate.
     pub(super) partial: Option<(&'static str, f64)>,
+    /// Whether `dynamic` may have `alpha` (HunYuan).
+    pub(super) alpha: bool,
     /// Default of `original_max_position_embeddings`. Set only for Phi 3, which supports only LongRoPE and also has
     /// other names for it.
     pub(super) phi3_original: Option<usize>,
@@ -60,7 +64,7 @@ pub(super) fn parse_object(
     family: &Rotary,
     heads: &Heads,
 ) -> Result<RopeConfig, ConfigError> {
-    rope.only_known(&KEYS)?;
+    rope.only_known(if family.alpha { &KEYS } else { &KEYS[1..] })?;
     let (legacy_key, default) = family.theta;
     let theta = rope.positive("rope_theta", keys.positive(legacy_key, default)?)?;
     let partial = partial(keys, rope, family, heads.dim)?;
@@ -77,7 +81,11 @@ pub(super) fn parse_object(
         ("default", _) => RopeScaling::Default,
         ("longrope", _) => longrope(rope, heads, original, (heads.dim as f64 * partial) as usize / 2)?,
         ("linear", None) => RopeScaling::Linear { factor: factor(rope)? },
-        ("dynamic", None) => RopeScaling::Dynamic { factor: factor(rope)?, positions: heads.positions },
+        ("dynamic", None) => RopeScaling::Dynamic {
+            factor: factor(rope)?,
+            positions: heads.positions,
+            alpha: if family.alpha { rope.positive("alpha", 1.0)? } else { 1.0 },
+        },
         ("llama3", None) => RopeScaling::Llama3 {
             factor: factor(rope)?,
             low: required(rope, "low_freq_factor")?,

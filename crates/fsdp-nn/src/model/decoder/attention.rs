@@ -36,8 +36,10 @@ struct Projected {
     qkv: Vec<Linear>,
     /// The number of heads, if a packed projection is ordered by head.
     by_head: Option<usize>,
-    /// The norms of queries and keys before rotation.
+    /// The norms of queries and keys.
     qk_norms: Option<[RmsNorm; 2]>,
+    /// Whether these come after rotation.
+    norms_follow_rotation: bool,
     /// Whether neighbors rotate together, so that heads are reordered first.
     rotates_neighbors: bool,
     /// The scores of the heads' sinks.
@@ -110,6 +112,7 @@ impl SelfAttention {
             Maps::Projected(maps) => {
                 let qkv = maps.pack(b, h, &self.heads)?;
                 let qkv = self.rotate(b, qkv, self.heads.head_dim)?;
+                let qkv = maps.normed_after(b, qkv, &self.heads)?;
                 let sinks = maps.sinks.map(|sinks| b.repeat(sinks, self.heads.heads)).transpose()?;
                 b.attention(qkv, sinks, &self.heads)?
             }
@@ -142,12 +145,15 @@ impl Projected {
             each => each.iter().zip(widths).map(|(name, width)| map(name, width)).collect(),
         };
         let rotates_neighbors = config.rotates_neighbors && layer.rope.is_some();
-        Self { qkv, by_head: config.qkv_by_head.then_some(heads), qk_norms: None, rotates_neighbors, sinks }
+        let norms_follow_rotation = config.qk_norm == Some(QkNorm::RotatedHeads);
+        let by_head = config.qkv_by_head.then_some(heads);
+        Self { qkv, by_head, qk_norms: None, norms_follow_rotation, rotates_neighbors, sinks }
     }
 
     /// Computes packed queries, keys and values, with norms and in the order of rotation.
     fn pack(&self, b: &mut Builder<'_>, h: Tensor, heads: &Attention) -> Result<Tensor, Error> {
-        if self.qk_norms.is_none() && !self.rotates_neighbors {
+        let norms = self.qk_norms.as_ref().filter(|_| !self.norms_follow_rotation);
+        if norms.is_none() && !self.rotates_neighbors {
             let qkv = b.linear_columns(h, &self.qkv)?;
             return self.by_head.map_or(Ok(qkv), |heads| b.regroup(qkv, heads, 3));
         }
@@ -155,7 +161,7 @@ impl Projected {
         let mut parts = Vec::new();
         for (i, map) in [queries, keys].into_iter().enumerate() {
             let mut part = b.linear(h, map)?;
-            if let Some(norms) = &self.qk_norms {
+            if let Some(norms) = norms {
                 part = b.rms_norm_heads(part, &norms[i])?;
             }
             if self.rotates_neighbors {
@@ -165,6 +171,17 @@ impl Projected {
         }
         parts.push(b.linear(h, values)?);
         Ok(b.concat(&parts))
+    }
+
+    /// Computes the norms of rotated queries and keys, if there are any.
+    fn normed_after(&self, b: &mut Builder<'_>, qkv: Tensor, heads: &Attention) -> Result<Tensor, Error> {
+        let Some(norms) = self.qk_norms.as_ref().filter(|_| self.norms_follow_rotation) else {
+            return Ok(qkv);
+        };
+        let widths = [heads.heads, heads.kv_heads, heads.kv_heads].map(|heads_of| heads_of * heads.head_dim);
+        let [queries, keys, values] = b.split(qkv, widths)?;
+        let [queries, keys] = [b.rms_norm_heads(queries, &norms[0])?, b.rms_norm_heads(keys, &norms[1])?];
+        Ok(b.concat(&[queries, keys, values]))
     }
 }
 
@@ -219,9 +236,9 @@ fn describe_qk_norms(config: &DecoderConfig, d: &mut Describe) -> Option<[RmsNor
     let rows = [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);
     config.qk_norm.map(|scope| {
         let mut norm = |name, row| {
-            let width = if scope == QkNorm::Heads { config.head_dim } else { row };
+            let width = if scope == QkNorm::Rows { row } else { config.head_dim };
             describe_rms_norm(config, name, width, d)
         };
-        [norm("q_norm", rows[0]), norm("k_norm", rows[1])]
+        [norm(config.names.qk_norms[0], rows[0]), norm(config.names.qk_norms[1], rows[1])]
     })
 }

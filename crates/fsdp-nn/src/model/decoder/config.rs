@@ -39,7 +39,7 @@ pub struct DecoderConfig {
     /// Whether attention and MLP read the same input and the layer adds both results, instead of one after the other
     /// (GPT-NeoX).
     pub is_parallel: bool,
-    /// Norms of queries and keys before rotation. `None` for no norms.
+    /// Norms of queries and keys. `None` for no norms.
     pub qk_norm: Option<QkNorm>,
     /// Whether the rows of a packed projection are ordered by head: queries, keys and values of each (GPT-NeoX). The
     /// number of key/value heads then equals that of query heads.
@@ -175,11 +175,13 @@ pub enum NormKind {
     Layer,
 }
 
-/// The elements that a norm of queries and keys covers.
+/// The elements that a norm of queries and keys covers, before rotation unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head separately, all with the same weight (Qwen 3).
     Heads,
+    /// As [`QkNorm::Heads`], after rotation (HunYuan).
+    RotatedHeads,
     /// All heads of a token together (OLMo 2).
     Rows,
 }

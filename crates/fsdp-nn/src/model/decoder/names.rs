@@ -1,7 +1,7 @@
 //! Module names of decoders, as in transformers.
 
-/// The modules of a decoder whose names differ between families. The other names are fixed: `layers`, `q_norm` and
-/// `k_norm`, `experts`, `sinks`, and those of latent attention.
+/// The modules of a decoder whose names differ between families. The other names are fixed: `layers`, `experts`, `sinks`,
+/// and those of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     /// Prefix of its class names: `Llama` in `LlamaForCausalLM`, `LlamaDecoderLayer`.
@@ -20,6 +20,8 @@ pub struct Names {
     pub attention: &'static str,
     /// The projections to queries, keys and values: three, or one to all three.
     pub qkv: &'static [&'static str],
+    /// The norms of queries and keys, if there are any.
+    pub qk_norms: [&'static str; 2],
     /// The attention output projection.
     pub output: &'static str,
     /// Whether the output projection comes before those of `qkv` in parameter order. Optimizer states of other
@@ -60,6 +62,7 @@ impl Names {
         head: "lm_head",
         attention: "self_attn",
         qkv: &["q_proj", "k_proj", "v_proj"],
+        qk_norms: ["q_norm", "k_norm"],
         output: "o_proj",
         output_is_first: false,
         mlp: "mlp",

@@ -27,12 +27,14 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// Grows the base with the sequence, once that is longer than the positions the model was made for ("dynamic
-    /// NTK").
+    /// NTK"); up to there, the base may be grown once for all ("NTK-alpha", HunYuan).
     Dynamic {
         /// Factor by which sequences may become longer.
         factor: f64,
         /// Number of positions the model was made for.
         positions: usize,
+        /// Growth within these positions; 1 for none.
+        alpha: f64,
     },
     /// Divides low frequencies by a factor, keeps high ones, and interpolates between (Llama 3.1).
     Llama3 {
@@ -87,7 +89,10 @@ impl RopeConfig {
     pub fn rope(&self, head_dim: usize, seq: usize) -> Rope {
         let dim = self.rotary_dim(head_dim);
         let base = match self.scaling {
-            RopeScaling::Dynamic { factor, positions } => grown_base(self.theta, factor, positions, seq, dim),
+            RopeScaling::Dynamic { factor, positions, .. } if seq > positions => {
+                grown_base(self.theta, factor, positions, seq, dim)
+            }
+            RopeScaling::Dynamic { alpha, .. } => (self.theta * alpha.powf(growth_power(dim))) as f32,
             _ => self.theta as f32,
         };
         let plain = |i: usize| 1.0 / power(base, i, dim);
@@ -117,13 +122,15 @@ fn power(base: f32, i: usize, dim: usize) -> f32 {
     base.powf((2 * i) as f32 / dim as f32)
 }
 
-/// Returns the base for a sequence, grown if it exceeds the positions that the model was made for.
+/// Returns the base for a sequence that exceeds the positions that the model was made for.
 fn grown_base(theta: f64, factor: f64, positions: usize, seq: usize, dim: usize) -> f32 {
-    if seq <= positions {
-        return theta as f32;
-    }
     let growth = factor as f32 * seq as f32 / positions as f32 - (factor - 1.0) as f32;
-    theta as f32 * growth.powf((dim as f64 / (dim as f64 - 2.0)) as f32)
+    theta as f32 * growth.powf(growth_power(dim) as f32)
+}
+
+/// The power of the growth of the slowest frequency that grows the base.
+fn growth_power(dim: usize) -> f64 {
+    dim as f64 / (dim as f64 - 2.0)
 }
 
 /// Scales a frequency as in Llama 3.1.

@@ -88,3 +88,29 @@ fn ernie4_5_defaults_match_transformers() {
     let biases = config(json!({"use_bias": true}));
     assert!(biases.qkv_bias && biases.output_bias && biases.mlp_bias);
 }
+
+#[test]
+fn hunyuan_alpha_grows_base_up_to_positions_of_model() {
+    let base = |more: &Value, seq: usize| {
+        let mut keys = json!({"head_dim": 8, "max_position_embeddings": 16});
+        keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let config = parsed(hunyuan_v1_dense::parse, &keys).unwrap();
+        assert_eq!(config.padding_row, Some(0));
+        // The second frequency is the base to the power of -1/4.
+        let rope = config.layers[0].rope.as_ref().unwrap().rope(8, seq);
+        f64::from(rope.inverse_frequencies[1]).powi(-4)
+    };
+    let is = |found: f64, expected: f64| {
+        assert!((found / expected - 1.0).abs() < 1e-5, "{found} is not {expected}");
+    };
+    let published = json!({"rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "type": "dynamic"}});
+    is(base(&published, 16), 10_000.0 * 1000.0f64.powf(8.0 / 6.0));
+    is(base(&published, 32), 10_000.0 * 2.0f64.powf(8.0 / 6.0));
+    is(base(&json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), 16), 10_000.0);
+    let missing = parsed(hunyuan_v1_dense::parse, &json!({})).unwrap_err().to_string();
+    assert!(missing.contains("`head_dim`"), "{missing}");
+    let elsewhere = json!({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 3.0}});
+    let error = parsed(llama::parse, &elsewhere).unwrap_err().to_string();
+    assert!(error.contains("`rope_scaling.alpha` = 3"), "{error}");
+}
