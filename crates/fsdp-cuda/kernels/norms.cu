@@ -193,11 +193,13 @@ extern "C" __launch_bounds__(512) __global__ void layer_norm(
         of.each([&](auto wide, auto in, u64 i) {
             constexpr int w = decltype(wide)::width;
             auto scales = load<w>(weight + i);
-            auto shifts = load<w>(bias + i);
+            Vector<T, w> shifts;
+            if (bias) shifts = load<w>(bias + i);
             Vector<T, w> out;
             for (int k = 0; k < w; k++) {
                 A normal = (widen(in.at[k]) - mean) * rstd;
-                out.at[k] = narrow<T>(normal * widen(scales.at[k]) + widen(shifts.at[k]));
+                A scaled = normal * widen(scales.at[k]);
+                out.at[k] = narrow<T>(bias ? scaled + widen(shifts.at[k]) : scaled);
             }
             store<w>(to + i, out);
         });

@@ -126,6 +126,9 @@ impl CudaMemory {
         let has_weight_gradient = matches!(op, Norm::RmsBackward { weight: true, .. });
         let mut args = self.pointers(operands.reborrow())?;
         args.truncate(args.len() - usize::from(has_weight_gradient));
+        if matches!(op, Norm::Layer { bias: false, .. }) {
+            args.insert(2, Arg::Null);
+        }
         args.extend([Arg::Len(width), Arg::Len(rows)]);
         args.extend(constants(&Op::Norm(*op)).into_iter().chain(accumulate));
         self.same_dtype_kernels(&NORMS, dtype).rows(kernel, rows, width, &args)?;

@@ -221,10 +221,11 @@ fn norms_match_host_within_error_bound() {
         assert_within(&y, &expected, &relative(&expected, 2.0 * sum + last), &case.what("rms norm"));
 
         let [y, stats] = forward(&*subject(), &case, 2, |m, [x, w, b], y, stats| {
-            m.layer_norm(width, 1e-5, x, w, b, y, stats)
+            m.layer_norm(width, 1e-5, x, w, Some(b), y, stats)
         });
-        let [expected, expected_stats] =
-            forward(&host(), &case, 2, |m, [x, w, b], y, stats| m.layer_norm(width, 1e-5, x, w, b, y, stats));
+        let [expected, expected_stats] = forward(&host(), &case, 2, |m, [x, w, b], y, stats| {
+            m.layer_norm(width, 1e-5, x, w, Some(b), y, stats)
+        });
         // The error of the mean is up to `sum` times the mean of absolute values, and is scaled by rstd.
         let mut stats_bounds = Vec::new();
         let mut bounds = Vec::new();
@@ -288,8 +289,9 @@ fn norm_input_gradients_match_host_within_error_bound() {
         let [_, rstd] = forward(&host(), &case, 1, |m, [x, w, _], y, stats| {
             m.rms_norm(width, [1e-5, 0.0], x, w, y, stats)
         });
-        let [_, stats] =
-            forward(&host(), &case, 2, |m, [x, w, b], y, stats| m.layer_norm(width, 1e-5, x, w, b, y, stats));
+        let [_, stats] = forward(&host(), &case, 2, |m, [x, w, b], y, stats| {
+            m.layer_norm(width, 1e-5, x, w, Some(b), y, stats)
+        });
         for accumulate in [false, true] {
             let got = backward(&*subject(), &case, &rstd, accumulate, |m, [x, w, stats, dy], dx| {
                 m.rms_norm_backward((width, 0.0), x, w, stats, dy, dx, accumulate, None)

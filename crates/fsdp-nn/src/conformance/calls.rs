@@ -160,11 +160,13 @@ pub trait Calls: Backend {
         eps: f64,
         x: In<'_, Self>,
         weight: In<'_, Self>,
-        bias: In<'_, Self>,
+        bias: Option<In<'_, Self>>,
         y: Out<'_, Self>,
         stats: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::Norm(Norm::Layer { rows: x.len / width, width, eps }), &[x, weight, bias], [y, stats])
+        let op = Op::Norm(Norm::Layer { rows: x.len / width, width, eps, bias: bias.is_some() });
+        let reads: Vec<_> = [x, weight].into_iter().chain(bias).collect();
+        self.call(op, &reads, [y, stats])
     }
 
     fn layer_norm_backward_input(

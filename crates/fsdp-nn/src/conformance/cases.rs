@@ -37,7 +37,8 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         embedding(sizes, true),
         rms_norm(sizes, 0.0),
         rms_norm(sizes, 1.0),
-        layer_norm(sizes),
+        layer_norm(sizes, true),
+        layer_norm(sizes, false),
         rope(sizes, 1.0, false),
         rope(sizes, 0.4, false),
         rope(sizes, 1.0, true),
@@ -201,34 +202,39 @@ fn rms_norm<M: Backend>(sizes: Sizes, offset: f64) -> Case<M> {
     }
 }
 
-fn layer_norm<M: Backend>(sizes: Sizes) -> Case<M> {
+fn layer_norm<M: Backend>(sizes: Sizes, has_bias: bool) -> Case<M> {
     let Sizes { rows, inner: width, seed, .. } = sizes;
     const EPS: f64 = 1e-2;
+    let lengths = [rows * width, width, width];
+    let inputs = lengths.into_iter().zip(seed..).map(|(len, seed)| numbers(seed, len));
+    let run = move |kit: &Kit<M>, inputs: &[Vec<f64>]| {
+        let inputs: Vec<_> = inputs.iter().map(|values| kit.put(values)).collect();
+        let (mut y, mut stats) = (kit.result(rows * width), kit.statistics(2 * rows));
+        let (x, weight, bias) = (inputs[0].read(), inputs[1].read(), inputs.get(2).map(|bias| bias.read()));
+        kit.memory.layer_norm(width, EPS, x, weight, bias, y.write(), stats.write()).unwrap();
+        (inputs, y, stats)
+    };
     Case {
         name: "layer_norm",
-        inputs: vec![numbers(seed, rows * width), numbers(seed + 1, width), numbers(seed + 2, width)],
+        inputs: inputs.take(2 + usize::from(has_bias)).collect(),
         doutput: numbers(seed + 3, rows * width),
-        forward: Box::new(move |kit, inputs| {
-            let [x, weight, bias] = [0, 1, 2].map(|i| kit.put(&inputs[i]));
-            let (mut y, mut stats) = (kit.result(rows * width), kit.statistics(2 * rows));
-            let (x, weight, bias) = (x.read(), weight.read(), bias.read());
-            kit.memory.layer_norm(width, EPS, x, weight, bias, y.write(), stats.write()).unwrap();
-            kit.get(&y)
-        }),
+        forward: Box::new(move |kit, inputs| kit.get(&run(kit, inputs).1)),
         backward: Box::new(move |kit, inputs, dy| {
-            let [x, weight, bias] = [0, 1, 2].map(|i| kit.put(&inputs[i]));
-            let (mut y, mut stats, dy) = (kit.result(rows * width), kit.statistics(2 * rows), kit.put(dy));
-            let (x, weight, bias) = (x.read(), weight.read(), bias.read());
-            kit.memory.layer_norm(width, EPS, x, weight, bias, y.write(), stats.write()).unwrap();
-            let mut dx = kit.input_gradient(rows * width);
-            let (mut dweight, mut dbias) = (kit.slot(width), kit.slot(width));
-            let (stats, dy, memory, add) = (stats.read(), dy.read(), &kit.memory, kit.accumulates());
+            let ((inputs, _, stats), dy) = (run(kit, inputs), kit.put(dy));
+            let (x, weight, stats, dy) = (inputs[0].read(), inputs[1].read(), stats.read(), dy.read());
+            let (mut dx, mut dweight) = (kit.input_gradient(rows * width), kit.slot(width));
+            let (memory, add) = (&kit.memory, kit.accumulates());
             memory.layer_norm_backward_input(width, x, weight, stats, dy, dx.write(), add).unwrap();
             memory.layer_norm_backward_weight(width, x, stats, dy, kit.target(&mut dweight)).unwrap();
-            let orientation = Orientation::OutIn;
-            let dims = LinearDims { rows, inputs: 1, outputs: width, y_stride: width, orientation };
-            memory.linear_backward_bias(dims, dy, kit.target(&mut dbias)).unwrap();
-            vec![kit.get(&dx), kit.get(&dweight), kit.get(&dbias)]
+            let mut gradients = vec![kit.get(&dx), kit.get(&dweight)];
+            if has_bias {
+                let mut dbias = kit.slot(width);
+                let orientation = Orientation::OutIn;
+                let dims = LinearDims { rows, inputs: 1, outputs: width, y_stride: width, orientation };
+                memory.linear_backward_bias(dims, dy, kit.target(&mut dbias)).unwrap();
+                gradients.push(kit.get(&dbias));
+            }
+            gradients
         }),
         // The error of the mean is width * u * max |x|; deviations are scaled by at most 1 / sqrt(eps).
         bound: Box::new(move |inputs, y| {

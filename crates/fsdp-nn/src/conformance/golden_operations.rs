@@ -159,7 +159,7 @@ fn layer_norm<M: Backend>(golden: &Golden<'_, M>) {
         let (mut y, mut stats) = (case.allocate(x.len()), case.allocate(2 * x.len() / width));
         let memory = case.memory;
         let (scale, shift) = (all(&weight), all(&bias));
-        memory.layer_norm(width, eps, all(&x), scale, shift, out(&mut y), out(&mut stats)).unwrap();
+        memory.layer_norm(width, eps, all(&x), scale, Some(shift), out(&mut y), out(&mut stats)).unwrap();
         case.expect("y", &y);
         let (mut dx, mut dweight) = (case.allocate(x.len()), case.allocate(width));
         let (x, stats, dy) = (all(&x), all(&stats), all(&dy));

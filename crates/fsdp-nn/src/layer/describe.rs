@@ -218,7 +218,17 @@ impl Describe {
     pub fn layer_norm(&mut self, name: &str, width: usize, eps: f64) -> LayerNorm {
         self.module(name, "LayerNorm", |d| LayerNorm {
             weight: d.param("weight", &[width], Init::Ones),
-            bias: d.param("bias", &[width], Init::Zeros),
+            bias: Some(d.param("bias", &[width], Init::Zeros)),
+            width,
+            eps,
+        })
+    }
+
+    /// Adds a module of class `class` that is a layer norm without a bias (Cohere).
+    pub fn layer_norm_without_bias(&mut self, name: &str, class: &str, width: usize, eps: f64) -> LayerNorm {
+        self.module(name, class, |d| LayerNorm {
+            weight: d.param("weight", &[width], Init::Ones),
+            bias: None,
             width,
             eps,
         })

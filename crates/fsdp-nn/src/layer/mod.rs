@@ -120,8 +120,8 @@ impl Layer for RmsNorm {
 pub struct LayerNorm {
     /// The scale.
     pub weight: ParamId,
-    /// The shift.
-    pub bias: ParamId,
+    /// The shift, if there is one.
+    pub bias: Option<ParamId>,
     /// Elements per row.
     pub width: usize,
     /// Added to the variance.
@@ -130,7 +130,7 @@ pub struct LayerNorm {
 
 impl Layer for LayerNorm {
     fn params(&self) -> Vec<ParamId> {
-        vec![self.weight, self.bias]
+        std::iter::once(self.weight).chain(self.bias).collect()
     }
 }
 

@@ -16,8 +16,9 @@ pub enum Norm {
     Rms { rows: usize, width: usize, eps: f64, offset: f64 },
     /// Backward of [`Norm::Rms`], to the weight too if `weight`.
     RmsBackward { rows: usize, width: usize, offset: f64, weight: bool },
-    /// Layer norm of every row: `y = (x - mean) * rstd * weight + bias`; `stats` holds mean and rstd, interleaved.
-    Layer { rows: usize, width: usize, eps: f64 },
+    /// Layer norm of every row: `y = (x - mean) * rstd * weight`, plus a bias if `bias`; `stats` holds mean and rstd,
+    /// interleaved.
+    Layer { rows: usize, width: usize, eps: f64, bias: bool },
     /// Backward of [`Norm::Layer`] to its input.
     LayerBackwardInput { rows: usize, width: usize },
     /// Column sums of `dy * (x - mean) * rstd`. (The gradient of the bias is [`Linear::ColumnSums`](super::Linear).)
@@ -50,11 +51,12 @@ impl Norm {
                 .write(trains.then_some(dweight))
                 .constant(*offset)
                 .flops((7 + 3 * usize::from(*trains)) * len),
-            Norm::Layer { eps, .. } => Description::new("layer_norm")
-                .read([x, weight, Role::value("bias", width)])
+            Norm::Layer { eps, bias, .. } => Description::new("layer_norm")
+                .read([x, weight])
+                .read(bias.then(|| Role::value("bias", width)))
                 .write([y, stats])
                 .constant(*eps)
-                .flops(7 * len)
+                .flops((6 + usize::from(*bias)) * len)
                 .recomputed(),
             Norm::LayerBackwardInput { .. } => Description::new("layer_norm_backward_input")
                 .read([x, weight, stats, dy])
@@ -85,7 +87,7 @@ impl Norm {
                     let op = Op::Norm(Norm::LayerBackwardWeight { rows, width });
                     b.draft.call(op, vec![x, stats, dy], vec![target]);
                 }
-                if let Some(target) = b.target(call.reads[2]) {
+                if let Some(target) = call.reads.get(2).and_then(|&bias| b.target(bias)) {
                     column_sums(b, [rows, width, width], dy, target);
                 }
                 if b.needs[input] {
@@ -140,8 +142,12 @@ impl Builder<'_> {
     /// As [`Builder::linear`].
     pub fn layer_norm(&mut self, x: Tensor, layer: &LayerNorm) -> Result<Tensor, Error> {
         self.check("layer_norm", x, layer.width)?;
-        let reads = vec![self.whole(x), self.param(layer.weight)?, self.param(layer.bias)?];
-        let op = Norm::Layer { rows: self.row_count(), width: layer.width, eps: layer.eps };
+        let mut reads = vec![self.whole(x), self.param(layer.weight)?];
+        if let Some(bias) = layer.bias {
+            reads.push(self.param(bias)?);
+        }
+        let LayerNorm { width, eps, bias, .. } = *layer;
+        let op = Norm::Layer { rows: self.row_count(), width, eps, bias: bias.is_some() };
         Ok(self.with_statistics((Op::Norm(op), reads), [layer.width, 2], None, |_| None))
     }
 }

@@ -93,10 +93,11 @@ impl Trace {
     }
 
     fn layer_norm(&mut self, width: usize, eps: f64, operands: Call<'_, '_>) {
-        let ([x, weight, bias], [y, stats], _) = operands.split();
+        let bias = operands.reads.get(2).copied();
+        let ([x, weight], [y, stats], _) = operands.split();
         let x = self.read_rows_master(x, width);
         let rows = x.dims()[0];
-        let (weight, bias) = (self.scale(weight, 0.0, rows), self.scale(bias, 0.0, rows));
+        let (weight, bias) = (self.scale(weight, 0.0, rows), bias.map(|bias| self.scale(bias, 0.0, rows)));
         let means = self.row_means(&x);
         let wide = self.in_columns(&means, width);
         let centred = self.hlo.subtract(&x, &wide);
@@ -110,7 +111,10 @@ impl Trace {
         let roots = self.in_columns(&roots, width);
         let normal = self.hlo.multiply(&centred, &roots);
         let scaled = self.hlo.multiply(&normal, &weight);
-        let shifted = self.hlo.add(&scaled, &bias);
+        let shifted = match &bias {
+            Some(bias) => self.hlo.add(&scaled, bias),
+            None => scaled,
+        };
         self.write(&y, &shifted);
     }
 

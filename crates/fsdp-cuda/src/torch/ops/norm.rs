@@ -31,8 +31,9 @@ impl<D: TorchStorage> Torch<D> {
                 self.aten_rms_norm_backward(width, &scale, [x, rstd, dy], dx, more.next())?;
             }
             Norm::Layer { width, eps, .. } => {
-                let (reads, [y, stats], _) = operands.split();
-                self.aten_layer_norm(width, eps, reads, y.slice, stats.slice)?;
+                let bias = operands.reads.get(2).copied();
+                let ([x, weight], [y, stats], _) = operands.split();
+                self.aten_layer_norm((width, eps), [x, weight], bias, y.slice, stats.slice)?;
             }
             Norm::LayerBackwardInput { width, .. } => {
                 let (reads, [dx], _) = operands.split();
@@ -102,13 +103,13 @@ impl<D: TorchStorage> Torch<D> {
 
     fn aten_layer_norm(
         &self,
-        width: usize,
-        eps: f64,
-        [x, weight, bias]: [In<'_, D>; 3],
+        (width, eps): (usize, f64),
+        [x, weight]: [In<'_, D>; 2],
+        bias: Option<In<'_, D>>,
         y: Out<'_, D>,
         stats: Out<'_, D>,
     ) -> Result<(), Failure> {
-        let [x, weight, bias] = [self.rows(width, x)?, self.rows(width, weight)?, self.rows(width, bias)?];
+        let [x, weight] = [self.rows(width, x)?, self.rows(width, weight)?];
         let mean = x.f_mean_dim(-1_i64, true, None)?;
         let deviations = x.f_sub(&mean)?;
         let variance = deviations.f_square()?.f_mean_dim(-1_i64, true, None)?;
@@ -117,7 +118,10 @@ impl<D: TorchStorage> Torch<D> {
         let stats = self.view_mut(stats, &[rows, 2])?;
         stats.f_narrow(1, 0, 1)?.f_copy_(&mean)?;
         stats.f_narrow(1, 1, 1)?.f_copy_(&rstd)?;
-        let normal = deviations.f_mul(&rstd)?.f_mul(&weight)?.f_add(&bias)?;
+        let mut normal = deviations.f_mul(&rstd)?.f_mul(&weight)?;
+        if let Some(bias) = bias {
+            normal = normal.f_add(&self.rows(width, bias)?)?;
+        }
         self.write_rows(width, Write::over(y), &normal)
     }
 

@@ -41,9 +41,9 @@ impl HostMemory {
                 }
             }
             Norm::Layer { width, eps, .. } => {
-                let ([x, weight, bias], [y, stats], _) = operands.split();
-                let (x, weight, bias) =
-                    (self.elements::<E>(x)?, self.elements(weight)?, self.elements(bias)?);
+                let bias = operands.reads.get(2).map(|&bias| self.elements::<E>(bias)).transpose()?;
+                let ([x, weight], [y, stats], _) = operands.split();
+                let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
                 let (y, stats) = (self.elements_mut(y.slice)?, self.elements_mut(stats.slice)?);
                 layer(workers, width, eps, x, weight, bias, y, stats);
             }
@@ -162,14 +162,14 @@ vectorized! {
     }
 }
 
-/// `y = (x - mean) * rstd * weight + bias`, and mean and rstd of each row.
+/// `y = (x - mean) * rstd * weight`, plus the bias if there is one, and mean and rstd of each row.
 fn layer<E: Element>(
     workers: &Workers,
     width: usize,
     eps: f64,
     x: &[E],
     weight: &[E],
-    bias: &[E],
+    bias: Option<&[E]>,
     y: &mut [E],
     stats: &mut [E::Acc],
 ) {
@@ -180,7 +180,8 @@ fn layer<E: Element>(
 
 vectorized! {
     fn layer_rows<E: Element>(
-        width: usize, eps: f64, x: &[E], weight: &[E], bias: &[E], y: &mut [E], stats: &mut [E::Acc],
+        width: usize, eps: f64, x: &[E], weight: &[E], bias: Option<&[E]>, y: &mut [E],
+        stats: &mut [E::Acc],
     ) {
         let count = E::Acc::of(width as f64);
         for ((x, y), stats) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(stats.chunks_exact_mut(2)) {
@@ -189,8 +190,12 @@ vectorized! {
             let rstd = E::Acc::ONE / (squares / count + E::Acc::of(eps)).sqrt();
             stats[0] = mean;
             stats[1] = rstd;
-            for (((y, x), w), b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
-                *y = E::store((x.load() - mean) * rstd * w.load() + b.load());
+            let rows = y.iter_mut().zip(x).zip(weight);
+            match bias {
+                Some(bias) => rows.zip(bias).for_each(|(((y, x), w), b)| {
+                    *y = E::store((x.load() - mean) * rstd * w.load() + b.load());
+                }),
+                None => rows.for_each(|((y, x), w)| *y = E::store((x.load() - mean) * rstd * w.load())),
             }
         }
     }
