@@ -224,6 +224,15 @@ CASES = {
         dict(head_dim=6, max_position_embeddings=8, num_hidden_layers=1) | rope("dynamic", 100.0, alpha=5.0, factor=2.0),
     ),
     "hunyuan_v1_dense-padding": ("hunyuan_v1_dense", padded(0, head_dim=4, tie_word_embeddings=True)),
+    # Attention and MLP side by side behind one layer norm without a bias; neighboring elements rotate together, only
+    # in the first layer, which has a window; a scale of logits. A key bias has no gradient in a layer without rotation,
+    # so that only the second model has biases.
+    "cohere2": (
+        "cohere2",
+        dict(sliding_window=5, layer_types=["sliding_attention", "full_attention"], logit_scale=0.4, layer_norm_eps=1e-3,
+             tie_word_embeddings=True) | rope("default", 100.0),
+    ),
+    "cohere2-padding": ("cohere2", padded(0, sliding_window=3, attention_bias=True)),
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ pub(crate) fn llama() -> DecoderConfig {
 }
 
 /// The variations of other families on Llama, two or three per configuration.
-pub(crate) fn relatives() -> [DecoderConfig; 8] {
+pub(crate) fn relatives() -> [DecoderConfig; 9] {
     let layers = |scaling, window| {
         let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
         vec![
@@ -100,6 +100,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 8] {
         },
         neox(),
         gemma(),
+        cohere(),
         mixture(),
         deepseek(),
         gpt_oss(),
@@ -149,6 +150,19 @@ fn gemma() -> DecoderConfig {
         attention_softcap: Some(1.5),
         logit_softcap: Some(2.0),
         activation: Function::GeluTanh,
+        ..llama()
+    }
+}
+
+/// Parallel attention and MLP behind one layer norm without a bias, and no norm of the MLP (Cohere).
+fn cohere() -> DecoderConfig {
+    let names = Names { class: "Cohere", before_mlp: None, ..Names::LLAMA };
+    DecoderConfig {
+        names,
+        is_parallel: true,
+        norm: NormKind::LayerWithoutBias,
+        rotates_neighbors: true,
+        logit_scale: 0.6,
         ..llama()
     }
 }

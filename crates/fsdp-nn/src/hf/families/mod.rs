@@ -1,5 +1,6 @@
 //! The table of model families. A family is one file in this directory and one entry in the table.
 
+mod cohere2;
 mod decoder;
 mod deepseek_v3;
 mod ernie4_5;
@@ -44,6 +45,7 @@ use crate::hf::sizes::Sizes;
 /// The supported families, ordered by name.
 pub const FAMILIES: &[Family] = &[
     deepseek_v3::FAMILY,
+    cohere2::FAMILY,
     ernie4_5::FAMILY,
     exaone4::FAMILY,
     gemma2::FAMILY,

@@ -217,7 +217,7 @@ fn invalid_and_unsupported_family_keys_are_named() {
 fn padding_row_follows_family_default_null_and_sign() {
     let row = |parse: Parse, more: Value| parsed(parse, &more).unwrap().padding_row;
     let large = json!({"vocab_size": 200_000});
-    let families: [(Parse, Option<usize>); 17] = [
+    let families: [(Parse, Option<usize>); 18] = [
         (llama::parse, None),
         (granite::parse, None),
         (exaone4::parse, None),
@@ -230,6 +230,7 @@ fn padding_row_follows_family_default_null_and_sign() {
         (gemma2::parse, Some(0)),
         (gemma3_text::parse, Some(0)),
         (ernie4_5::parse, Some(0)),
+        (cohere2::parse, Some(0)),
         (olmo2::parse, Some(1)),
         (olmo3::parse, Some(1)),
         (seed_oss::parse, Some(1)),

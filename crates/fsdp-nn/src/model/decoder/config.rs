@@ -37,7 +37,7 @@ pub struct DecoderConfig {
     /// Settings that may differ between layers; one entry per layer.
     pub layers: Vec<LayerConfig>,
     /// Whether attention and MLP read the same input and the layer adds both results, instead of one after the other
-    /// (GPT-NeoX).
+    /// (GPT-NeoX). An MLP without a norm of its own then reads the output of that of attention (Cohere).
     pub is_parallel: bool,
     /// Norms of queries and keys. `None` for no norms.
     pub qk_norm: Option<QkNorm>,
@@ -173,6 +173,8 @@ pub enum NormKind {
     CentredRms,
     /// Layer norms, with biases.
     Layer,
+    /// Layer norms without biases (Cohere).
+    LayerWithoutBias,
 }
 
 /// The elements that a norm of queries and keys covers, before rotation unless it says otherwise.

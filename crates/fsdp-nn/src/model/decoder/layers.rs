@@ -72,9 +72,24 @@ impl DecoderLayer {
         norms.map(|norm| norm as &dyn Layer).chain(maps).collect()
     }
 
+    /// Computes what both halves add if they read the same input.
+    pub(super) fn in_parallel(&self, b: &mut Builder<'_>, x: Tensor) -> Result<[Tensor; 2], Error> {
+        let h = normed(b, x, self.norms.before_attention.as_ref())?;
+        let attended = self.attend_normed(b, h)?;
+        let h = match &self.norms.before_mlp {
+            Some(norm) => b.norm(x, norm)?,
+            None => h,
+        };
+        Ok([attended, self.transform_normed(b, h)?])
+    }
+
     /// Computes what the attention half adds.
     pub(super) fn attend(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let h = normed(b, x, self.norms.before_attention.as_ref())?;
+        self.attend_normed(b, h)
+    }
+
+    fn attend_normed(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
         let y = self.attention.attend(b, h)?;
         normed(b, y, self.norms.after_attention.as_ref())
     }
@@ -82,6 +97,10 @@ impl DecoderLayer {
     /// Computes what the MLP half adds.
     pub(super) fn transform(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let h = normed(b, x, self.norms.before_mlp.as_ref())?;
+        self.transform_normed(b, h)
+    }
+
+    fn transform_normed(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
         let y = match &self.transform {
             Transform::Mlp(mlp) => mlp.transform(b, h)?,
             Transform::Experts(experts) => experts.transform(b, h)?,
@@ -107,7 +126,13 @@ impl Norms {
 pub(super) fn describe_norm(config: &DecoderConfig, name: &str, d: &mut Describe) -> Norm {
     match config.norm {
         NormKind::Layer => Norm::Layer(d.layer_norm(name, config.hidden_size, config.norm_eps)),
-        _ => Norm::Rms(describe_rms_norm(config, name, config.hidden_size, d)),
+        NormKind::LayerWithoutBias => {
+            let class = config.names.class("LayerNorm");
+            Norm::Layer(d.layer_norm_without_bias(name, &class, config.hidden_size, config.norm_eps))
+        }
+        NormKind::Rms | NormKind::CentredRms => {
+            Norm::Rms(describe_rms_norm(config, name, config.hidden_size, d))
+        }
     }
 }
 

@@ -128,10 +128,7 @@ impl Architecture for Decoder {
     fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         if self.is_parallel {
             let layer = &self.layers[block.0 - 1];
-            let attended = layer.attend(b, x)?;
-            let attended = self.added(b, attended);
-            let transformed = layer.transform(b, x)?;
-            let transformed = self.added(b, transformed);
+            let [attended, transformed] = layer.in_parallel(b, x)?.map(|y| self.added(b, y));
             let both = b.add(transformed, attended)?;
             return b.add(both, x);
         }

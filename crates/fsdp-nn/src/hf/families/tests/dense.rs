@@ -114,3 +114,19 @@ fn hunyuan_alpha_grows_base_up_to_positions_of_model() {
     let error = parsed(llama::parse, &elsewhere).unwrap_err().to_string();
     assert!(error.contains("`rope_scaling.alpha` = 3"), "{error}");
 }
+
+#[test]
+fn cohere2_rotates_only_layers_with_window() {
+    let layers = |more: &Value| -> Vec<(Option<usize>, bool)> {
+        let layers = parsed(cohere2::parse, more).unwrap().layers;
+        layers.iter().map(|layer| (layer.window, layer.rope.is_some())).collect()
+    };
+    let (wide, full) = ((Some(4096), true), (None, false));
+    assert_eq!(layers(&json!({})), [wide, wide, wide, full]);
+    assert_eq!(layers(&json!({"sliding_window_pattern": 2})), [wide, full, wide, full]);
+    assert_eq!(layers(&json!({"layer_types": vec!["full_attention"; 4]})), [full; 4]);
+    let config = parsed(cohere2::parse, &json!({"layer_norm_eps": 0.5, "rms_norm_eps": 0.25})).unwrap();
+    assert_eq!((config.logit_scale, config.norm_eps, config.tie_word_embeddings), (0.0625, 0.5, true));
+    let error = parsed(cohere2::parse, &json!({"sliding_window": null})).unwrap_err().to_string();
+    assert!(error.contains("`sliding_window` = null"), "{error}");
+}
