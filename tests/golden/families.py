@@ -165,6 +165,15 @@ CASES = {
         dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=12,
              use_sliding_window=True, sliding_window=4, mlp_only_layers=[1]),
     ),
+    # Probabilities that are corrected for the choice, beside two shared experts; neighbors rotate together.
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        dict(moe_num_experts=5, moe_k=2, moe_intermediate_size=8, moe_num_shared_experts=2, moe_layer_start_index=1),
+    ),
+    "ernie4_5_moe-padding": (
+        "ernie4_5_moe",
+        padded(7, moe_num_experts=3, moe_k=2, moe_intermediate_size=8, moe_layer_start_index=0, moe_num_shared_experts=0),
+    ),
     # Sinks, a window in the first layer, experts with biases and a clamped gate; rotary positions by YaRN without rounding of its ramp.
     "gpt_oss": (
         "gpt_oss",
@@ -275,6 +284,9 @@ def named(model, value_of=lambda parameter: parameter):
     renamed = {"gpt_neox": ("lm_head.", "embed_out."), "mixtral": sparse, "minimax_m2": sparse}.get(kind, ("", ""))
     values, stacks = {}, {}
     for name, parameter in model.named_parameters():
+        # A constant, in some families a parameter that has no gradient.
+        if name.endswith("e_score_correction_bias"):
+            continue
         name, value = name.replace(*renamed, 1), value_of(parameter)
         if kind == "gpt_oss" and ".experts." in name:
             # Published as stacks; here, as everywhere, one by one.

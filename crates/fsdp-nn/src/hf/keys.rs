@@ -69,6 +69,15 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Reads a number from 0 to `limit`.
+    pub(super) fn count(self, key: &str, default: usize, limit: usize) -> Result<usize, ConfigError> {
+        match self.get(key).map(Value::as_u64) {
+            None => Ok(default),
+            Some(Some(0)) => Ok(0),
+            Some(_) => Ok(self.size(&[key], limit)?.unwrap_or(default)),
+        }
+    }
+
     /// As [`Keys::size`], for a required key.
     pub(super) fn required_size(self, spellings: &[&str], limit: usize) -> Result<usize, ConfigError> {
         self.size(spellings, limit)?.ok_or_else(|| ConfigError::Missing { key: self.path(spellings[0]) })

@@ -219,19 +219,19 @@ pub(super) fn router_loss(keys: Keys<'_>, absent: f64) -> Result<f64, ConfigErro
 
 /// Parses the number of experts, and the number of experts per token.
 pub(super) fn experts(keys: Keys<'_>, defaults: [usize; 2]) -> Result<[usize; 2], ConfigError> {
-    experts_of(keys, &["num_local_experts", "num_experts"], defaults)
+    experts_of(keys, [&["num_local_experts", "num_experts"], &["num_experts_per_tok"]], defaults)
 }
 
-/// As [`experts`], with the spellings of the number of experts.
+/// As [`experts`], with the spellings of both keys.
 pub(super) fn experts_of(
     keys: Keys<'_>,
-    spellings: &[&str],
+    [of_experts, of_top]: [&[&str]; 2],
     [experts, top]: [usize; 2],
 ) -> Result<[usize; 2], ConfigError> {
-    let experts = keys.size(spellings, EXPERTS_MAX)?.unwrap_or(experts);
-    let top = keys.size(&["num_experts_per_tok"], EXPERTS_MAX)?.unwrap_or(top);
+    let experts = keys.size(of_experts, EXPERTS_MAX)?.unwrap_or(experts);
+    let top = keys.size(of_top, EXPERTS_MAX)?.unwrap_or(top);
     if top > experts {
-        return Err(keys.wrong("num_experts_per_tok", "at most the number of experts"));
+        return Err(keys.wrong(of_top[0], "at most the number of experts"));
     }
     Ok([experts, top])
 }

@@ -20,7 +20,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 const NAMES: Names = Names { class: "Ernie4_5", ..Names::LLAMA };
-const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: Defaults = Defaults {
     kv_heads: Some(2),
     head_dim: Some(128),
     eps: (decoder::RMS_EPS, 1e-5),
@@ -32,6 +32,15 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
+    parse_with(keys, NAMES, &DEFAULTS)
+}
+
+/// Parses the keys that it shares with its mixture.
+pub(super) fn parse_with(
+    keys: Keys<'_>,
+    names: Names,
+    defaults: &Defaults,
+) -> Result<DecoderConfig, ConfigError> {
     let bias = keys.flag("use_bias", false)?;
     Ok(DecoderConfig {
         rotates_neighbors: true,
@@ -40,6 +49,6 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
         mlp_bias: bias,
         // Transformers ignores the key.
         attention_dropout: 0.0,
-        ..decoder::parse(keys, NAMES, &DEFAULTS)?
+        ..decoder::parse(keys, names, defaults)?
     })
 }

@@ -3,7 +3,7 @@
 use super::decoder;
 use crate::hf::error::ConfigError;
 use crate::hf::keys::{Keys, divides};
-use crate::hf::limits::{INNER_MAX, WIDTH_MAX};
+use crate::hf::limits::{INNER_MAX, LAYERS_MAX, WIDTH_MAX};
 use crate::model::{DecoderConfig, LatentAttention, Mixture, SharedExpert};
 use crate::op::{Gating, Groups, Scoring};
 
@@ -56,8 +56,11 @@ pub(super) struct MixtureDefaults {
 
 /// Parses mixtures with logistic scores, corrections and groups, beside shared experts.
 pub(super) fn mixture(keys: Keys<'_>, defaults: &MixtureDefaults) -> Result<Mixture, ConfigError> {
-    let [experts, top] =
-        decoder::experts_of(keys, &["n_routed_experts", "num_local_experts"], defaults.experts)?;
+    let [experts, top] = decoder::experts_of(
+        keys,
+        [&["n_routed_experts", "num_local_experts"], &["num_experts_per_tok"]],
+        defaults.experts,
+    )?;
     let inner = keys.size(&["moe_intermediate_size"], INNER_MAX)?.unwrap_or(defaults.inner);
     let count = keys.size(&["n_group"], experts)?.unwrap_or(defaults.groups.count);
     divides(("n_routed_experts", experts), ("n_group", count))?;
@@ -84,10 +87,8 @@ pub(super) fn set_mixtures(
     mixture: Mixture,
     dense: usize,
 ) -> Result<(), ConfigError> {
-    let key = "first_k_dense_replace";
-    let dense = keys
-        .number(key, dense as f64, "a number of layers", |number| number >= 0.0 && number.fract() == 0.0)?;
-    for layer in config.layers.iter_mut().skip(dense as usize) {
+    let dense = keys.count("first_k_dense_replace", dense, LAYERS_MAX)?;
+    for layer in config.layers.iter_mut().skip(dense) {
         layer.mixture = Some(mixture);
     }
     Ok(())

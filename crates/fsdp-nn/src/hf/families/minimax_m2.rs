@@ -26,7 +26,7 @@ const NAMES: Names = Names {
     mlp: "block_sparse_moe",
     gate_up: &["w1", "w3"],
     down: "w2",
-    score_bias: "e_score_correction_bias",
+    score_bias: ("e_score_correction_bias", 1),
     ..Names::LLAMA
 };
 const DEFAULTS: Defaults = Defaults {

@@ -4,6 +4,7 @@ mod cohere2;
 mod decoder;
 mod deepseek_v3;
 mod ernie4_5;
+mod ernie4_5_moe;
 mod exaone4;
 mod gemma;
 mod gemma2;
@@ -47,6 +48,7 @@ pub const FAMILIES: &[Family] = &[
     deepseek_v3::FAMILY,
     cohere2::FAMILY,
     ernie4_5::FAMILY,
+    ernie4_5_moe::FAMILY,
     exaone4::FAMILY,
     gemma2::FAMILY,
     gemma3_text::FAMILY,

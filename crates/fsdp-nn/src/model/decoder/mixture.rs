@@ -48,7 +48,10 @@ impl Experts {
         let names = &config.names;
         let is_biased = mixture.packed.is_some_and(|packed| packed.bias);
         let map = d.router(names.router, config.hidden_size, experts, is_biased);
-        let score_bias = gating.biased.then(|| d.constant(names.score_bias, &[experts]));
+        let score_bias = gating.biased.then(|| {
+            let (name, dims) = names.score_bias;
+            d.constant(name, &[vec![1; dims - 1], vec![experts]].concat())
+        });
         let (gate_up, down) = match mixture.packed {
             None => describe_experts(config, mixture, d),
             Some(packed) => describe_packed_experts(config, mixture, packed, d),

@@ -35,8 +35,9 @@ pub struct Names {
     pub down: &'static str,
     /// The router of a mixture.
     pub router: &'static str,
-    /// The parameter that corrects the scores of experts, within the module of a mixture.
-    pub score_bias: &'static str,
+    /// The parameter that corrects the scores of experts, within the module of a mixture, and the number of its dimensions,
+    /// of which only the last is not one.
+    pub score_bias: (&'static str, usize),
     /// The MLP of a mixture that all tokens go through; the map to its weight ends in `_gate`.
     pub shared_expert: &'static str,
     /// Whether the norms of a layer come before attention and MLP in parameter order.
@@ -69,7 +70,7 @@ impl Names {
         gate_up: &["gate_proj", "up_proj"],
         down: "down_proj",
         router: "gate",
-        score_bias: "gate.e_score_correction_bias",
+        score_bias: ("gate.e_score_correction_bias", 1),
         shared_expert: "shared_experts",
         norms_are_first: false,
         before_attention: Some("input_layernorm"),
