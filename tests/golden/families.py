@@ -242,6 +242,9 @@ CASES = {
              tie_word_embeddings=True) | rope("default", 100.0),
     ),
     "cohere2-padding": ("cohere2", padded(0, sliding_window=3, attention_bias=True)),
+    # Norms before and after both halves, a packed gate; neighboring elements of the first half of a head rotate together.
+    "glm4": ("glm4", dict(head_dim=8) | rope("default", 100.0, partial_rotary_factor=0.5)),
+    "glm4-padding": ("glm4", padded(6, head_dim=4, attention_bias=False, tie_word_embeddings=True)),
 }  # fmt: skip
 
 

@@ -241,11 +241,16 @@ impl Builder<'_> {
 
     /// Concatenates the rows of several values, such as queries, keys and values that were processed separately.
     pub fn concat(&mut self, inputs: &[Tensor]) -> Tensor {
+        self.concat_pieces(inputs, 1)
+    }
+
+    /// As [`Builder::concat`], for each of the equal `pieces` of a row, such as heads.
+    fn concat_pieces(&mut self, inputs: &[Tensor], pieces: usize) -> Tensor {
         let y = self.rows(inputs.iter().map(|x| x.width()).sum());
-        let (rows, to, mut offset) = (self.row_count(), y.width(), 0);
+        let (rows, to, mut offset) = (self.row_count() * pieces, y.width() / pieces, 0);
         let mut calls = Vec::new();
         for &x in inputs {
-            let columns = x.width();
+            let columns = x.width() / pieces;
             let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from: columns, to });
             let write = y.columns(offset, rows.saturating_sub(1) * to + columns);
             calls.push(Call::new(op, vec![self.whole(x)], [(write, false)]));
@@ -280,17 +285,23 @@ impl Builder<'_> {
         Ok(y)
     }
 
-    /// Moves the even elements of every head before its odd ones. Where queries and keys rotate in pairs of neighbors,
-    /// this makes the pairs those of [`Builder::rope`]; scores do not depend on the order of elements.
+    /// Moves the even elements among the first `rotating` of every head before the odd ones. Where queries and keys
+    /// rotate in pairs of neighbors, this makes the pairs those of [`Builder::rope`]; scores do not depend on the order of
+    /// elements.
     ///
     /// # Errors
-    /// If a row is not a whole number of heads of an even number of elements.
-    pub fn part_neighbors(&mut self, x: Tensor, head_dim: usize) -> Result<Tensor, Error> {
-        let (heads, groups) = (x.width() / head_dim.max(1), head_dim / 2);
-        self.check("part_neighbors", x, heads * groups * 2)?;
-        let (y, read) = (self.rows(x.width()), self.whole(x));
-        let op = Pointwise::Regroup { rows: self.row_count() * heads, groups, parts: 2, width: 1 };
-        self.node(vec![Call::new(Op::Pointwise(op), vec![read], [(self.whole(y), false)])], None);
+    /// If a row is not a whole number of heads of which an even number of elements rotates.
+    pub fn part_neighbors(&mut self, x: Tensor, head_dim: usize, rotating: usize) -> Result<Tensor, Error> {
+        let heads = x.width() / head_dim.max(1);
+        self.check("part_neighbors", x, heads * (head_dim - rotating % 2))?;
+        if rotating < head_dim {
+            let [first, rest] = self.split_pieces(x, heads, [rotating, head_dim - rotating]);
+            let first = self.part_neighbors(first, rotating, rotating)?;
+            return Ok(self.concat_pieces(&[first, rest], heads));
+        }
+        let (y, read, rows) = (self.rows(x.width()), self.whole(x), self.row_count() * heads);
+        let op = Op::Pointwise(Pointwise::Regroup { rows, groups: rotating / 2, parts: 2, width: 1 });
+        self.node(vec![Call::new(op, vec![read], [(self.whole(y), false)])], None);
         Ok(y)
     }
 
@@ -309,7 +320,7 @@ impl Builder<'_> {
     /// If the widths do not add up to that of a row.
     pub fn split<const N: usize>(&mut self, x: Tensor, widths: [usize; N]) -> Result<[Tensor; N], Error> {
         self.check("split", x, widths.iter().sum())?;
-        self.split_rows(x, widths)
+        Ok(self.split_pieces(x, 1, widths))
     }
 
     /// As [`Builder::split`], where a row of `x` is several rows of these parts, one after the other.
@@ -322,21 +333,25 @@ impl Builder<'_> {
         widths: [usize; N],
     ) -> Result<[Tensor; N], Error> {
         let from: usize = widths.iter().sum();
-        let each = x.width() / from.max(1);
-        self.check("split", x, each * from)?;
-        let rows = self.row_count() * each;
-        let outputs = widths.map(|columns| self.rows(columns * each));
+        let pieces = x.width() / from.max(1);
+        self.check("split", x, pieces * from)?;
+        Ok(self.split_pieces(x, pieces, widths))
+    }
+
+    /// As [`Builder::split`], for each of the equal `pieces` of a row, such as heads.
+    fn split_pieces<const N: usize>(&mut self, x: Tensor, pieces: usize, widths: [usize; N]) -> [Tensor; N] {
+        let (rows, from) = (self.row_count() * pieces, x.width() / pieces);
+        let outputs = widths.map(|columns| self.rows(columns * pieces));
         let mut offset = 0;
-        let copy = |y: &Tensor| {
-            let columns = y.width() / each;
+        let copy = |(y, columns): (&Tensor, usize)| {
             let op = Op::Pointwise(Pointwise::CopyColumns { rows, columns, from, to: columns });
             let read = x.columns(offset, rows.saturating_sub(1) * from + columns);
             offset += columns;
             Call::new(op, vec![read], [(self.whole(*y), false)])
         };
-        let calls = outputs.iter().map(copy).collect();
+        let calls = outputs.iter().zip(widths).map(copy).collect();
         self.node(calls, None);
-        Ok(outputs)
+        outputs
     }
 
     /// Drops elements with probability `p` in training.

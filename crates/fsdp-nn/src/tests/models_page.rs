@@ -33,7 +33,7 @@ names all tensors in full, and the class with a head in `architectures`.
 In all families but `gpt2` and `gpt_neox`, transformers builds the embedding with `padding_idx` = `pad_token_id`: inputs give that
 row of the table no gradient (an output head that shares the table still does), and random weights start with zeros in it. This matters
 where the token also occurs in the text, as it does if the end-of-text token or `<|im_end|>` pads samples. Training here does the same.
-An absent key has the default of the family's configuration class (0 in Gemma, ERNIE, HunYuan and Cohere, 1 in OLMo 2 and 3 and Seed-OSS, 32000 in Phi 3, 128004 in SmolLM 3, no row in
+An absent key has the default of the family's configuration class (0 in Gemma, ERNIE, HunYuan and Cohere, 1 in OLMo 2 and 3 and Seed-OSS, 32000 in Phi 3, 128004 in SmolLM 3, 151329 in GLM 4, no row in
 the others), `null` means no row, and a negative token counts from the end of the vocabulary. `fsdp check` names the token.
 `model.padding_row = \"none\"` in the run file trains the row like all others. Neither changes which targets count
 ([data](data.md)), nor what a given model computes, so evaluation and generation are unaffected.

@@ -9,6 +9,7 @@ mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
+mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt2;
@@ -54,6 +55,7 @@ pub const FAMILIES: &[Family] = &[
     gemma3_text::FAMILY,
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,
+    glm4::FAMILY,
     gpt2::FAMILY,
     gpt_neox::FAMILY,
     gpt_oss::FAMILY,

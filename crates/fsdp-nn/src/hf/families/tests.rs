@@ -217,7 +217,7 @@ fn invalid_and_unsupported_family_keys_are_named() {
 fn padding_row_follows_family_default_null_and_sign() {
     let row = |parse: Parse, more: Value| parsed(parse, &more).unwrap().padding_row;
     let large = json!({"vocab_size": 200_000});
-    let families: [(Parse, Option<usize>); 18] = [
+    let families: [(Parse, Option<usize>); 19] = [
         (llama::parse, None),
         (granite::parse, None),
         (exaone4::parse, None),
@@ -236,6 +236,7 @@ fn padding_row_follows_family_default_null_and_sign() {
         (seed_oss::parse, Some(1)),
         (phi3::parse, Some(32_000)),
         (smollm3::parse, Some(128_004)),
+        (glm4::parse, Some(151_329)),
     ];
     for (parse, absent) in families {
         assert_eq!(row(parse, large.clone()), absent);

@@ -40,8 +40,8 @@ struct Projected {
     qk_norms: Option<[RmsNorm; 2]>,
     /// Whether these come after rotation.
     norms_follow_rotation: bool,
-    /// Whether neighbors rotate together, so that heads are reordered first.
-    rotates_neighbors: bool,
+    /// The number of elements of a head that rotate with their neighbor, if some do, so that heads are reordered first.
+    neighbors: Option<usize>,
     /// The scores of the heads' sinks.
     sinks: Option<ParamId>,
 }
@@ -144,16 +144,17 @@ impl Projected {
             [packed] => vec![map(packed, widths.iter().sum())],
             each => each.iter().zip(widths).map(|(name, width)| map(name, width)).collect(),
         };
-        let rotates_neighbors = config.rotates_neighbors && layer.rope.is_some();
+        let rotating = layer.rope.as_ref().map(|rope| rope.rotary_dim(config.head_dim));
+        let neighbors = rotating.filter(|_| config.rotates_neighbors);
         let norms_follow_rotation = config.qk_norm == Some(QkNorm::RotatedHeads);
         let by_head = config.qkv_by_head.then_some(heads);
-        Self { qkv, by_head, qk_norms: None, norms_follow_rotation, rotates_neighbors, sinks }
+        Self { qkv, by_head, qk_norms: None, norms_follow_rotation, neighbors, sinks }
     }
 
     /// Computes packed queries, keys and values, with norms and in the order of rotation.
     fn pack(&self, b: &mut Builder<'_>, h: Tensor, heads: &Attention) -> Result<Tensor, Error> {
         let norms = self.qk_norms.as_ref().filter(|_| !self.norms_follow_rotation);
-        if norms.is_none() && !self.rotates_neighbors {
+        if norms.is_none() && self.neighbors.is_none() {
             let qkv = b.linear_columns(h, &self.qkv)?;
             return self.by_head.map_or(Ok(qkv), |heads| b.regroup(qkv, heads, 3));
         }
@@ -164,8 +165,8 @@ impl Projected {
             if let Some(norms) = norms {
                 part = b.rms_norm_heads(part, &norms[i])?;
             }
-            if self.rotates_neighbors {
-                part = b.part_neighbors(part, heads.head_dim)?;
+            if let Some(rotating) = self.neighbors {
+                part = b.part_neighbors(part, heads.head_dim, rotating)?;
             }
             parts.push(part);
         }

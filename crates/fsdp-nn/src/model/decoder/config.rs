@@ -45,7 +45,7 @@ pub struct DecoderConfig {
     /// number of key/value heads then equals that of query heads.
     pub qkv_by_head: bool,
     /// Whether neighboring elements of a head rotate together, instead of those half of the rotating elements apart
-    /// (ERNIE, Cohere). Projections are not packed then.
+    /// (ERNIE, Cohere, GLM). Projections are not packed then.
     pub rotates_neighbors: bool,
     /// Factor of the scores; `None` for `1 / sqrt(head_dim)`.
     pub attention_scale: Option<f64>,

@@ -113,10 +113,12 @@ impl Norms {
     fn describe(config: &DecoderConfig, d: &mut Describe) -> Self {
         let names = &config.names;
         let mut norm = |name: Option<&str>| name.map(|name| describe_norm(config, name, d));
+        let before_attention = norm(names.before_attention);
+        let early = if names.inputs_have_norms_first { norm(names.before_mlp) } else { None };
         Self {
-            before_attention: norm(names.before_attention),
+            before_attention,
             after_attention: norm(names.after_attention),
-            before_mlp: norm(names.before_mlp),
+            before_mlp: early.or_else(|| norm(names.before_mlp)),
             after_mlp: norm(names.after_mlp),
         }
     }

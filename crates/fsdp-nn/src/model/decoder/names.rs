@@ -42,6 +42,8 @@ pub struct Names {
     pub shared_expert: &'static str,
     /// Whether the norms of a layer come before attention and MLP in parameter order.
     pub norms_are_first: bool,
+    /// Whether the norm of the input of the MLP comes before that of the output of attention in parameter order (GLM 4).
+    pub inputs_have_norms_first: bool,
     /// The norm of the input of attention, if there is one.
     pub before_attention: Option<&'static str>,
     /// The norm of the output of attention, if there is one.
@@ -73,6 +75,7 @@ impl Names {
         score_bias: ("gate.e_score_correction_bias", 1),
         shared_expert: "shared_experts",
         norms_are_first: false,
+        inputs_have_norms_first: false,
         before_attention: Some("input_layernorm"),
         after_attention: None,
         before_mlp: Some("post_attention_layernorm"),

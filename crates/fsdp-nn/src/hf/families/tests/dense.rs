@@ -130,3 +130,16 @@ fn cohere2_rotates_only_layers_with_window() {
     let error = parsed(cohere2::parse, &json!({"sliding_window": null})).unwrap_err().to_string();
     assert!(error.contains("`sliding_window` = null"), "{error}");
 }
+
+#[test]
+fn glm4_rotates_half_of_head_by_default() {
+    let partial = |more: Value| {
+        let config = parsed(glm4::parse, &more).unwrap();
+        assert!(config.qkv_bias && !config.output_bias);
+        config.layers[0].rope.as_ref().unwrap().partial
+    };
+    assert_eq!(partial(json!({})), 0.5);
+    assert_eq!(partial(json!({"rope_parameters": {"rope_theta": 5.0}})), 0.5);
+    assert_eq!(partial(json!({"partial_rotary_factor": 1.0})), 1.0);
+    assert_eq!(partial(json!({"rope_parameters": {"partial_rotary_factor": 0.25}})), 0.25);
+}
