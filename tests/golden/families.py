@@ -11,6 +11,7 @@ import argparse
 import copy
 import json
 import os
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -256,7 +257,7 @@ def write_model(folder, case, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         # The weights of gpt-oss's experts are larger, so that its clamps act.
-        scale = 4.0 if model_type == "gpt_oss" and name.endswith("experts.gate_up_proj") else 0.2
+        scale = 1.5 if model_type == "gpt_oss" and name.endswith("experts.gate_up_proj") else 0.2
         noise = scale * torch.randn(parameter.shape, generator=generator)
         parameter.data.copy_(noise + 1.0 if parameter.ndim == 1 and name.endswith(".weight") else noise)
     for name, buffer in model.named_buffers():
@@ -345,10 +346,15 @@ def expected(model, ids):
     return tensors | dict(losses_sgd=torch.stack(losses))
 
 
+def seed_of(case):
+    """A case's seed does not depend on others, but for the first ones, whose seeds are their positions."""
+    position = list(CASES).index(case)
+    return 301 + position if position < 33 else zlib.crc32(case.encode())
+
+
 def model_goldens(out, cases):
-    for seed, case in enumerate(CASES, start=301):
-        if case not in cases:
-            continue
+    for case in cases:
+        seed = seed_of(case)
         folder = f"{out}/families/{case}"
         os.makedirs(folder, exist_ok=True)
         model, ids = write_model(folder, case, seed)
