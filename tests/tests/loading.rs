@@ -259,3 +259,21 @@ fn untied_files_without_head_are_rejected_by_name() {
     let error = loaded(&model, &path).unwrap_err();
     assert!(error.to_string().contains("has no output head (`lm_head.weight`)"), "{error}");
 }
+
+/// gpt-oss is published with experts in MXFP4, which are read as floats; an export has no blocks.
+#[test]
+fn experts_in_mxfp4_train_and_are_exported_as_floats() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/fsdp-ckpt/tests/fixtures/mxfp4");
+    let text = fs::read_to_string(folder.join("config.json")).unwrap();
+    let config = HfConfig::parse(&text).unwrap();
+    assert!(!config.export(fsdp_core::DType::Bf16).contains("quantization_config"));
+    let model = config.build().unwrap();
+    let values = loaded(&model, &folder).unwrap();
+    let experts = model.description().spec.params.iter().zip(&values);
+    let experts = experts.filter(|(param, _)| param.fqn.ends_with("gate_up_proj"));
+    let sums: Vec<f64> = experts.map(|(_, values)| values.iter().map(|value| value.abs()).sum()).collect();
+    assert!(sums.len() == 3 && sums.iter().all(|sum| *sum > 0.0), "{sums:?}");
+    let other = text.replace("mxfp4", "fp8");
+    let error = HfConfig::parse(&other).unwrap_err().to_string();
+    assert!(error.contains("quantization_config") && error.contains("mxfp4"), "{error}");
+}

@@ -8,6 +8,7 @@
 
 mod adapters;
 mod found;
+mod mxfp4;
 mod names;
 mod numbered;
 mod optimizer;

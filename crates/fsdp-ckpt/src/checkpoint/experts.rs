@@ -191,6 +191,15 @@ fn parse_stack(name: &str) -> Option<(&str, usize)> {
     Some((prefix, STACKS.iter().position(|known| *known == stack)?))
 }
 
+/// The names of the single weights in a stack of files, with their expert; `None` if experts have no such stack.
+pub(crate) fn weights_of_stack(
+    stack: &str,
+    experts: u64,
+) -> Option<impl Iterator<Item = (String, u64)> + '_> {
+    let stack = parse_stack(stack)?;
+    Some(weights_of(stack, experts, ExpertNames::GptOss).map(|(name, expert, _)| (name, expert)))
+}
+
 /// The names of the weights in a stack of experts, with expert and slot.
 fn weights_of(
     (prefix, stack): (&str, usize),
@@ -233,8 +242,9 @@ impl Checkpoint {
     /// Whether a tensor of the model or of its optimizer is a stack of experts.
     pub(crate) fn has_fused_experts(&self) -> bool {
         self.tensors.values().any(|tensor| {
-            tensor.shape.len() == 3
-                && parameter(&tensor.path, tensor.role).is_some_and(|(_, name)| parse_stack(&name).is_some())
+            let stack = parameter(&tensor.path, tensor.role);
+            let stack = stack.as_ref().and_then(|(_, name)| parse_stack(name));
+            stack.is_some_and(|(_, stack)| tensor.shape.len() == DIMS[stack])
         })
     }
 

@@ -6,9 +6,9 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use super::StateRows;
+use super::{StateRows, mxfp4::Mxfp4};
 use crate::{
-    checkpoint::{Checkpoint, Experts},
+    checkpoint::{Checkpoint, Experts, Tensor},
     conversion::expert_names_beside,
     error::Error,
     file_io::Files,
@@ -37,6 +37,8 @@ pub enum ModelWeights {
 pub struct ViewedModel {
     checkpoint: Checkpoint,
     opened: Arc<OpenSources>,
+    /// The experts, if they are in MXFP4.
+    mxfp4: Option<Mxfp4>,
 }
 
 impl ModelWeights {
@@ -52,7 +54,9 @@ impl ModelWeights {
         }
         let model = ModelReader::open(path)?;
         if model.names().any(|name| name.contains(".experts.gate_up_proj")) {
-            return ViewedModel::of(safetensors_files::from_model(&model)?).map(ModelWeights::Viewed);
+            let mut viewed = ViewedModel::of(safetensors_files::from_model(&model)?)?;
+            viewed.mxfp4 = Mxfp4::of(model)?;
+            return Ok(ModelWeights::Viewed(viewed));
         }
         Ok(ModelWeights::Safetensors(model))
     }
@@ -89,9 +93,7 @@ impl ModelWeights {
             ModelWeights::Safetensors(model) => {
                 model.names().filter_map(|name| Some(model.entry(name).ok()?.dtype())).collect()
             }
-            ModelWeights::Viewed(model) => {
-                model.checkpoint.tensors.values().map(|tensor| tensor.dtype).collect()
-            }
+            ModelWeights::Viewed(model) => model.tensors().map(|(_, tensor)| tensor.dtype).collect(),
         }
     }
 
@@ -99,7 +101,9 @@ impl ModelWeights {
     pub fn has(&self, name: &str) -> bool {
         match self {
             ModelWeights::Safetensors(model) => model.entry(name).is_ok(),
-            ModelWeights::Viewed(model) => model.checkpoint.tensors.contains_key(name),
+            ModelWeights::Viewed(model) => {
+                model.checkpoint.tensors.contains_key(name) || model.shape_in_mxfp4(name).is_some()
+            }
         }
     }
 
@@ -110,7 +114,10 @@ impl ModelWeights {
     pub fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
         match self {
             ModelWeights::Safetensors(model) => model.read_rows_f64(name, rows, out),
-            ModelWeights::Viewed(ViewedModel { checkpoint, opened }) => {
+            ModelWeights::Viewed(ViewedModel { mxfp4: Some(mxfp4), .. }) if mxfp4.shape(name).is_some() => {
+                mxfp4.read_rows_f64(name, rows, out)
+            }
+            ModelWeights::Viewed(ViewedModel { checkpoint, opened, .. }) => {
                 let sources = SourceFiles::checked_before(checkpoint, opened);
                 StateRows::of(sources, Options::new(&NoProgress, &NEVER)).read_rows_f64(name, rows, out)
             }
@@ -133,9 +140,14 @@ impl ModelWeights {
     {
         match self {
             ModelWeights::Safetensors(model) => model.check_tensors(expected, ignored, accepts),
-            ModelWeights::Viewed(ViewedModel { checkpoint: Checkpoint { tensors, path, .. }, .. }) => {
-                let names = tensors.keys().map(String::as_str);
+            ModelWeights::Viewed(model) => {
+                let Checkpoint { tensors, path, .. } = &model.checkpoint;
+                let names = model.tensors().map(|(name, _)| name);
+                let names = names.chain(model.mxfp4.iter().flat_map(Mxfp4::names));
                 let find = |name: &str| {
+                    if let Some(shape) = model.shape_in_mxfp4(name) {
+                        return Some((TensorType::Bf16, shape.to_vec()));
+                    }
                     let tensor = tensors.get(name)?;
                     let size = |&size: &u64| usize::try_from(size).unwrap_or(usize::MAX);
                     Some((tensor.dtype, tensor.shape.iter().map(size).collect()))
@@ -172,7 +184,18 @@ impl ViewedModel {
             checkpoint = checkpoint.with_experts(Experts::Separate(names))?;
         }
         let opened = Arc::new(OpenSources::new(&Files::anywhere(), &checkpoint));
-        Ok(ViewedModel { checkpoint, opened })
+        Ok(ViewedModel { checkpoint, opened, mxfp4: None })
+    }
+
+    /// The tensors of the files, without the parts of weights in MXFP4.
+    fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        let is_part = |name: &str| self.mxfp4.as_ref().is_some_and(|mxfp4| mxfp4.has_part(name));
+        let tensors = self.checkpoint.tensors.iter().map(|(name, tensor)| (&name[..], tensor));
+        tensors.filter(move |(name, _)| !is_part(name))
+    }
+
+    fn shape_in_mxfp4(&self, name: &str) -> Option<[usize; 2]> {
+        self.mxfp4.as_ref()?.shape(name)
     }
 }
 

@@ -14,6 +14,7 @@ mod round_trip;
 mod failures;
 
 /// Native checkpoints: several ranks save, one commits, any number of ranks read.
+mod mxfp4;
 mod native;
 
 /// A saving process is killed at random moments.

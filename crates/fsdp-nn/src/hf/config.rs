@@ -85,12 +85,17 @@ impl HfConfig {
         // Transformers 4 wrote `torch_dtype`, which transformers 5 still reads.
         let key = if keys.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         keys.insert(key.into(), name.into());
+        // Exported weights are floats.
+        keys.remove("quantization_config");
         if keys.get("architectures").is_some_and(|names| !lists(names, self.family.class)) {
             keys.insert("architectures".into(), json!([self.family.class]));
         }
         format!("{:#}\n", Value::Object(keys))
     }
 }
+
+/// The family whose published files have experts in MXFP4, which are read as floats.
+const MXFP4_FAMILY: &str = "gpt_oss";
 
 fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
     let json = |what: String| ConfigError::Json { what };
@@ -108,7 +113,14 @@ fn read(keys: Keys<'_>) -> Result<(&'static Family, Arc<dyn Sizes>), ConfigError
     keys.only("architectures", &format!("a list with `{class}` or `{base_class}`"), |names| {
         lists(names, class) || lists(names, base_class)
     })?;
-    keys.only_null("quantization_config")?;
+    match family.model_type == MXFP4_FAMILY {
+        true => keys.only(
+            "quantization_config",
+            "null, or an object with `quant_method` \"mxfp4\"",
+            |settings| settings.get("quant_method").is_some_and(|method| method == "mxfp4"),
+        )?,
+        false => keys.only_null("quantization_config")?,
+    }
     keys.only_false("is_encoder_decoder")?;
     keys.only_false("add_cross_attention")?;
     keys.only("pruned_heads", "no pruned heads", |heads| heads.as_object().is_some_and(Map::is_empty))?;
