@@ -6,7 +6,10 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use fsdp_ckpt::export::ExportPlan;
+use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_ckpt::safetensors::{TensorSpec, TensorType};
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_comm::launch::{FailureReason, Launcher, Seat};
 use fsdp_core::Rank;
@@ -276,4 +279,42 @@ fn experts_in_mxfp4_train_and_are_exported_as_floats() {
     let other = text.replace("mxfp4", "fp8");
     let error = HfConfig::parse(&other).unwrap_err().to_string();
     assert!(error.contains("quantization_config") && error.contains("mxfp4"), "{error}");
+}
+
+/// DeepSeek V3 and GLM 4.5 are published with a layer more, which predicts the token after the next.
+#[test]
+fn layers_that_predict_further_tokens_are_left_out() {
+    let folder = golden().join("../families/deepseek_v3");
+    let text = fs::read_to_string(folder.join("config.json")).unwrap();
+    let model = HfConfig::parse(&text.replace("\"deepseek_v3\"", "\"kimi_k2\"")).unwrap().build().unwrap();
+    let full = ModelReader::open(folder.join("model.safetensors")).unwrap();
+    let further = |names: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = |name: &str| {
+            let entry = full.entry(name).unwrap();
+            TensorSpec { name: name.to_owned(), dtype: entry.dtype(), shape: entry.shape().to_vec() }
+        };
+        let mut tensors: Vec<TensorSpec> = full.names().map(spec).collect();
+        for name in names {
+            let name = format!("model.layers.2.{name}");
+            tensors.push(TensorSpec { name, dtype: TensorType::F32, shape: vec![2, 2] });
+        }
+        let path = dir.path().join("model.safetensors");
+        let plan = ExportPlan::new(&path, tensors, [].into()).unwrap();
+        let (export, mut writer) = (plan.create().unwrap(), plan.writer());
+        for entry in plan.files()[0].header().entries() {
+            let mut bytes = vec![0; entry.len_bytes() as usize];
+            if full.entry(entry.name()).is_ok() {
+                full.read_rows(entry.name(), 0..entry.row_count(), &mut bytes).unwrap();
+            }
+            writer.write_rows(entry.name(), 0, &bytes).unwrap();
+        }
+        export.commit([writer.finish().unwrap()]).unwrap();
+        loaded(&model, &path)
+    };
+    let expected = loaded(&model, &folder.join("model.safetensors")).unwrap();
+    assert_eq!(further(&["eh_proj.weight", "mlp.gate.weight", "shared_head.norm.weight"]).unwrap(), expected);
+    // A layer like all others is not left out.
+    let error = further(&["mlp.gate.weight"]).unwrap_err().to_string();
+    assert!(error.contains("1 not expected: `model.layers.2.mlp.gate.weight`"), "{error}");
 }

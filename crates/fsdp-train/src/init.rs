@@ -126,7 +126,8 @@ pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> R
     };
     let expected =
         params.iter().flat_map(|param| copies(param).map(move |name| (name, param.shape.as_slice())));
-    reader.check_tensors(expected, hf::is_constant, TensorType::is_convertible)?;
+    let is_unused = |name: &str| hf::is_constant(name) || predicts_further_tokens(reader, name);
+    reader.check_tensors(expected, is_unused, TensorType::is_convertible)?;
     reader.check_sums()?;
     for param in params {
         for copy in copies(param).skip(1) {
@@ -134,6 +135,16 @@ pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> R
         }
     }
     Ok(())
+}
+
+/// Whether a tensor belongs to one of the layers after the last that predict more than the next token (DeepSeek V3, GLM 4.5), which
+/// transformers leaves out, too. Only they project an embedding and a hidden state together.
+fn predicts_further_tokens(reader: &ModelWeights, name: &str) -> bool {
+    let layer = name.find("layers.").and_then(|start| {
+        let number = &name[start + "layers.".len()..];
+        Some(&name[..start + "layers.".len() + number.find('.')?])
+    });
+    layer.is_some_and(|layer| reader.has(&format!("{layer}.eh_proj.weight")))
 }
 
 /// Checks that two tensors are bitwise equal, a block of rows at a time.

@@ -16,8 +16,8 @@ pub(super) const FAMILY: Family = Family {
     class: "DeepseekV3ForCausalLM",
     base_class: "DeepseekV3Model",
     about: "Latent attention; mixtures of experts in all layers but the first `first_k_dense_replace`, with logistic scores that \
-            `e_score_correction_bias` corrects for the choice, groups of experts, and shared experts. Kimi K2 is published \
-            with this class, too. The correction is a constant of the model, as in transformers.",
+            `e_score_correction_bias` corrects for the choice, groups of experts, and shared experts. Kimi K2 (`kimi_k2`) \
+            is published with this class, too. The correction is a constant of the model, as in transformers.",
     base_prefix: "model.",
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),

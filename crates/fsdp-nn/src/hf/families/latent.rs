@@ -56,6 +56,10 @@ pub(super) struct MixtureDefaults {
 
 /// Parses mixtures with logistic scores, corrections and groups, beside shared experts.
 pub(super) fn mixture(keys: Keys<'_>, defaults: &MixtureDefaults) -> Result<Mixture, ConfigError> {
+    // Transformers ignores these keys of published files, and has no other values.
+    keys.only("scoring_func", "\"sigmoid\"", |name| name == "sigmoid")?;
+    keys.only("topk_method", "\"noaux_tc\"", |name| name == "noaux_tc")?;
+    keys.only("moe_layer_freq", "1", |step| step.as_u64() == Some(1))?;
     let [experts, top] = decoder::experts_of(
         keys,
         [&["n_routed_experts", "num_local_experts"], &["num_experts_per_tok"]],

@@ -102,7 +102,13 @@ impl Family {
     /// # Errors
     /// [`ConfigError::Family`] if there is none.
     pub(in crate::hf) fn of(model_type: &Value) -> Result<&'static Family, ConfigError> {
-        let found = FAMILIES.iter().find(|family| model_type == family.model_type);
+        // Kimi K2 is published with DeepSeek's class under a name of its own.
+        let name = if model_type == "kimi_k2" {
+            deepseek_v3::FAMILY.model_type
+        } else {
+            model_type.as_str().unwrap_or_default()
+        };
+        let found = FAMILIES.iter().find(|family| name == family.model_type);
         found.ok_or_else(|| ConfigError::Family {
             model_type: model_type.to_string(),
             nearest: nearest(model_type.as_str().unwrap_or_default()),
