@@ -65,7 +65,7 @@ fn check_on(
     report
 }
 
-fn check(model: &str, meshes: &[[usize; 4]], overrides: &[&str]) -> VerifyReport {
+pub(crate) fn check(model: &str, meshes: &[[usize; 4]], overrides: &[&str]) -> VerifyReport {
     check_on(&threads(), model, meshes, overrides)
 }
 

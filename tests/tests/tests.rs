@@ -10,6 +10,9 @@ mod parity;
 mod context;
 mod expert_axis;
 
+// Corrections of routers that follow loads.
+mod router_bias;
+
 // Planted errors in which losses look healthy.
 mod silent;
 

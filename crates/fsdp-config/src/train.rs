@@ -34,6 +34,8 @@ table! {
         z_loss: f64 = or(NON_NEGATIVE, 0.0),
         /// Coefficient of the load-balancing loss of routers; none means that of the model's `config.json`.
         router_aux_loss_coef: Option<f64> = or_none(NON_NEGATIVE),
+        /// How far a step moves the corrections of routers towards even loads; 0 leaves them as they are.
+        router_bias_update_speed: f64 = or(NON_NEGATIVE, 0.0),
         /// Learning rate schedule.
         lr_schedule: LrScheduleConfig = table(LrScheduleConfig::read),
         /// Loss scale of training in f16, if not the default.

@@ -75,8 +75,22 @@ pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architectur
     Err(TrainError::Misfit { key: "run.device", reason })
 }
 
-/// Rejects a balancing loss for a model without routers.
+/// Rejects a balancing loss for a model without routers, and moving corrections that routers do not have, or that belong to
+/// a frozen model.
 fn expect_routers(config: &Resolved, model: &Description) -> Result<(), TrainError> {
+    if config.train.router_bias_update_speed > 0.0 {
+        let reason = match (&config.adapter, model.score_biases.is_empty()) {
+            (None, false) => None,
+            (Some(_), _) => Some("the routers of an adapted model are frozen; remove the key"),
+            (None, true) => Some(
+                "the model has no routers with corrections (`e_score_correction_bias`); remove the key, or set \
+                 train.router_aux_loss_coef",
+            ),
+        };
+        if let Some(reason) = reason.map(str::to_owned) {
+            return Err(TrainError::Misfit { key: "train.router_bias_update_speed", reason });
+        }
+    }
     match config.train.router_aux_loss_coef {
         Some(coefficient) if coefficient > 0.0 && model.mixtures.is_empty() => {
             let reason = "the model has no mixture of experts whose routers it could balance; remove the key"

@@ -47,6 +47,7 @@ pub mod metrics;
 
 pub mod adapter;
 mod atomic_file;
+mod router_bias;
 mod rule;
 mod wire_result;
 

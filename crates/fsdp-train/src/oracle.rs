@@ -26,6 +26,7 @@ use fsdp_nn::update::Rule;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::loss_scale::LossScaler;
+use crate::router_bias::Changes;
 use crate::rule;
 
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
@@ -116,6 +117,7 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
             stop: false,
         };
         self.update(total, &report, input, scale)?;
+        self.correct_routers(&report)?;
         if let Some(scaler) = &mut self.scaler {
             scaler.note(finite);
         }
@@ -283,6 +285,21 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
                 let stage = Stage::Update { statistics: &reduced };
                 self.rule.run(&*memory, stage, &mut shard, &scalars)?;
             }
+            if let Some(low) = &mut param.low {
+                memory.copy(Queue::Compute, Slice::whole(&param.master), SliceMut::whole(low))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn correct_routers(&mut self, report: &StepReport) -> Result<(), TrainError> {
+        let Some(changes) = Changes::after(self.job, report) else { return Ok(()) };
+        let memory = Arc::clone(&self.memory);
+        for param in self.params.iter_mut().filter(|param| changes.has(param.id)) {
+            let mut values = vec![0.0; param.piece.len];
+            memory.read_numbers(Queue::Compute, Slice::whole(&param.master), &mut values)?;
+            changes.add(param.id, 0, &mut values);
+            memory.write_numbers(Queue::Compute, &values, SliceMut::whole(&mut param.master))?;
             if let Some(low) = &mut param.low {
                 memory.copy(Queue::Compute, Slice::whole(&param.master), SliceMut::whole(low))?;
             }

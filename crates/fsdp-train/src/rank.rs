@@ -20,6 +20,7 @@ use crate::job::{Job, cuts};
 use crate::loss_scale::{LossScale, LossScaler};
 use crate::metrics::Evaluation;
 use crate::not_finite::first_not_finite;
+use crate::router_bias::Changes;
 use crate::rule::{self, LateParams};
 
 /// One rank of a training run.
@@ -168,7 +169,7 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     }
 
     /// Issues step `step` (from 0). On a device with its own queues the step may still be running on return. At most
-    /// two steps may be unread; with a loss scale only one, since the scale follows from all earlier reports.
+    /// two steps may be unread, but only one if the next one [depends on its report](Self::needs_reports).
     ///
     /// # Errors
     /// Any failure.
@@ -205,6 +206,12 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(())
     }
 
+    /// Whether the next step depends on the reports of all earlier ones, so that only one may be unread: with a loss scale,
+    /// or with corrections of routers.
+    pub fn needs_reports(&self) -> bool {
+        self.scaler.is_some() || self.job.config.train.router_bias_update_speed > 0.0
+    }
+
     /// Number of steps that were issued and whose reports have not been read.
     pub fn unread(&self) -> usize {
         self.unread.len()
@@ -228,6 +235,12 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         }
         let may_continue = self.scaler.as_mut().is_some_and(|scaler| scaler.note(finite));
         if finite || may_continue {
+            if let Some(changes) = Changes::after(self.job, &report) {
+                self.engine.change_params(
+                    |param| changes.has(param),
+                    |piece, values| changes.add(piece.param, piece.param_offset, values),
+                )?;
+            }
             return Ok(Some((step, report)));
         }
         let step = step + 1;

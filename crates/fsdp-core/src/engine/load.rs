@@ -8,6 +8,7 @@ use crate::comm::{Comms, Purpose};
 use crate::error::Error;
 use crate::memory::{Memory, Slice, SliceMut};
 use crate::mesh::{Axis, Group};
+use crate::model::ParamId;
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::schedule::BufferId;
@@ -62,6 +63,41 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             for (&master, &low) in buffers.master.iter().zip(&buffers.low) {
                 let (master, low) = self.table.pair(master, low)?;
                 memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the master values of some parameters between steps: `change` receives every piece of theirs in this rank's
+    /// shards, with its elements. All ranks make the same changes. Waits for the device.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub fn change_params(
+        &mut self,
+        is_changed: impl Fn(ParamId) -> bool,
+        mut change: impl FnMut(&Piece, &mut [f64]),
+    ) -> Result<(), Error> {
+        let plan = Arc::clone(&self.plan);
+        let memory = &*self.memory;
+        for (unit, buffers) in plan.layout.unit_ids().zip(&plan.step.lasting.units) {
+            for (segment, pieces) in self.tables.unit(unit).pieces.iter().enumerate() {
+                let changed: Vec<&Piece> = pieces.iter().filter(|piece| is_changed(piece.param)).collect();
+                if changed.is_empty() {
+                    continue;
+                }
+                let master = self.table.get_mut(buffers.master[segment])?;
+                for piece in changed {
+                    let mut values = vec![0.0; piece.len];
+                    let slice = Slice::new(master, piece.offset, piece.len);
+                    memory.read_numbers(Queue::Compute, slice, &mut values)?;
+                    change(piece, &mut values);
+                    write(memory, master, piece.offset, &values)?;
+                }
+                if let Some(&low) = buffers.low.get(segment) {
+                    let (master, low) = self.table.pair(buffers.master[segment], low)?;
+                    memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
+                }
             }
         }
         Ok(())

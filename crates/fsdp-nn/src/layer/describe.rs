@@ -28,6 +28,8 @@ pub struct Description {
     pub token_shares: BTreeMap<ParamId, f64>,
     /// The blocks that are mixtures, with their number of experts.
     pub mixtures: BTreeMap<BlockId, usize>,
+    /// The parameters that correct the scores of a mixture's experts for the choice, for mixtures that have one.
+    pub score_biases: BTreeMap<BlockId, ParamId>,
     /// Coefficient of the routers' balancing loss in the model's own configuration; 0 if it has none.
     pub router_loss: f64,
 }
@@ -80,6 +82,7 @@ impl Describe {
             adapters: BTreeMap::new(),
             token_shares: BTreeMap::new(),
             mixtures: BTreeMap::new(),
+            score_biases: BTreeMap::new(),
             router_loss: 0.0,
         };
         Self { description, open: 0, std }
@@ -255,10 +258,11 @@ impl Describe {
         self.description.spec.blocks.push(BlockSpec { name: name.into(), params, layer });
     }
 
-    /// Declares that the last block is a mixture of `experts` experts.
-    pub fn mixture(&mut self, experts: usize) {
+    /// Declares that the last block is a mixture of `experts` experts, and the parameter that corrects their scores.
+    pub fn mixture(&mut self, experts: usize, score_bias: Option<ParamId>) {
         let block = BlockId(self.description.spec.blocks.len() - 1);
         self.description.mixtures.insert(block, experts);
+        self.description.score_biases.extend(score_bias.map(|bias| (block, bias)));
     }
 
     /// Sets the coefficient of the routers' balancing loss from the model's own configuration.

@@ -119,7 +119,7 @@ impl<'a, 'r, M: Backend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             let is_due = job.config.checkpoint.is_due(done, steps);
             let evaluates = evaluates_after(done);
             let is_async_device = self.trainer.engine().memory().is_asynchronous();
-            let scales_loss = self.trainer.loss_scale().is_some();
+            let needs_report = self.trainer.needs_reports();
             let begin = Instant::now();
             let mut timer = WaitTimer::new(&mut *self.observer);
             self.trainer.issue(step, self.run.should_stop(), &mut ProgramOrder, &mut timer)?;
@@ -133,7 +133,7 @@ impl<'a, 'r, M: Backend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             // The host runs one step ahead of an asynchronous device, but not past anything that reads the state, nor
             // if the next step depends on this report.
             let mut stop =
-                self.read_until(usize::from(is_async_device && !scales_loss && !is_due && !evaluates))?;
+                self.read_until(usize::from(is_async_device && !needs_report && !is_due && !evaluates))?;
             if stop {
                 self.read_until(0)?;
             }

@@ -1,6 +1,7 @@
 //! A layer of a decoder: its modules, and the computation of its two halves.
 
 use fsdp_core::Error;
+use fsdp_core::model::ParamId;
 
 use super::attention::SelfAttention;
 use super::config::{DecoderConfig, LayerConfig, NormKind};
@@ -60,6 +61,14 @@ impl DecoderLayer {
         let norms = self.norms.before_attention.iter().chain(&self.norms.after_attention);
         let norms = norms.map(|norm| norm as &dyn Layer);
         norms.chain(self.attention.layers()).collect()
+    }
+
+    /// The parameter that corrects the scores of experts, if the layer is a mixture that has one.
+    pub(super) fn score_bias(&self) -> Option<ParamId> {
+        match &self.transform {
+            Transform::Mlp(_) => None,
+            Transform::Experts(experts) => experts.score_bias(),
+        }
     }
 
     /// Returns the layers that read parameters in the MLP half.

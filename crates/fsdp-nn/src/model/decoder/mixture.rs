@@ -66,6 +66,11 @@ impl Experts {
         }
     }
 
+    /// The parameter that corrects the scores of experts, if there is one.
+    pub(super) fn score_bias(&self) -> Option<ParamId> {
+        self.router.score_bias
+    }
+
     /// Returns the layers that read parameters.
     pub(super) fn layers(&self) -> Vec<&dyn Layer> {
         let shared = self.shared.iter().flat_map(Shared::layers);

@@ -75,7 +75,7 @@ impl Decoder {
                 describe.block(&format!("layers.{i}.mlp"), Some(i), &mlp);
             }
             if let Some(mixture) = config.layers[i].mixture {
-                describe.mixture(mixture.experts);
+                describe.mixture(mixture.experts, layer.score_bias());
             }
         }
         describe.block("head", None, &[&norm, &head]);
