@@ -6,7 +6,7 @@ use fsdp_core::{DType, Error};
 use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
-use super::families::Family;
+use super::families::{Family, family_of};
 use super::keys::Keys;
 use super::sizes::{Sizes, Small, Summary};
 use crate::model::Architecture;
@@ -108,7 +108,7 @@ fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
 /// Determines the family of a file, and parses its sizes.
 fn read(keys: Keys<'_>) -> Result<(&'static Family, Arc<dyn Sizes>), ConfigError> {
     let missing = || ConfigError::Missing { key: keys.path("model_type") };
-    let family = Family::of(keys.get("model_type").ok_or_else(missing)?)?;
+    let family = family_of(keys.get("model_type").ok_or_else(missing)?)?;
     let Family { class, base_class, .. } = family;
     keys.only("architectures", &format!("a list with `{class}` or `{base_class}`"), |names| {
         lists(names, class) || lists(names, base_class)

@@ -54,14 +54,43 @@ Read from `rope_scaling`, or from `rope_parameters` if that is absent, by `rope_
 `rope_theta`, `partial_rotary_factor` and `original_max_position_embeddings` may also be outside of these objects. Other keys in them
 are refused. Frequencies are computed in single precision, as in transformers, and tested against its own functions.
 
+## What is trained where
+
+| | `cpu`, `torch-cpu`, `cuda` | `xla` | [context axis](parallelism.md#context-axis) | [expert axis](parallelism.md#expert-axis) | [adapters](adapters.md) |
+|---|---|---|---|---|---|
+| families without mixtures | yes | yes | yes | | all linear maps |
+| mixtures, and with them latent attention and sinks | yes | refused by name | yes | yes | attention and shared experts |
+
 ## Mixtures of experts
 
-In `mixtral` and `qwen3_moe` a router sends each token to some of the experts of a layer. Expert weights have the names of published
-files, one tensor each, and are sharded by rows like all others; a layer is gathered whole, with all of its experts, or on an
-[expert axis](parallelism.md#expert-axis) with some of them. No token is dropped, so buffers have the same sizes whatever the router selects, and predicted memory is exact. Products run over the tokens of each expert, so time
-and `mfu` depend on the experts that tokens are sent to. Ties between probabilities go to the expert with the lower number. Adapters apply to
-the attention projections, as in PEFT, and not to routers or experts. On `torch-cpu` and `cuda` the order of rows is computed on the host,
-which waits for the device in every layer, in backward once per expert and weight.
+In models with mixtures (`*_moe`, `mixtral`, `olmoe`, `minimax_m2`, `deepseek_v3`, `gpt_oss`) a router sends each token to some of the experts of a layer. Expert weights
+have the names of published files, one tensor each, and are sharded by rows like all others; where files have stacks of all experts (`gpt_oss`), the stacks are read and
+exported. A layer is gathered whole, with all of its experts, or on an [expert axis](parallelism.md#expert-axis) with some of them. No token is dropped, so buffers have the
+same sizes whatever the router selects, and predicted memory is exact. Products run over the tokens of each expert, so time and `mfu` depend on the experts that tokens are
+sent to. Ties between scores go to the expert with the lower number. Adapters apply to the projections of attention and to shared experts, and not to routers or
+experts. On `torch-cpu` and `cuda` the order of rows is computed on the host, which waits for the device in every layer, in backward once per expert and weight.
+
+Routers compute in the dtype of the model (`fsdp.param_dtype`), as all other maps; transformers computes those of `deepseek_v3`, `glm4_moe` and `ernie4_5_moe` in f32.
+
+### Corrections
+
+The routers of `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `minimax_m2` and `ernie4_5_moe` add `e_score_correction_bias` to scores when they choose experts. It has no gradient.
+transformers keeps it as it is, and so does training here, unless `train.router_bias_update_speed` = u is set: after each step, the correction of an expert that had fewer routes than
+the mean of its mixture grows by u, and that of one that had more falls by u (Wang et al. 2024; DeepSeek V3 used 0.001). Loads are exact sums over all ranks and micro-batches of the step, so
+that the same corrections follow on every mesh; they are saved, resumed and exported like weights. Corrections have a master copy in f32, and routers read them in `param_dtype`.
+The next step waits for the loads of the last one.
+
+### Latent attention
+
+`deepseek_v3` and `glm4_moe_lite` project queries, and keys with values, to a few elements and from there to heads. Attention runs over heads of equal width: values that are narrower than
+queries are padded with zeros, which costs their share of its products and of the memory of activations. Files of DeepSeek V3 and GLM 4.5 have one layer more, which predicts the token after the next; like
+transformers, training leaves it out, and exports lack it. Files in FP8 are refused (`quantization_config`).
+
+### Experts in MXFP4
+
+Files of `gpt_oss` with experts in MXFP4 (`quant_method` \"mxfp4\") are read as floats, exactly; training and exports have floats.
+
+### Balancing loss
 
 Training adds the load-balancing loss of routers if `config.json` has `output_router_logits`, with `router_aux_loss_coef`, as in
 transformers; `train.router_aux_loss_coef` of the run file overrides both. The loss is `load_balancing_loss_func` of transformers, tested

@@ -6,6 +6,7 @@ mod deepseek_v3;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
+mod family;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
@@ -35,27 +36,23 @@ mod seed_oss;
 mod smollm3;
 mod starcoder2;
 
-use std::fmt;
-use std::sync::Arc;
-
 use serde_json::Value;
 
 use crate::hf::error::ConfigError;
-use crate::hf::keys::Keys;
-use crate::hf::sizes::Sizes;
+pub use family::Family;
 
 /// The supported families, ordered by name.
 pub const FAMILIES: &[Family] = &[
-    deepseek_v3::FAMILY,
     cohere2::FAMILY,
+    deepseek_v3::FAMILY,
     ernie4_5::FAMILY,
     ernie4_5_moe::FAMILY,
     exaone4::FAMILY,
     gemma2::FAMILY,
     gemma3_text::FAMILY,
+    glm4::FAMILY,
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,
-    glm4::FAMILY,
     gpt2::FAMILY,
     gpt_neox::FAMILY,
     gpt_oss::FAMILY,
@@ -66,8 +63,8 @@ pub const FAMILIES: &[Family] = &[
     mistral::FAMILY,
     mixtral::FAMILY,
     olmo2::FAMILY,
-    olmoe::FAMILY,
     olmo3::FAMILY,
+    olmoe::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen2_moe::FAMILY,
@@ -78,49 +75,23 @@ pub const FAMILIES: &[Family] = &[
     starcoder2::FAMILY,
 ];
 
-/// A family of models: how to parse its `config.json`, and which tensors its files contain beside parameters.
-pub struct Family {
-    /// `model_type` of its `config.json`.
-    pub model_type: &'static str,
-    /// The transformers class, as listed in `architectures`.
-    pub class: &'static str,
-    /// The transformers class of the model without its head.
-    pub base_class: &'static str,
-    /// The family's peculiarities, in one sentence.
-    pub about: &'static str,
-    /// The prefix of tensor names that files of [`Family::base_class`] omit.
-    pub base_prefix: &'static str,
-    /// Name suffixes of tensors that older versions saved although they are constants.
-    pub constants: &'static [&'static str],
-    /// Parses the keys, and refuses unknown values.
-    pub(in crate::hf) parse: fn(Keys<'_>) -> Result<Arc<dyn Sizes>, ConfigError>,
-}
-
-impl Family {
-    /// Returns the family of a `model_type`.
-    ///
-    /// # Errors
-    /// [`ConfigError::Family`] if there is none.
-    pub(in crate::hf) fn of(model_type: &Value) -> Result<&'static Family, ConfigError> {
-        // Kimi K2 is published with DeepSeek's class under a name of its own.
-        let name = if model_type == "kimi_k2" {
-            deepseek_v3::FAMILY.model_type
-        } else {
-            model_type.as_str().unwrap_or_default()
-        };
-        let found = FAMILIES.iter().find(|family| name == family.model_type);
-        found.ok_or_else(|| ConfigError::Family {
-            model_type: model_type.to_string(),
-            nearest: nearest(model_type.as_str().unwrap_or_default()),
-            supported: supported(),
-        })
-    }
-}
-
-impl fmt::Debug for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.model_type)
-    }
+/// Returns the family of a `model_type`.
+///
+/// # Errors
+/// [`ConfigError::Family`] if there is none.
+pub(in crate::hf) fn family_of(model_type: &Value) -> Result<&'static Family, ConfigError> {
+    // Kimi K2 is published with DeepSeek's class under a name of its own.
+    let name = if model_type == "kimi_k2" {
+        deepseek_v3::FAMILY.model_type
+    } else {
+        model_type.as_str().unwrap_or_default()
+    };
+    let found = FAMILIES.iter().find(|family| name == family.model_type);
+    found.ok_or_else(|| ConfigError::Family {
+        model_type: model_type.to_string(),
+        nearest: nearest(model_type.as_str().unwrap_or_default()),
+        supported: supported(),
+    })
 }
 
 /// Returns the names of all families, formatted as a list in a sentence.

@@ -5,6 +5,7 @@ mod dense;
 use serde_json::{Map, Value, json};
 
 use super::*;
+use crate::hf::keys::Keys;
 use crate::model::{DecoderConfig, RopeScaling};
 
 type Parse = fn(Keys<'_>) -> Result<DecoderConfig, ConfigError>;
