@@ -1,11 +1,11 @@
-//! Describes the balancing loss of routers.
+//! Describes how routers are balanced.
 
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::Job;
 
 use crate::run_setup::Model;
 
-/// The loss term of a mixture-of-experts model, and the setting it comes from.
+/// The loss term of a mixture-of-experts model, the setting it comes from, and what becomes of the corrections of routers.
 pub(super) fn line(job: &Job<Model>) -> Option<String> {
     let (train, model) = (&job.config.train, job.architecture.description());
     if model.mixtures.is_empty() {
@@ -16,8 +16,14 @@ pub(super) fn line(job: &Job<Model>) -> Option<String> {
         None if model.router_loss > 0.0 => "config.json",
         None => "config.json has no output_router_logits; train.router_aux_loss_coef adds one",
     };
-    Some(match train.loss_terms(model).router_loss {
+    let loss = match train.loss_terms(model).router_loss {
         0.0 => format!("no balancing loss of routers ({origin})"),
         coefficient => format!("balancing loss of routers times {coefficient} ({origin})"),
-    })
+    };
+    let corrections = match (model.score_biases.is_empty(), train.router_bias_update_speed) {
+        (true, _) => String::new(),
+        (false, 0.0) => "; their corrections stay (train.router_bias_update_speed moves them)".to_owned(),
+        (false, speed) => format!("; their corrections move by {speed} per step"),
+    };
+    Some(loss + &corrections)
 }

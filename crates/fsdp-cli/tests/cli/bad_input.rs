@@ -140,11 +140,13 @@ fn nested_config_json_errors_name_full_key() {
 
 #[test]
 fn unsupported_model_family_is_rejected() {
-    insta::assert_snapshot!(Sandbox::new().model_error("\"llama\"", "\"mamba\""), @r#"error: model: config.json: `model_type` = "mamba" is not supported; the closest supported family is
-"llama", all: "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma2",
-"gemma3_text", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "gpt_oss", "granite",
-"hunyuan_v1_dense", "llama", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3",
-"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3" and "starcoder2""#);
+    insta::assert_snapshot!(Sandbox::new().model_error("\"llama\"", "\"mamba\""), @r#"
+    error: model: config.json: `model_type` = "mamba" is not supported; the closest supported family is
+    "llama", all: "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma2",
+    "gemma3_text", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "gpt_oss", "granite",
+    "hunyuan_v1_dense", "llama", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3" and "starcoder2"
+    "#);
 }
 
 #[test]
