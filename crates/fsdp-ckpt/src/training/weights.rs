@@ -38,7 +38,7 @@ pub struct ViewedModel {
     checkpoint: Checkpoint,
     opened: Arc<OpenSources>,
     /// The experts, if they are in MXFP4.
-    mxfp4: Option<Mxfp4>,
+    mxfp4: Option<Box<Mxfp4>>,
 }
 
 impl ModelWeights {
@@ -55,7 +55,7 @@ impl ModelWeights {
         let model = ModelReader::open(path)?;
         if model.names().any(|name| name.contains(".experts.gate_up_proj")) {
             let mut viewed = ViewedModel::of(safetensors_files::from_model(&model)?)?;
-            viewed.mxfp4 = Mxfp4::of(model)?;
+            viewed.mxfp4 = Mxfp4::of(model)?.map(Box::new);
             return Ok(ModelWeights::Viewed(viewed));
         }
         Ok(ModelWeights::Safetensors(model))
@@ -143,7 +143,7 @@ impl ModelWeights {
             ModelWeights::Viewed(model) => {
                 let Checkpoint { tensors, path, .. } = &model.checkpoint;
                 let names = model.tensors().map(|(name, _)| name);
-                let names = names.chain(model.mxfp4.iter().flat_map(Mxfp4::names));
+                let names = names.chain(model.mxfp4.iter().flat_map(|mxfp4| mxfp4.names()));
                 let find = |name: &str| {
                     if let Some(shape) = model.shape_in_mxfp4(name) {
                         return Some((TensorType::Bf16, shape.to_vec()));

@@ -42,7 +42,7 @@ fn words(names: ExpertNames) -> (&'static str, [&'static str; 3]) {
 /// Cuts a stack into chunks: flat ranges, or boxes between cuts of each dimension, in their own strides. A stack of biases
 /// has one row per expert, and no dimension of rows.
 fn stack([experts, rows, columns]: [u64; 3], cuts: &[u64; 3], is_flat: bool, name: &str) -> Tensor {
-    let shape = vec![experts, rows, columns];
+    let shape = [experts, rows, columns];
     let kept = |all: [u64; 3]| -> Vec<u64> {
         (0..3).filter(|&dim| dim != 1 || !name.ends_with("_bias")).map(|dim| all[dim]).collect()
     };

@@ -72,9 +72,9 @@ impl HostMemory {
             }
             Attention::SinkBackward { dims } => {
                 let ([sinks, y, lse, dy], [dsinks], _) = operands.split();
-                let (sinks, y) = (self.elements::<E>(sinks)?, self.elements(y)?);
-                let (lse, dy) = (self.elements(lse)?, self.elements(dy)?);
-                sinks::backward(self.workers(), *dims, (sinks, y, lse, dy), self.elements_mut(dsinks.slice)?);
+                let rows = [self.elements::<E>(sinks)?, self.elements(y)?, self.elements(dy)?];
+                let (lse, dsinks) = (self.elements(lse)?, self.elements_mut(dsinks.slice)?);
+                sinks::backward(self.workers(), *dims, rows, lse, dsinks);
             }
         }
         Ok(Outcome::Done)

@@ -36,7 +36,8 @@ pub(super) fn forward<E: Element>(
 pub(super) fn backward<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
-    (sinks, y, lse, dy): (&[E], &[E], &[E::Acc], &[E]),
+    [sinks, y, dy]: [&[E]; 3],
+    lse: &[E::Acc],
     dsinks: &mut [E],
 ) {
     let AttentionDims { seq, heads, head_dim, .. } = dims;
