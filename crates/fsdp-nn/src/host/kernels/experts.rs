@@ -60,9 +60,10 @@ impl HostMemory {
             }
             Experts::Product { .. }
             | Experts::ProductBackwardInput { .. }
-            | Experts::ProductBackwardWeight { .. }
-            | Experts::AddBias { .. }
-            | Experts::BiasBackward { .. } => self.expert_maps::<E>(op, operands)?,
+            | Experts::ProductBackwardWeight { .. } => self.expert_products::<E>(op, operands)?,
+            Experts::AddBias { .. } | Experts::BiasBackward { .. } => {
+                self.expert_biases::<E>(op, operands)?
+            }
         }
         Ok(Outcome::Done)
     }
@@ -110,7 +111,7 @@ impl HostMemory {
         Ok(())
     }
 
-    fn expert_maps<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
+    fn expert_products<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
         let (workers, reads) = (self.workers(), operands.reads);
         match *op {
             Experts::Product { routing, dims } => {
@@ -151,6 +152,14 @@ impl HostMemory {
                     }
                 }
             }
+            _ => unreachable!("the caller asks for products only"),
+        }
+        Ok(())
+    }
+
+    fn expert_biases<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
+        let (workers, reads) = (self.workers(), operands.reads);
+        match *op {
             Experts::AddBias { routing, width } => {
                 let ([routes], [y], _) = operands.split();
                 let (places, biases) = (self.places(routing, routes)?, self.weights::<E>(&reads[1..])?);
@@ -178,7 +187,7 @@ impl HostMemory {
                     }
                 }
             }
-            _ => unreachable!("the caller asks for products only"),
+            _ => unreachable!("the caller asks for biases only"),
         }
         Ok(())
     }
