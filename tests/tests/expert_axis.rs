@@ -20,7 +20,7 @@ pub(crate) fn model(case: &str) -> String {
     let mut text = golden(case).replace("\"vocab_size\": 31", "\"vocab_size\": 61");
     let mut changed = 0;
     for (given, divisible) in [("5", "4"), ("6", "8"), ("8", "8")] {
-        for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
+        for key in ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"] {
             let [given, divisible] = [given, divisible].map(|number| format!("\"{key}\": {number},"));
             changed += usize::from(text.contains(&given));
             text = text.replace(&given, &divisible);
@@ -75,6 +75,9 @@ fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
         [[1, 1, 1, 1], [1, 2, 1, 2], [1, 4, 1, 4], [1, 4, 1, 2], [2, 2, 1, 2], [2, 4, 1, 4], [1, 8, 1, 1]];
     for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe", "gpt_oss"] {
         check(&model(case), &meshes, &["fsdp.chunks={ expert = 4 }"]);
+    }
+    for case in ["deepseek_v3-direct", "glm4_moe_lite", "minimax_m2", "olmoe", "ernie4_5_moe"] {
+        check(&model(case), &meshes[..3], &["fsdp.chunks={ expert = 4 }"]);
     }
 }
 

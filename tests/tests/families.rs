@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use fsdp_config::Ranks;
+use fsdp_core::{Axis, Mesh};
 use fsdp_nn::hf::{FAMILIES, HfConfig};
 use fsdp_train::verify::{VerifyOptions, verify};
 
@@ -52,6 +54,30 @@ fn every_family_is_bitwise_equal_at_every_world_size() {
         for world in &report.worlds {
             assert_eq!(world.promise, "equal bits (D2)", "{case}");
             assert!(world.failures.is_empty(), "{case}, world {}: {:#?}", world.world, world.failures);
+        }
+    }
+}
+
+/// Where two ranks share samples, in two chunks, every family has the bits of one rank.
+#[test]
+fn every_family_is_bitwise_equal_on_a_context_axis() {
+    // Cases for padding have another embedding and nothing else.
+    for (case, layer) in cases().into_iter().filter(|(case, _)| !case.ends_with("-padding")) {
+        let dir = tempfile::tempdir().unwrap();
+        let text = golden(&case);
+        let vocab = HfConfig::parse(&text).unwrap().summary().vocab as u32;
+        let wrap = format!("fsdp.wrap=[\"{layer}\"]");
+        let chunks = ["data.seq_len=8", "fsdp.chunks={ context = 2 }", &wrap];
+        let job = job(&text, config(dir.path(), vocab, &chunks));
+        let mesh = |context| Mesh::new([(Axis::Shard, 2), (Axis::Context, context)]).unwrap();
+        let worlds = [1, 2].map(|context| Ranks::On(mesh(context))).into();
+        let options = VerifyOptions { worlds, ..VerifyOptions::new(&[], 2) };
+        let report = verify(&job, &threads(), &options).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(report.worlds.len(), 2, "{case}: {:?}", report.skipped);
+        for world in &report.worlds {
+            assert_eq!(world.promise, "equal bits (D2)", "{case}");
+            assert!(world.failures.is_empty(), "{case}, world {}: {:#?}", world.world, world.failures);
+            assert_eq!(world.losses, report.worlds[0].losses, "{case}");
         }
     }
 }
