@@ -246,6 +246,13 @@ CASES = {
     # Norms before and after both halves, a packed gate; neighboring elements of the first half of a head rotate together.
     "glm4": ("glm4", dict(head_dim=8) | rope("default", 100.0, partial_rotary_factor=0.5)),
     "glm4-padding": ("glm4", padded(6, head_dim=4, attention_bias=False, tie_word_embeddings=True)),
+    # As `granite`, with mixtures whose experts are stacked in files, under other names than in memory.
+    "granitemoe": (
+        "granitemoe",
+        dict(num_local_experts=5, num_experts_per_tok=2, embedding_multiplier=3.0, attention_multiplier=0.4, residual_multiplier=0.3,
+             logits_scaling=2.5, attention_bias=True),
+    ),
+    "granitemoe-padding": ("granitemoe", padded(4, num_local_experts=3, num_experts_per_tok=2, tie_word_embeddings=True)),
 }  # fmt: skip
 
 
@@ -285,7 +292,9 @@ def named(model, value_of=lambda parameter: parameter):
     in memory, where the weights of experts are stacked."""
     kind = model.config.model_type
     sparse = (".mlp.", ".block_sparse_moe.")
-    renamed = {"gpt_neox": ("lm_head.", "embed_out."), "mixtral": sparse, "minimax_m2": sparse}.get(kind, ("", ""))
+    renamed = {
+        "gpt_neox": ("lm_head.", "embed_out."), "mixtral": sparse, "minimax_m2": sparse, "granitemoe": (".router.", ".router.layer."),
+    }.get(kind, ("", ""))  # fmt: skip
     values, stacks = {}, {}
     for name, parameter in model.named_parameters():
         # A constant, in some families a parameter that has no gradient.
@@ -305,7 +314,7 @@ def named(model, value_of=lambda parameter: parameter):
             both = value
             # Before transformers 5 the router was the first in all families.
             router = name.removesuffix("experts.gate_up_proj") + "gate.weight"
-            if router not in values:
+            if router not in values and kind != "granitemoe":
                 values[router] = value_of(model.get_parameter(router))
         elif name.endswith(".experts.down_proj"):
             stem = name.removesuffix(".down_proj")

@@ -73,7 +73,7 @@ pub(crate) fn check(model: &str, meshes: &[[usize; 4]], overrides: &[&str]) -> V
 fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
     let meshes =
         [[1, 1, 1, 1], [1, 2, 1, 2], [1, 4, 1, 4], [1, 4, 1, 2], [2, 2, 1, 2], [2, 4, 1, 4], [1, 8, 1, 1]];
-    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe", "gpt_oss"] {
+    for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe", "gpt_oss", "granitemoe"] {
         check(&model(case), &meshes, &["fsdp.chunks={ expert = 4 }"]);
     }
     for case in ["deepseek_v3-direct", "glm4_moe_lite", "minimax_m2", "olmoe", "ernie4_5_moe"] {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use fsdp_ckpt::checkpoint::published_stack;
+use fsdp_ckpt::checkpoint::{PublishedPlace, published_stack};
 use fsdp_ckpt::conversion::{Conversion, Target, convert};
 use fsdp_ckpt::export::{ExportPlan, Receipt};
 use fsdp_ckpt::formats;
@@ -92,17 +92,18 @@ fn published<'a>(
     let mut tensors: Vec<TensorSpec> = Vec::new();
     let mut stacks: BTreeMap<String, usize> = BTreeMap::new();
     for (name, param) in params {
-        let shape = param.shape.clone();
-        let Some((name, expert)) = published_stack(&name) else {
+        let mut shape = param.shape.clone();
+        let Some(PublishedPlace { stack: name, place, slots }) = published_stack(&name) else {
             tensors.push(TensorSpec { name, dtype, shape });
             continue;
         };
         let stack = *stacks.entry(name.clone()).or_insert_with(|| {
+            shape[0] *= slots;
             tensors.push(TensorSpec { name, dtype, shape: [vec![0], shape].concat() });
             tensors.len() - 1
         });
         let experts = &mut tensors[stack].shape[0];
-        *experts = (*experts).max(expert as usize + 1);
+        *experts = (*experts).max(place as usize / slots + 1);
     }
     tensors
 }
@@ -110,7 +111,7 @@ fn published<'a>(
 /// The tensor of files that holds a parameter under this name, and the parameter's first element in it.
 fn place_of(name: String, param: &ParamSpec) -> (String, u64) {
     match published_stack(&name) {
-        Some((stack, expert)) => (stack, expert * param.len() as u64),
+        Some(PublishedPlace { stack, place, .. }) => (stack, place * param.len() as u64),
         None => (name, 0),
     }
 }

@@ -6,7 +6,8 @@
 //! saves a model from memory, such as FSDP2, has the stacks, and so have the states of its optimizer. A weight of one
 //! expert is a range of a flattened stack, so both forms are views of the same bytes.
 //!
-//! gpt-oss publishes stacks, too, and has biases: its names of single experts are those of this project alone.
+//! gpt-oss and Granite publish stacks, too: their names of single experts are those of this project alone. gpt-oss has
+//! biases; Granite's stacks and router have other names in files than in memory, and get those of files.
 
 mod cut;
 mod fused;
@@ -24,7 +25,7 @@ use crate::error::Error;
 /// The form of the weights of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Experts {
-    /// Stacked, as transformers 5 holds them in memory.
+    /// Stacked, as transformers 5 holds them in memory; those of Granite have the names of its files.
     Fused,
     /// One by one, under the names that a family of models publishes.
     Separate(ExpertNames),
@@ -39,12 +40,16 @@ pub enum ExpertNames {
     Qwen,
     /// `mlp.experts.0.gate_up_proj`, `gate_up_proj_bias`, `down_proj` and `down_proj_bias`: one of each stack.
     GptOss,
+    /// `block_sparse_moe.experts.0.gate_proj.weight`, `up_proj` and `down_proj`, stacked in files as
+    /// `block_sparse_moe.input_linear.weight` and `output_linear.weight`; the router is `block_sparse_moe.router.layer`.
+    Granite,
 }
 
 impl ExpertNames {
     /// The families of models whose experts have these forms, and differ in nothing else between memory and files.
-    const MODEL_TYPES: [(ExpertNames, &'static [&'static str]); 3] = [
+    const MODEL_TYPES: [(ExpertNames, &'static [&'static str]); 4] = [
         (ExpertNames::GptOss, &["gpt_oss"]),
+        (ExpertNames::Granite, &["granitemoe"]),
         (ExpertNames::Mixtral, &["minimax", "minimax_m2", "mixtral"]),
         (
             ExpertNames::Qwen,
@@ -87,7 +92,7 @@ impl ExpertNames {
     /// The module of router and experts.
     const fn module(self) -> &'static str {
         match self {
-            ExpertNames::Mixtral => "block_sparse_moe",
+            ExpertNames::Mixtral | ExpertNames::Granite => SPARSE_MLP,
             ExpertNames::Qwen | ExpertNames::GptOss => STACKED_MLP,
         }
     }
@@ -96,22 +101,45 @@ impl ExpertNames {
     const fn words(self) -> [&'static [&'static str]; 4] {
         match self {
             ExpertNames::Mixtral => [&["w1.weight", "w3.weight"], &[], &["w2.weight"], &[]],
-            ExpertNames::Qwen => [&["gate_proj.weight", "up_proj.weight"], &[], &["down_proj.weight"], &[]],
+            ExpertNames::Qwen | ExpertNames::Granite => {
+                [&["gate_proj.weight", "up_proj.weight"], &[], &["down_proj.weight"], &[]]
+            }
             ExpertNames::GptOss => [&[STACKS[0]], &[STACKS[1]], &[STACKS[2]], &[STACKS[3]]],
         }
     }
 
     /// Whether published files have the stacks.
     const fn are_stacked_in_files(self) -> bool {
-        matches!(self, ExpertNames::GptOss)
+        matches!(self, ExpertNames::GptOss | ExpertNames::Granite)
+    }
+
+    /// The prefix and the published name of a parameter that memory has beside the experts; `None` if the names are the
+    /// same.
+    fn published_beside(self, name: &str) -> Option<(String, String)> {
+        match self {
+            ExpertNames::Granite => {
+                let prefix = prefix_of(name, "block_sparse_moe.router.weight")?;
+                Some((prefix.to_owned(), format!("{prefix}block_sparse_moe.router.layer.weight")))
+            }
+            ExpertNames::Mixtral | ExpertNames::Qwen | ExpertNames::GptOss => {
+                renamed_module(name, STACKED_MLP, self.module())
+            }
+        }
     }
 }
 
-/// The module of router and experts in memory, whatever it is called in published weights.
+/// The module of router and experts in published weights of some families.
+const SPARSE_MLP: &str = "block_sparse_moe";
+
+/// The module of router and experts in memory, whatever it is called in published weights; only Granite's is the same there.
 const STACKED_MLP: &str = "mlp";
 
 /// The names of the stacks, in the order of their module.
 const STACKS: [&str; 4] = ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"];
+
+/// The names of Granite's stacks in files, in the same order. It has no biases.
+const GRANITE_STACKS: [(&str, usize); 2] =
+    [("block_sparse_moe.input_linear.weight", 0), ("block_sparse_moe.output_linear.weight", 2)];
 
 /// The most stacks that a module of experts has.
 pub(crate) const STACKS_MAX: usize = STACKS.len();
@@ -137,9 +165,9 @@ impl Weight<'_> {
         let (module, rest) = name.rsplit_once(".experts.")?;
         let (expert, word) = rest.split_once('.')?;
         let expert = expert.parse().ok()?;
-        [ExpertNames::Mixtral, ExpertNames::Qwen, ExpertNames::GptOss].into_iter().find_map(|names| {
-            let prefix = module.strip_suffix(names.module());
-            let prefix = prefix.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
+        let all = [ExpertNames::Mixtral, ExpertNames::Qwen, ExpertNames::GptOss, ExpertNames::Granite];
+        all.into_iter().find_map(|names| {
+            let prefix = prefix_of(module, names.module())?;
             let in_stack = |words: &[&str]| words.iter().position(|known| *known == word);
             let (stack, slot) = (names.words().iter().enumerate())
                 .find_map(|(stack, words)| Some((stack, in_stack(words)?)))?;
@@ -156,7 +184,7 @@ impl Weight<'_> {
     pub(crate) fn position_in_module(&self) -> usize {
         match self.names {
             ExpertNames::Mixtral => [0, 2, 1][self.position()],
-            ExpertNames::Qwen | ExpertNames::GptOss => self.position(),
+            ExpertNames::Qwen | ExpertNames::GptOss | ExpertNames::Granite => self.position(),
         }
     }
 
@@ -167,15 +195,31 @@ impl Weight<'_> {
 
     /// The name of the stack that holds it.
     pub(crate) fn stack_name(&self) -> String {
-        format!("{}{STACKED_MLP}.experts.{}", self.prefix, STACKS[self.stack])
+        match (self.names, GRANITE_STACKS.iter().find(|(_, stack)| *stack == self.stack)) {
+            (ExpertNames::Granite, Some((name, _))) => format!("{}{name}", self.prefix),
+            _ => format!("{}{STACKED_MLP}.experts.{}", self.prefix, STACKS[self.stack]),
+        }
     }
 }
 
-/// The stack of published files that holds a parameter, and the number of its expert; `None` for parameters that published
-/// files have under their own names.
-pub fn published_stack(parameter: &str) -> Option<(String, u64)> {
+/// A parameter's place in a stack of published files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishedPlace {
+    /// The name of the stack.
+    pub stack: String,
+    /// How many parameters of the same size come before it.
+    pub place: u64,
+    /// How many of them each expert has.
+    pub slots: usize,
+}
+
+/// The place of a parameter in a stack of published files; `None` for parameters that published files have under their own
+/// names.
+pub fn published_stack(parameter: &str) -> Option<PublishedPlace> {
     let weight = Weight::parse(parameter).filter(|weight| weight.names.are_stacked_in_files())?;
-    Some((weight.stack_name(), weight.expert))
+    let slots = weight.slots();
+    let place = weight.expert * slots as u64 + weight.slot as u64;
+    Some(PublishedPlace { stack: weight.stack_name(), place, slots })
 }
 
 /// Whether this is the name of a stack.
@@ -185,9 +229,10 @@ pub(crate) fn is_stack_of_experts(name: &str) -> bool {
 
 /// The prefix and the index in [`STACKS`] of a stack's name.
 fn parse_stack(name: &str) -> Option<(&str, usize)> {
-    let (module, stack) = name.rsplit_once(".experts.")?;
-    let prefix =
-        module.strip_suffix(STACKED_MLP).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
+    let Some((module, stack)) = name.rsplit_once(".experts.") else {
+        return GRANITE_STACKS.iter().find_map(|(known, stack)| Some((prefix_of(name, known)?, *stack)));
+    };
+    let prefix = [STACKED_MLP, SPARSE_MLP].into_iter().find_map(|mlp| prefix_of(module, mlp))?;
     Some((prefix, STACKS.iter().position(|known| *known == stack)?))
 }
 
@@ -198,6 +243,11 @@ pub(crate) fn weights_of_stack(
 ) -> Option<impl Iterator<Item = (String, u64)> + '_> {
     let stack = parse_stack(stack)?;
     Some(weights_of(stack, experts, ExpertNames::GptOss).map(|(name, expert, _)| (name, expert)))
+}
+
+/// What comes before these last steps of a name, with its dot.
+fn prefix_of<'a>(name: &'a str, last: &str) -> Option<&'a str> {
+    name.strip_suffix(last).filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
 }
 
 /// The names of the weights in a stack of experts, with expert and slot.

@@ -8,7 +8,7 @@ use std::{
 
 use super::{StateRows, mxfp4::Mxfp4};
 use crate::{
-    checkpoint::{Checkpoint, Experts, Tensor},
+    checkpoint::{Checkpoint, Experts, Tensor, is_stack_of_experts},
     conversion::expert_names_beside,
     error::Error,
     file_io::Files,
@@ -53,7 +53,7 @@ impl ModelWeights {
             return ViewedModel::open(&file).map(ModelWeights::Viewed);
         }
         let model = ModelReader::open(path)?;
-        if model.names().any(|name| name.contains(".experts.gate_up_proj")) {
+        if model.names().any(|name| is_stack_of_experts(name.strip_suffix("_blocks").unwrap_or(name))) {
             let mut viewed = ViewedModel::of(safetensors_files::from_model(&model)?)?;
             viewed.mxfp4 = Mxfp4::of(model)?.map(Box::new);
             return Ok(ModelWeights::Viewed(viewed));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::model::{
-    DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, PackedExperts, QkNorm, RopeConfig,
-    RopeScaling, SharedExpert,
+    DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace, PackedExperts, QkNorm,
+    RopeConfig, RopeScaling, SharedExpert,
 };
 use crate::op::{Function, Gating, Groups, Scoring};
 
@@ -114,7 +114,7 @@ fn neox() -> DecoderConfig {
         layer_class: "Layer",
         qkv: &["query_key_value"],
         gate_up: &["wide"],
-        norms_are_first: true,
+        norms: NormsPlace::BeforeAttention,
         ..Names::LLAMA
     };
     DecoderConfig {

@@ -57,7 +57,17 @@ impl Case {
 /// The parameters that a tensor holds: itself or, if it is a stack, those of all experts.
 fn one_by_one(subject: &Sample<HfModel>, tensor: String, values: Vec<f64>) -> Vec<(String, Vec<f64>)> {
     let (stem, part) = tensor.rsplit_once('.').expect("names have several parts");
-    let names = (0..).map(|expert| format!("{stem}.{expert}.{part}"));
+    let granite = [
+        ("input_linear", &["gate_proj.weight", "up_proj.weight"][..]),
+        ("output_linear", &["down_proj.weight"]),
+    ];
+    let renamed = granite.into_iter().find_map(|(name, parts)| Some((stem.strip_suffix(name)?, parts)));
+    let (stem, parts) = match renamed {
+        Some((mlp, parts)) => (format!("{mlp}experts"), parts),
+        None => (stem.to_owned(), &[part][..]),
+    };
+    let all = (0..).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
+    let names = all.map(|(expert, part)| format!("{stem}.{expert}.{part}"));
     let exists = |name: &String| subject.spec.params.iter().any(|param| param.fqn == *name);
     let names: Vec<String> = names.take_while(exists).collect();
     if names.is_empty() {

@@ -2,14 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use super::{ExpertNames, STACKED_MLP, Weight, cut, parameter, renamed_module};
+use super::{ExpertNames, SPARSE_MLP, STACKED_MLP, Weight, cut, parameter, parse_stack, renamed_module};
 use crate::{
     checkpoint::{Checkpoint, Key, Role, Tensor, with_parameter},
     error::Error,
 };
 
+/// Whether a tensor belongs to the experts of a Granite, in any form.
+fn is_of_granite(tensor: &Tensor) -> bool {
+    let Some((_, name)) = parameter(&tensor.path, tensor.role) else { return false };
+    let weight = Weight::parse(&name).map(|weight| weight.names);
+    weight == Some(ExpertNames::Granite) || parse_stack(&name).is_some() && name.contains(SPARSE_MLP)
+}
+
 impl Checkpoint {
     pub(super) fn fused(mut self) -> Result<Checkpoint, Error> {
+        let is_granite = self.tensors.values().any(is_of_granite);
+        // The module of Granite has the same name in both forms.
+        let beside = |name: &str| match is_granite {
+            true => None,
+            false => Some(renamed_module(name, SPARSE_MLP, STACKED_MLP)?.1),
+        };
         let mut tensors = BTreeMap::new();
         let mut stacks: BTreeMap<Vec<Key>, (String, cut::Weights)> = BTreeMap::new();
         for (name, tensor) in std::mem::take(&mut self.tensors) {
@@ -23,8 +36,7 @@ impl Checkpoint {
                 weights.insert((weight.expert, weight.slot), (weight.slots(), tensor));
                 continue;
             }
-            let (from, to) = (ExpertNames::Mixtral.module(), STACKED_MLP);
-            match found.and_then(|(span, text)| Some((span, renamed_module(&text, from, to)?.1))) {
+            match found.and_then(|(span, text)| Some((span, beside(&text)?))) {
                 Some((span, new)) => {
                     let path = with_parameter(&tensor.path, span, &new);
                     self.put(&mut tensors, Tensor { path, ..tensor })?;
@@ -45,8 +57,8 @@ impl Checkpoint {
         }
         self.tensors = tensors;
         self.rename_values(|name| {
-            let beside = || Some(renamed_module(name, ExpertNames::Mixtral.module(), STACKED_MLP)?.1);
-            Some(vec![Weight::parse(name).map(|weight| weight.stack_name()).or_else(beside)?])
+            let stack = Weight::parse(name).map(|weight| weight.stack_name());
+            Some(vec![stack.or_else(|| beside(name))?])
         })?;
         Ok(self)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{DIMS, ExpertNames, STACKED_MLP, cut, parameter, parse_stack, renamed_module, weights_of};
+use super::{DIMS, ExpertNames, cut, parameter, parse_stack, weights_of};
 use crate::{
     checkpoint::{Checkpoint, Tensor, join, with_parameter},
     error::Error,
@@ -22,7 +22,7 @@ impl Checkpoint {
             experts.keys().filter_map(|stack| Some(parse_stack(stack)?.0.to_owned())).collect();
         // Other layers may have an MLP of the same name.
         let beside = |name: &str| {
-            let (prefix, renamed) = renamed_module(name, STACKED_MLP, names.module())?;
+            let (prefix, renamed) = names.published_beside(name)?;
             modules.contains(&prefix).then_some(renamed)
         };
         let mut tensors = BTreeMap::new();

@@ -110,7 +110,8 @@ proptest! {
                 prop_assert_eq!(place(part, &index), place(of, &[&[expert], &index[..]].concat()));
             }
             let stack = format!("l.0.mlp.experts.{name}");
-            prop_assert_eq!(published_stack(&format!("l.0.mlp.experts.{expert}.{name}")), Some((stack, expert)));
+            let published = PublishedPlace { stack, place: expert, slots: 1 };
+            prop_assert_eq!(published_stack(&format!("l.0.mlp.experts.{expert}.{name}")), Some(published));
         }
         let again = separate.with_experts(Experts::Fused).unwrap();
         prop_assert_eq!(again.tensors.keys().collect::<Vec<_>>(), fused.tensors.keys().collect::<Vec<_>>());
@@ -131,12 +132,15 @@ proptest! {
         (experts, inner, hidden) in (1_u64..4, 1_u64..4, 1_u64..4),
         cuts in prop::array::uniform3(0_u64..60),
         is_flat in any::<bool>(),
-        is_mixtral in any::<bool>(),
+        names in prop::sample::select(vec![ExpertNames::Mixtral, ExpertNames::Qwen, ExpertNames::Granite]),
     ) {
-        let names = if is_mixtral { ExpertNames::Mixtral } else { ExpertNames::Qwen };
         let (mlp, [gate, up, down]) = words(names);
-        let gate_up = stack([experts, 2 * inner, hidden], &cuts, is_flat, "l.0.mlp.experts.gate_up_proj");
-        let downs = stack([experts, hidden, inner], &cuts, is_flat, "l.0.mlp.experts.down_proj");
+        let [of_gate_up, of_down] = match names {
+            ExpertNames::Granite => GRANITE_STACKS.map(|(name, _)| format!("l.0.{name}")),
+            _ => ["gate_up_proj", "down_proj"].map(|name| format!("l.0.mlp.experts.{name}")),
+        };
+        let gate_up = stack([experts, 2 * inner, hidden], &cuts, is_flat, &of_gate_up);
+        let downs = stack([experts, hidden, inner], &cuts, is_flat, &of_down);
         let fused = checkpoint([gate_up.clone(), downs.clone()]);
         let separate = fused.clone().with_experts(Experts::Separate(names)).unwrap();
         prop_assert_eq!(separate.tensors.len() as u64, 3 * experts);
@@ -219,6 +223,32 @@ fn names_states_and_groups_follow_the_form() {
         let again = expected.with_experts(Experts::Fused).unwrap();
         assert_eq!((shapes(&again), &again.values), (shapes(&fused), &fused.values), "{names:?}");
     }
+}
+
+/// Files of Granite have their own names of stacks and router, and so has what is made of memory.
+#[test]
+fn both_forms_of_granite_are_read_and_that_of_files_is_written() {
+    let mlp = "l.0.block_sparse_moe";
+    let stacks: [&[u64]; 2] = [&[2, 6, 4], &[2, 4, 3]];
+    let all = |router: &str, names: [&str; 2]| {
+        let names = [router, names[0], names[1]].map(|name| format!("{mlp}.{name}"));
+        let shapes = [&[2, 4][..], stacks[0], stacks[1]];
+        of_layer(&names.iter().map(|name| &name[..]).zip(shapes).collect::<Vec<_>>())
+    };
+    let memory = all("router.weight", ["experts.gate_up_proj", "experts.down_proj"]);
+    let files = all("router.layer.weight", ["input_linear.weight", "output_linear.weight"]);
+    let form = Experts::Separate(ExpertNames::Granite);
+    let [from_memory, from_files] = [memory, files.clone()].map(|one| one.with_experts(form).unwrap());
+    assert_eq!((&from_memory.tensors, &from_memory.values), (&from_files.tensors, &from_files.values));
+    assert!(from_files.tensors.contains_key(&format!("model.{mlp}.experts.1.up_proj.weight")));
+    let again = from_files.with_experts(Experts::Fused).unwrap();
+    assert_eq!(
+        (again.tensors.keys().collect::<Vec<_>>(), &again.values),
+        (files.tensors.keys().collect(), &files.values)
+    );
+    assert_eq!(files.clone().with_experts(Experts::Fused).unwrap().tensors, files.tensors);
+    let up = published_stack(&format!("{mlp}.experts.1.up_proj.weight")).unwrap();
+    assert_eq!(up, PublishedPlace { stack: format!("{mlp}.input_linear.weight"), place: 3, slots: 2 });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::decoder::{self, Defaults};
 use super::rope::Rotary;
 use crate::hf::error::ConfigError;
 use crate::hf::keys::Keys;
-use crate::model::{DecoderConfig, Names, NormKind};
+use crate::model::{DecoderConfig, Names, NormKind, NormsPlace};
 use crate::op::Function;
 
 pub(super) const FAMILY: Family = Family {
@@ -35,7 +35,7 @@ const NAMES: Names = Names {
     output: "dense",
     gate_up: &["dense_h_to_4h"],
     down: "dense_4h_to_h",
-    norms_are_first: true,
+    norms: NormsPlace::BeforeAttention,
     ..Names::LLAMA
 };
 const DEFAULTS: Defaults = Defaults {

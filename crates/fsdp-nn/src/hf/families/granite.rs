@@ -22,15 +22,19 @@ pub(super) const FAMILY: Family = Family {
 const NAMES: Names = Names { class: "Granite", ..Names::LLAMA };
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
+    Ok(DecoderConfig { mlp_bias: keys.flag("mlp_bias", false)?, ..parse_with(keys, NAMES)? })
+}
+
+/// Parses what models with an MLP and with mixtures share.
+pub(super) fn parse_with(keys: Keys<'_>, names: Names) -> Result<DecoderConfig, ConfigError> {
     let bias = keys.flag("attention_bias", false)?;
     Ok(DecoderConfig {
         qkv_bias: bias,
         output_bias: bias,
-        mlp_bias: keys.flag("mlp_bias", false)?,
         embedding_scale: keys.positive("embedding_multiplier", 1.0)?,
         attention_scale: Some(keys.positive("attention_multiplier", 1.0)?),
         residual_scale: keys.positive("residual_multiplier", 1.0)?,
         logit_scale: 1.0 / keys.positive("logits_scaling", 1.0)?,
-        ..decoder::parse(keys, NAMES, &Defaults::LLAMA)?
+        ..decoder::parse(keys, names, &Defaults::LLAMA)?
     })
 }

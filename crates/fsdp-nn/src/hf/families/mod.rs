@@ -17,6 +17,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granitemoe;
 mod hunyuan_v1_dense;
 mod latent;
 mod llama;
@@ -57,6 +58,7 @@ pub const FAMILIES: &[Family] = &[
     gpt_neox::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
+    granitemoe::FAMILY,
     hunyuan_v1_dense::FAMILY,
     llama::FAMILY,
     minimax_m2::FAMILY,

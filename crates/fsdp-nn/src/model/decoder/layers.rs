@@ -7,6 +7,7 @@ use super::attention::SelfAttention;
 use super::config::{DecoderConfig, LayerConfig, NormKind};
 use super::mixture::Experts;
 use super::mlp::Mlp;
+use super::names::NormsPlace;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Describe, Layer, Norm, RmsNorm};
 
@@ -44,15 +45,19 @@ impl DecoderLayer {
     ) -> Self {
         let names = &config.names;
         d.module(&index.to_string(), &names.class(names.layer_class), |d| {
-            let first = names.norms_are_first.then(|| Norms::describe(config, d));
+            let norms_at =
+                |place, d: &mut Describe| (names.norms == place).then(|| Norms::describe(config, d));
+            let first = norms_at(NormsPlace::BeforeAttention, d);
             let attention = d.module(names.attention, &names.class("Attention"), |d| {
                 SelfAttention::describe(config, layer, d)
             });
+            let second = norms_at(NormsPlace::BeforeMlp, d);
             let transform = d.module(names.mlp, &names.class("MLP"), |d| match &layer.mixture {
                 None => Transform::Mlp(Mlp::describe(config, config.intermediate_size, d)),
                 Some(mixture) => Transform::Experts(Box::new(Experts::describe(config, mixture, d))),
             });
-            Self { norms: first.unwrap_or_else(|| Norms::describe(config, d)), attention, transform }
+            let norms = first.or(second).unwrap_or_else(|| Norms::describe(config, d));
+            Self { norms, attention, transform }
         })
     }
 

@@ -18,7 +18,7 @@ use half::{bf16, f16};
 pub use config::{
     DecoderConfig, LatentAttention, LayerConfig, Mixture, NormKind, PackedExperts, QkNorm, SharedExpert,
 };
-pub use names::Names;
+pub use names::{Names, NormsPlace};
 pub use rope::{RopeConfig, RopeScaling, Yarn};
 
 use super::architecture::Architecture;

@@ -40,8 +40,8 @@ pub struct Names {
     pub score_bias: (&'static str, usize),
     /// The MLP of a mixture that all tokens go through; the map to its weight ends in `_gate`.
     pub shared_expert: &'static str,
-    /// Whether the norms of a layer come before attention and MLP in parameter order.
-    pub norms_are_first: bool,
+    /// Where the norms of a layer are in parameter order.
+    pub norms: NormsPlace,
     /// Whether the norm of the input of the MLP comes before that of the output of attention in parameter order (GLM 4).
     pub inputs_have_norms_first: bool,
     /// The norm of the input of attention, if there is one.
@@ -52,6 +52,17 @@ pub struct Names {
     pub before_mlp: Option<&'static str>,
     /// The norm of the output of the MLP, if there is one.
     pub after_mlp: Option<&'static str>,
+}
+
+/// Where the norms of a layer are in parameter order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormsPlace {
+    /// Before attention (GPT-NeoX).
+    BeforeAttention,
+    /// Between attention and MLP (Granite with mixtures).
+    BeforeMlp,
+    /// After the MLP.
+    AfterMlp,
 }
 
 impl Names {
@@ -74,7 +85,7 @@ impl Names {
         router: "gate",
         score_bias: ("gate.e_score_correction_bias", 1),
         shared_expert: "shared_experts",
-        norms_are_first: false,
+        norms: NormsPlace::AfterMlp,
         inputs_have_norms_first: false,
         before_attention: Some("input_layernorm"),
         after_attention: None,
