@@ -4,10 +4,12 @@ use std::path::Path;
 
 use fsdp_config::Ranks;
 use fsdp_core::{Axis, Mesh};
-use fsdp_nn::hf::{FAMILIES, HfConfig};
+use fsdp_nn::hf::{FAMILIES, HfConfig, Small};
+use fsdp_nn::model::Architecture;
 use fsdp_train::verify::{VerifyOptions, verify};
+use serde_json::{Value, json};
 
-use crate::support::{config, job, threads};
+use crate::support::{config, job, job_of, threads};
 
 /// Returns the text of a golden `config.json`.
 fn golden(case: &str) -> String {
@@ -79,5 +81,49 @@ fn every_family_is_bitwise_equal_on_a_context_axis() {
             assert!(world.failures.is_empty(), "{case}, world {}: {:#?}", world.world, world.failures);
             assert_eq!(world.losses, report.worlds[0].losses, "{case}");
         }
+    }
+}
+
+/// The sizes of published mixtures: DeepSeek V3, GLM 4.5, gpt-oss-20b and MiniMax M2.
+fn published() -> [Value; 4] {
+    [
+        json!({"model_type": "deepseek_v3", "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432,
+            "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
+            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+            "max_position_embeddings": 163_840, "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}}),
+        json!({"model_type": "glm4_moe", "vocab_size": 151_552, "hidden_size": 5120, "intermediate_size": 12_288,
+            "num_hidden_layers": 92, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+            "n_routed_experts": 160, "moe_intermediate_size": 1536, "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 3, "attention_bias": true, "use_qk_norm": true, "rope_theta": 1_000_000,
+            "partial_rotary_factor": 0.5, "pad_token_id": 151_329}),
+        json!({"model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880,
+            "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
+            "head_dim": 64, "sliding_window": 128, "pad_token_id": 199_999, "swiglu_limit": 7.0}),
+        json!({"model_type": "minimax_m2", "vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 1536,
+            "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+            "rotary_dim": 64, "partial_rotary_factor": 0.5}),
+    ]
+}
+
+/// What `fsdp verify --shrink` makes of published mixtures: small models with the same kinds of layers.
+#[test]
+fn published_mixtures_shrink_to_small_models_with_the_bits_of_one_rank() {
+    for keys in published() {
+        let name = keys["model_type"].as_str().unwrap();
+        let published = HfConfig::parse(&keys.to_string()).unwrap();
+        let small = published.shrink(Small { layers: 3, vocab: Some(64), seq_len: 8 });
+        let model = small.build().unwrap();
+        let elements = model.description().spec.elements();
+        assert!((1000..50_000).contains(&elements), "{name}: {elements} elements in {}", small.summary());
+        let of = |config: &HfConfig| format!("{config:?}");
+        for part in ["mixture: Some", "mixture: None", "window: Some", "latent: Some", "sinks: true"] {
+            assert_eq!(of(&small).contains(part), of(&published).contains(part), "{name}: {part}, {small:?}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), 64, &["data.seq_len=8", "fsdp.min_num_params=500"]);
+        let report = verify(&job_of(model, config), &threads(), &VerifyOptions::new(&[2, 4], 2)).unwrap();
+        assert!(report.holds(), "{name}: {report:#?}");
     }
 }

@@ -32,9 +32,6 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
-    // Transformers ignores the activation and the limit of published files, and has these.
-    keys.only("hidden_act", "\"silu\"", |name| name == "silu")?;
-    keys.only("swiglu_limit", "7", |limit| limit.as_f64() == Some(CLAMP))?;
     let bias = keys.flag("attention_bias", true)?;
     let mut config = DecoderConfig {
         qkv_bias: bias,
@@ -43,6 +40,9 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
         router_loss: decoder::router_loss(keys, 0.001)?,
         ..decoder::parse_rotated(keys, NAMES, &DEFAULTS, |heads| rope(keys, heads))?
     };
+    // Transformers ignores the activation and the limit of published files, and has these.
+    keys.only("hidden_act", "\"silu\"", |name| name == "silu")?;
+    keys.only("swiglu_limit", "7", |limit| limit.as_f64() == Some(CLAMP))?;
     config.activation = Function::ClampedSwish;
     let mixture = Mixture {
         packed: Some(PackedExperts { interleaved: true, bias: true }),

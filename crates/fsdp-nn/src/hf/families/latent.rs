@@ -1,6 +1,6 @@
 //! Parses the keys of latent attention, and of the mixtures beside it: DeepSeek V3 and its relatives.
 
-use super::decoder;
+use super::{decoder, rope};
 use crate::hf::error::ConfigError;
 use crate::hf::keys::{Keys, divides};
 use crate::hf::limits::{INNER_MAX, LAYERS_MAX, WIDTH_MAX};
@@ -35,11 +35,12 @@ pub(super) fn attention_scale(keys: Keys<'_>, latent: &LatentAttention) -> Resul
     let scale = 1.0 / ((latent.fixed + latent.rotating) as f64).sqrt();
     let multiplier =
         rope.optional_number("mscale_all_dim", "a non-negative number", |number| number >= 0.0)?;
-    let factor = rope.positive("factor", 1.0)?;
-    Ok(match multiplier {
-        Some(multiplier) if factor > 1.0 => scale * (0.1 * multiplier * factor.ln() + 1.0).powi(2),
-        _ => scale,
-    })
+    let kind = rope.text("rope_type")?.or(rope.text("type")?);
+    let Some(multiplier) = multiplier.filter(|_| kind.is_some_and(|kind| kind != "default")) else {
+        return Ok(scale);
+    };
+    let factor = rope::factor(rope)?;
+    Ok(if factor > 1.0 { scale * (0.1 * multiplier * factor.ln() + 1.0).powi(2) } else { scale })
 }
 
 /// The defaults of the keys of a mixture that differ between families.
@@ -68,6 +69,11 @@ pub(super) fn mixture(keys: Keys<'_>, defaults: &MixtureDefaults) -> Result<Mixt
     let inner = keys.size(&["moe_intermediate_size"], INNER_MAX)?.unwrap_or(defaults.inner);
     let count = keys.size(&["n_group"], experts)?.unwrap_or(defaults.groups.count);
     divides(("n_routed_experts", experts), ("n_group", count))?;
+    if count > 1 && experts < 2 * count {
+        return Err(
+            keys.wrong("n_group", "at most half of the experts: a group counts as much as its best two")
+        );
+    }
     let groups = Groups { count, top: keys.size(&["topk_group"], count)?.unwrap_or(defaults.groups.top) };
     if groups.top > groups.count || top > groups.top * (experts / groups.count) {
         return Err(

@@ -50,7 +50,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     // Without windows, transformers writes a size of 0.
     let is_used = keys.flag("use_sliding_window", false)?;
     let window = if is_used { decoder::window(keys, Some(4096))? } else { None };
-    let last = keys.size(&["max_window_layers"], usize::MAX)?.unwrap_or(28);
+    let last = keys.count("max_window_layers", 28, usize::MAX)?;
     decoder::set_windows(keys, &mut config, window, |index, _| index.is_multiple_of(2) && index < last)?;
     Ok(config)
 }

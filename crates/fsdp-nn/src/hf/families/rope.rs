@@ -133,7 +133,8 @@ fn required(rope: Keys<'_>, key: &'static str) -> Result<f64, ConfigError> {
     rope.positive(key, 1.0)
 }
 
-fn factor(rope: Keys<'_>) -> Result<f64, ConfigError> {
+/// Parses `factor`, which must be there.
+pub(super) fn factor(rope: Keys<'_>) -> Result<f64, ConfigError> {
     required(rope, "factor")
 }
 

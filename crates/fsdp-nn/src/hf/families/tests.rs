@@ -1,6 +1,7 @@
 //! Tests of family parsers for cases that the golden files do not cover.
 
 mod dense;
+mod mixtures;
 
 use serde_json::{Map, Value, json};
 
