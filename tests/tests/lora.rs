@@ -194,7 +194,8 @@ fn sharded_adapters_match_oracle_and_predicted_memory() {
     let llama = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
     let gpt2 = "fsdp.wrap=[\"GPT2Block\"]";
     let mixture = expert_axis::model("qwen3_moe");
-    let cases: [(&str, u32, &[&str], &[&str]); 9] = [
+    let latent = expert_axis::model("deepseek_v3");
+    let cases: [(&str, u32, &[&str], &[&str]); 11] = [
         (LLAMA, 61, &all, &[llama]),
         (LLAMA, 61, &some, &[llama, "fsdp.mesh={ replicate = 2 }"]),
         (LLAMA, 61, &all, &[llama, "fsdp.activation_checkpointing=\"full\""]),
@@ -205,6 +206,14 @@ fn sharded_adapters_match_oracle_and_predicted_memory() {
         (GPT2, 53, &all, &[gpt2, "fsdp.accumulation=\"unsharded\""]),
         // Experts are frozen, as are their units.
         (&mixture, 61, &all, &["fsdp.min_num_params=500", "fsdp.mesh={ expert = 2 }"]),
+        // Latent attention and shared experts have linear maps, too.
+        (&latent, 61, &all, &["fsdp.min_num_params=500", "fsdp.mesh={ expert = 2 }"]),
+        (
+            &latent,
+            61,
+            &all,
+            &["fsdp.wrap=[\"DeepseekV3DecoderLayer\"]", "fsdp.activation_checkpointing=\"full\""],
+        ),
     ];
     for (model, vocab, adapter, others) in cases {
         let dir = tempfile::tempdir().unwrap();
@@ -219,6 +228,30 @@ fn sharded_adapters_match_oracle_and_predicted_memory() {
             );
         }
     }
+}
+
+/// PEFT names adapters after the modules of the model: so it does in latent attention, and beside experts.
+#[test]
+fn adapters_of_latent_attention_and_shared_experts_are_exported_by_module() {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = ["adapter.rank=2", "train.steps=1", "fsdp.min_num_params=500"];
+    let job = job(&expert_axis::model("deepseek_v3"), config(dir.path(), 61, &overrides));
+    run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+    let names: Vec<String> =
+        tensors(&dir.path().join("out/adapter/adapter_model.safetensors")).into_keys().collect();
+    let attention = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"];
+    let attention =
+        [0, 1].into_iter().flat_map(|layer| attention.map(|map| format!("{layer}.self_attn.{map}")));
+    let mlps = ["0.mlp", "1.mlp.shared_experts"].into_iter();
+    let mlps = mlps.flat_map(|mlp| ["gate_proj", "up_proj", "down_proj"].map(|map| format!("{mlp}.{map}")));
+    let mut expected: Vec<String> = attention
+        .chain(mlps)
+        .flat_map(|module| {
+            ["A", "B"].map(|half| format!("base_model.model.model.layers.{module}.lora_{half}.weight"))
+        })
+        .collect();
+    expected.sort();
+    assert_eq!(names, expected);
 }
 
 #[test]
