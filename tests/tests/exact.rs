@@ -40,7 +40,7 @@ fn integer_ranks() -> Threads<Hooked<HostMemory>> {
             let mut writes: Vec<_> = operands.writes.iter_mut().map(Write::reborrow).collect();
             memory.execute(op, Operands { reads, writes: &mut writes, batch: BatchFacts::default() })
         };
-        Ok(Arc::new(Hooked { inner: memory()?, hook: Arc::new(hook) }))
+        Ok(Arc::new(Hooked::new(memory()?, Arc::new(hook))))
     })
 }
 

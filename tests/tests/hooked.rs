@@ -14,10 +14,36 @@ use fsdp_nn::update::Part;
 pub(crate) type Hook<M> =
     dyn Fn(&M, &Op, Operands<'_, '_, <M as Memory>::Buffer>) -> Result<Outcome, Error> + Send + Sync;
 
-/// A backend whose operations go through a hook.
+/// Computes on buffers, or does something else.
+type Compute<M> = fn(
+    &M,
+    Queue,
+    Arithmetic<'_, Slice<'_, <M as Memory>::Buffer>>,
+    SliceMut<'_, <M as Memory>::Buffer>,
+) -> Result<(), Error>;
+
+/// Runs an update rule, or does something else.
+type Update<M> = fn(
+    &M,
+    &Part,
+    &mut Stage<'_, <M as Memory>::Buffer>,
+    &mut SegmentShard<'_, <M as Memory>::Buffer>,
+    &StepScalars<'_, <M as Memory>::Buffer>,
+) -> Result<Outcome, Error>;
+
+/// A backend whose operations go through hooks.
 pub(crate) struct Hooked<M: Memory> {
     pub(crate) inner: M,
     pub(crate) hook: Arc<Hook<M>>,
+    pub(crate) compute: Compute<M>,
+    pub(crate) update: Update<M>,
+}
+
+impl<M: Backend> Hooked<M> {
+    /// A backend whose operations of blocks go through a hook, and all others to the inner backend.
+    pub(crate) fn new(inner: M, hook: Arc<Hook<M>>) -> Self {
+        Self { inner, hook, compute: M::compute, update: M::update }
+    }
 }
 
 impl<M: Backend> Backend for Hooked<M> {
@@ -32,7 +58,7 @@ impl<M: Backend> Backend for Hooked<M> {
         shard: &mut SegmentShard<'_, M::Buffer>,
         scalars: &StepScalars<'_, M::Buffer>,
     ) -> Result<Outcome, Error> {
-        self.inner.update(part, stage, shard, scalars)
+        (self.update)(&self.inner, part, stage, shard, scalars)
     }
 
     fn head_chunks(&self) -> HeadChunks {
@@ -93,7 +119,7 @@ impl<M: Memory> Memory for Hooked<M> {
         operation: Arithmetic<'_, Slice<'_, M::Buffer>>,
         dst: SliceMut<'_, M::Buffer>,
     ) -> Result<(), Error> {
-        self.inner.compute(queue, operation, dst)
+        (self.compute)(&self.inner, queue, operation, dst)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, M::Buffer>) -> Result<(), Error> {

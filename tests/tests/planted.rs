@@ -89,6 +89,6 @@ pub(crate) fn ranks(
             }
             memory.execute(op, operands)
         };
-        Ok(Arc::new(Hooked { inner: HostMemory::new(options)?, hook: Arc::new(hook) }))
+        Ok(Arc::new(Hooked::new(HostMemory::new(options)?, Arc::new(hook))))
     })
 }

@@ -46,11 +46,18 @@ const CONTEXT: &[&str] = &["context = 2"];
 /// A golden model with a balancing loss.
 const MIXTRAL: &str = "mixtral-balanced";
 
-const ALL: [Planted; 14] = [
+const ALL: [Planted; 15] = [
     Planted {
         name: "gradients of experts are too large by the size of an axis",
         model: MIXTRAL,
         axes: BOTH,
+        is_faulty: |op| matches!(op, Op::Experts(Experts::ProductBackwardWeight { .. })),
+        fault: Fault::Scaled(0, 2.0),
+    },
+    Planted {
+        name: "gradients of experts that one rank has alone are doubled",
+        model: MIXTRAL,
+        axes: &["expert = 4"],
         is_faulty: |op| matches!(op, Op::Experts(Experts::ProductBackwardWeight { .. })),
         fault: Fault::Scaled(0, 2.0),
     },
@@ -181,7 +188,7 @@ fn ranks(planted: &'static Planted) -> Threads<Hooked<HostMemory>> {
             Ok(outcome)
         };
         let inner = HostMemory::new(HostOptions::default())?;
-        Ok(Arc::new(Hooked { inner, hook: Arc::new(hook) }))
+        Ok(Arc::new(Hooked::new(inner, Arc::new(hook))))
     })
 }
 

@@ -15,6 +15,7 @@ mod router_bias;
 
 // Planted errors in which losses look healthy.
 mod silent;
+mod silent_state;
 
 // Random runs, as a user would write them.
 mod parity_case;
