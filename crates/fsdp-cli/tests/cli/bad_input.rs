@@ -144,8 +144,8 @@ fn unsupported_model_family_is_rejected() {
     error: model: config.json: `model_type` = "mamba" is not supported; the closest supported family is
     "llama", all: "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma2",
     "gemma3_text", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "gpt_oss", "granite",
-    "hunyuan_v1_dense", "llama", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3" and "starcoder2"
+    "granitemoe", "hunyuan_v1_dense", "llama", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3",
+    "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3" and "starcoder2"
     "#);
 }
 
