@@ -40,7 +40,7 @@ impl Trace {
             Pointwise::Repeat { rows, width } => {
                 let ([x], [y], _) = operands.split();
                 let x = self.read(x);
-                let x = self.hlo.broadcast(&x, &[rows, width], &[1]);
+                let x = self.hlo.broadcast(&x, &[1], &[rows, width]);
                 self.write(&y, &x);
             }
             Pointwise::Scale { factor, .. } => {

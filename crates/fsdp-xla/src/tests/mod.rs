@@ -105,8 +105,9 @@ impl Memory for Compiled {
 
 impl Backend for Compiled {
     fn execute(&self, op: &Op, operands: Operands<'_, '_, XlaBuffer>) -> Result<Outcome, Error> {
-        // There is no rule for experts, but the suite covers all operations.
-        if matches!(op, Op::Experts(_)) || self.scores_max_bytes.is_some() && !matches!(op, Op::Attention(_))
+        // There are no rules for experts and latent attention, but the suite covers all operations.
+        if matches!(op, Op::Experts(_) | Op::Latent(_))
+            || self.scores_max_bytes.is_some() && !matches!(op, Op::Attention(_))
         {
             return self.memory.execute(op, operands);
         }

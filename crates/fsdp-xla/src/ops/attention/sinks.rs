@@ -27,7 +27,7 @@ impl Trace {
         let outputs = [batch, seq, heads, head_dim];
         let out = self.read_master(y.slice.as_slice());
         let out = self.hlo.reshape(&out, &outputs);
-        let share = self.hlo.broadcast(&share, &outputs, &[0, 2, 1]);
+        let share = self.hlo.broadcast(&share, &[0, 2, 1], &outputs);
         let scaled = self.hlo.multiply(&out, &share);
         self.write(&y, &scaled);
         self.write(&lse, &log_sums);
