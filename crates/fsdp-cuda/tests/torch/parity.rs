@@ -130,7 +130,7 @@ fn integer_ranks() -> Threads<Hooked<RankMemory>> {
             let mut writes: Vec<_> = operands.writes.iter_mut().map(Write::reborrow).collect();
             memory.execute(op, Operands { reads, writes: &mut writes, batch: BatchFacts::default() })
         };
-        Ok(Arc::new(Hooked { inner: memory(Kernels::Fused)?, hook: Arc::new(hook) }))
+        Ok(Arc::new(Hooked::new(memory(Kernels::Fused)?, Arc::new(hook))))
     })
 }
 
