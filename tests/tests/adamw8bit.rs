@@ -38,6 +38,7 @@ fn spec() -> ModelSpec {
         shape: vec![ROWS, COLS],
         trainable: true,
         expert: None,
+        quantized: None,
     }];
     let ids = vec![ParamId(0)];
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };

@@ -38,6 +38,7 @@ fn spec() -> ModelSpec {
         shape: shape.to_vec(),
         trainable: true,
         expert: None,
+        quantized: None,
     });
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };
     let blocks = vec![BlockSpec { name: "all".into(), params: ids, layer: Some(0) }];

@@ -105,7 +105,7 @@ fn write_units(plan: &Plan, to: &mut dyn Document) {
     let mut rows: Vec<[String; 5]> = Vec::new();
     let mut first = "";
     for unit in &plan.layout.units {
-        let figures = unit_figures(unit, plan.policy.param_dtype.size_bytes());
+        let figures = unit_figures(unit);
         match rows.last_mut() {
             // Consecutive layers with equal figures share a line.
             Some(row) if row[1..] == figures => row[0] = format!("{first} to {}", unit.name),
@@ -120,10 +120,10 @@ fn write_units(plan: &Plan, to: &mut dyn Document) {
     to.table(["unit", "segments", "unsharded", "shard", "padding"], rows);
 }
 
-fn unit_figures(unit: &UnitLayout, element_bytes: usize) -> [String; 4] {
-    let unsharded: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
-    let shard: usize = unit.segments.iter().map(|segment| segment.shard_len()).sum();
-    let size = |elements: usize| bytes((elements * element_bytes) as u64);
+fn unit_figures(unit: &UnitLayout) -> [String; 4] {
+    let unsharded: usize = unit.segments.iter().map(|segment| segment.unsharded_bytes()).sum();
+    let size = |size: usize| bytes(size as u64);
+    let shard = unsharded / unit.shards;
     let padding = format!("{:.3}x", unit.padding_factor());
     [unit.segments.len().to_string(), size(unsharded), size(shard), padding]
 }

@@ -125,9 +125,9 @@ pub struct Fingerprint {
     pub purpose: Purpose,
     /// The unit whose data is communicated; `None` if the call concerns no unit.
     pub unit: Option<UnitId>,
-    /// Type of the elements.
+    /// Type of the elements; U8 if segments of several types are moved.
     pub dtype: DType,
-    /// Number of elements on the unsharded side, over all segments.
+    /// Number of elements of this type on the unsharded side, over all segments.
     pub elements: usize,
 }
 

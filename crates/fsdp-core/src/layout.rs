@@ -1,8 +1,8 @@
 //! The layout: the position of every element of every parameter on every rank.
 //!
-//! A unit is a short list of **segments**, one per (trainable or frozen, row length). A segment is one contiguous
-//! buffer of whole rows; its parameters follow each other, each seen as a matrix of rows of that length. Parameters of
-//! fewer than two dimensions are appended to the unit's largest segment of their kind (trainable or frozen), padded to
+//! A unit is a short list of **segments**, one per (trainable, frozen or quantized, row length). A segment is one contiguous
+//! buffer of whole rows; its parameters follow each other, each seen as a matrix of rows of that length (of bytes, if they are
+//! quantized). Parameters of fewer than two dimensions are appended to the unit's largest segment of their kind, padded to
 //! whole rows. Every rank owns `ceil(rows / S)` rows. Padding rows align the start of each parameter to 16 bytes.
 //! Padding is zero and stays zero.
 //!
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use crate::dtype::DType;
 use crate::memory::Rows;
 use crate::mesh::Group;
-use crate::model::{ModelSpec, ParamId};
+use crate::model::{ModelSpec, ParamId, ParamSpec};
 use crate::wrap::{Unit, UnitId};
 
 /// Alignment in bytes of the start of every parameter, when its elements have the parameter dtype.
@@ -35,9 +35,9 @@ pub struct Extent {
     pub block: usize,
     /// First element within the unsharded segment.
     pub offset: usize,
-    /// Number of elements.
+    /// Number of elements that are stored.
     pub len: usize,
-    /// The parameter's own row length; 1 if it has fewer than two dimensions.
+    /// The parameter's own row length, of what is stored; 1 if it has fewer than two dimensions.
     pub row_len: usize,
 }
 
@@ -45,11 +45,13 @@ pub struct Extent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub usize);
 
-/// One buffer of a unit: the parameters of one row length that are all trainable or all frozen.
+/// One buffer of a unit: the parameters of one row length that are all trainable, all frozen, or all quantized.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Whether its parameters are trained.
     pub trainable: bool,
+    /// The dtype in which it is gathered: U8 if its parameters are quantized.
+    pub dtype: DType,
     /// Elements of a row.
     pub row_len: usize,
     /// Rows that each rank owns; the unsharded segment has `S` times as many.
@@ -63,6 +65,11 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// Whether its parameters are quantized.
+    pub fn is_quantized(&self) -> bool {
+        self.dtype == DType::U8
+    }
+
     /// Number of elements of one rank's shard.
     pub fn shard_len(&self) -> usize {
         self.rows_per_rank * self.row_len
@@ -71,6 +78,11 @@ impl Segment {
     /// Number of elements of the unsharded segment that a rank gathers, including padding.
     pub fn unsharded_len(&self) -> usize {
         self.shard_len() * self.shards
+    }
+
+    /// Number of bytes of the unsharded segment, in the dtype in which it is gathered.
+    pub fn unsharded_bytes(&self) -> usize {
+        self.unsharded_len() * self.dtype.size_bytes()
     }
 
     /// The pieces of parameters that shard number `shard` holds, in the order of offsets. Neighbors hold different blocks.
@@ -169,11 +181,13 @@ impl UnitLayout {
         if self.blocks > 1 { Group::EXPERT_SHARDS } else { Group::SHARDS }
     }
 
-    /// Unsharded elements, including padding, divided by the elements of parameters.
+    /// Unsharded bytes, including padding, divided by the bytes of parameters.
     pub fn padding_factor(&self) -> f64 {
-        let unsharded: usize = self.segments.iter().map(Segment::unsharded_len).sum();
-        let params: usize = self.segments.iter().flat_map(Segment::gathered).map(|place| place.len).sum();
-        unsharded as f64 / params as f64
+        let unsharded: usize = self.segments.iter().map(Segment::unsharded_bytes).sum();
+        let params = |segment: &Segment| {
+            segment.gathered().map(|place| place.len * segment.dtype.size_bytes()).sum::<usize>()
+        };
+        unsharded as f64 / self.segments.iter().map(params).sum::<usize>() as f64
     }
 }
 
@@ -249,16 +263,26 @@ fn segments(spec: &ModelSpec, unit: &Unit, shards: usize, dtype: DType) -> Vec<S
     let block_of: BTreeMap<ParamId, usize> =
         unit.params.iter().enumerate().map(|(index, &id)| (id, index * blocks / unit.params.len())).collect();
     let block_of = &block_of;
-    [true, false]
+    [(true, dtype), (false, dtype), (false, DType::U8)]
         .into_iter()
-        .flat_map(|trainable| {
-            let of_kind = unit.params.iter().copied().filter(|&id| spec.param(id).trainable == trainable);
+        .flat_map(|(trainable, dtype)| {
+            let kind = |param: &ParamSpec| (param.trainable, param.quantized.is_some());
+            let is_of_kind = |&id: &ParamId| kind(spec.param(id)) == (trainable, dtype == DType::U8);
+            let of_kind = unit.params.iter().copied().filter(is_of_kind);
             let (rows, rowless): (Vec<ParamId>, Vec<ParamId>) =
-                of_kind.partition(|&id| spec.param(id).row_len().is_some());
+                of_kind.partition(|&id| spec.param(id).stored_row_len().is_some());
             group_rows(spec, &rows, &rowless).into_iter().map(move |(row_len, mut params)| {
                 params.sort_by_key(|id| block_of[id]);
                 let (rows, params) = extents(spec, row_len, &params, block_of, dtype);
-                Segment { trainable, row_len, rows_per_rank: rows.div_ceil(shards), shards, blocks, params }
+                Segment {
+                    trainable,
+                    dtype,
+                    row_len,
+                    rows_per_rank: rows.div_ceil(shards),
+                    shards,
+                    blocks,
+                    params,
+                }
             })
         })
         .collect()
@@ -268,7 +292,7 @@ fn segments(spec: &ModelSpec, unit: &Unit, shards: usize, dtype: DType) -> Vec<S
 fn group_rows(spec: &ModelSpec, rows: &[ParamId], rowless: &[ParamId]) -> Vec<(usize, Vec<ParamId>)> {
     let mut groups: Vec<(usize, Vec<ParamId>)> = Vec::new();
     for &id in rows {
-        let row_len = spec.param(id).row_len().expect("only parameters with rows are grouped by them");
+        let row_len = spec.param(id).stored_row_len().expect("only parameters with rows are grouped by them");
         match groups.iter_mut().find(|(len, _)| *len == row_len) {
             Some((_, params)) => params.push(id),
             None => groups.push((row_len, vec![id])),
@@ -277,7 +301,7 @@ fn group_rows(spec: &ModelSpec, rows: &[ParamId], rowless: &[ParamId]) -> Vec<(u
     if rowless.is_empty() {
         return groups;
     }
-    let elements = |params: &[ParamId]| params.iter().map(|&id| spec.param(id).len()).sum::<usize>();
+    let elements = |params: &[ParamId]| params.iter().map(|&id| spec.param(id).stored_len()).sum::<usize>();
     // Of equally large groups the first one, so that the choice is unique.
     let largest = (0..groups.len()).rev().max_by_key(|&index| elements(&groups[index].1));
     match largest {
@@ -304,8 +328,8 @@ fn extents(
             row += 1;
         }
         let param = spec.param(id);
-        let param_row_len = param.row_len().unwrap_or(1);
-        let (offset, len) = (row * row_len, param.len());
+        let param_row_len = param.stored_row_len().unwrap_or(1);
+        let (offset, len) = (row * row_len, param.stored_len());
         extents.push(Extent { param: id, block, offset, len, row_len: param_row_len });
         row += len.div_ceil(row_len);
     }

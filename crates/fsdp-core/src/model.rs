@@ -25,6 +25,17 @@ pub struct ParamSpec {
     pub trainable: bool,
     /// The number of the expert that it belongs to, among those of its mixture; `None` if it belongs to none.
     pub expert: Option<usize>,
+    /// How it is stored, if not as numbers.
+    pub quantized: Option<Quantized>,
+}
+
+/// A frozen parameter that is kept and gathered as bytes, which its program decodes: rows of bytes, each decoded by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Quantized {
+    /// Number of rows.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
 }
 
 impl ParamSpec {
@@ -42,6 +53,16 @@ impl ParamSpec {
     /// than two dimensions, which have no rows.
     pub fn row_len(&self) -> Option<usize> {
         (self.shape.len() >= 2).then(|| self.shape[1..].iter().product())
+    }
+
+    /// Number of elements that are stored: bytes, if it is quantized.
+    pub fn stored_len(&self) -> usize {
+        self.quantized.map_or_else(|| self.len(), |it| it.rows * it.row_bytes)
+    }
+
+    /// As [`ParamSpec::row_len`], of what is stored.
+    pub fn stored_row_len(&self) -> Option<usize> {
+        self.quantized.map_or_else(|| self.row_len(), |it| Some(it.row_bytes))
     }
 }
 
@@ -142,6 +163,9 @@ impl ModelSpec {
             }
             if param.is_empty() {
                 return fail(format!("parameter {} has no elements", param.fqn));
+            }
+            if param.quantized.is_some() && param.trainable {
+                return fail(format!("parameter {} is quantized, so it cannot be trained", param.fqn));
             }
             for name in std::iter::once(&param.fqn).chain(&param.aliases) {
                 if !names.insert(name) {

@@ -12,7 +12,7 @@ use crate::comm::ReduceOp;
 use crate::dtype::DType;
 use crate::layout::Layout;
 use crate::mesh::{Axis, Mesh};
-use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec, Quantized};
 use crate::plan::Plan;
 use crate::scalars::Tallies;
 use crate::schedule::{
@@ -148,6 +148,11 @@ impl Sketch {
                 Frozen::Below(block) => last_use.is_some_and(|last| last >= block),
                 Frozen::Every(n) => id % n != 0,
             };
+            // Some frozen matrices are quantized, in rows of any number of bytes.
+            let param = &mut spec.params[id];
+            if !param.trainable && param.expert.is_none() && param.shape.len() == 2 && id % 3 == 1 {
+                param.quantized = Some(Quantized { rows: param.shape[0], row_bytes: 1 + id % 5 });
+            }
         }
     }
 }
@@ -185,6 +190,7 @@ impl Draft {
             shape: shape.to_vec(),
             trainable: true,
             expert: None,
+            quantized: None,
         });
         self.spec.modules[module].params.push(id);
         id

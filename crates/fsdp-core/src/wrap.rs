@@ -11,7 +11,7 @@ pub use crate::id::UnitId;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Error;
-use crate::model::{ModelSpec, ParamId};
+use crate::model::{ModelSpec, ParamId, ParamSpec};
 
 /// Classes that a size-based policy never wraps: their modules are only iterated over, never called.
 const CONTAINERS: [&str; 2] = ["ModuleList", "ModuleDict"];
@@ -120,10 +120,9 @@ fn mixtures(spec: &ModelSpec) -> BTreeMap<ParamId, usize> {
 }
 
 /// Checks that the blocks of a unit have the same shapes.
-fn expect_alike(spec: &ModelSpec, unit: &Unit) -> Result<(), Error> {
-    let alike = |of: &[ParamId]| -> Vec<(&[usize], bool)> {
-        of.iter().map(|&id| spec.param(id)).map(|param| (&param.shape[..], param.trainable)).collect()
-    };
+fn expect_alike<'a>(spec: &'a ModelSpec, unit: &Unit) -> Result<(), Error> {
+    let kind = |param: &'a ParamSpec| (&param.shape[..], param.trainable, param.quantized);
+    let alike = |of: &[ParamId]| of.iter().map(|&id| kind(spec.param(id))).collect::<Vec<_>>();
     let mut experts = unit.params.chunk_by(|&a, &b| spec.param(a).expert == spec.param(b).expert).map(alike);
     let (count, first) = (experts.clone().count(), experts.next());
     if !count.is_multiple_of(unit.blocks) {

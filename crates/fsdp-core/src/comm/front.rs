@@ -41,7 +41,7 @@ impl<M: Memory> Comm<M> {
         self.traffic
     }
 
-    /// Starts an all-gather of one or more segments: `outputs[i]` (exclusive, `size` times as long as
+    /// Starts an all-gather of one or more segments, each of any dtype: `outputs[i]` (exclusive, `size` times as long as
     /// `inputs[i]`) becomes the concatenation of all ranks' inputs. Inputs are shared handles.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl<M: Memory> Comm<M> {
         self.start(memory, call, inputs, outputs)
     }
 
-    /// Starts an in-place broadcast of one or more (exclusive) segments: each becomes a copy of the segment on the rank
+    /// Starts an in-place broadcast of one or more (exclusive) segments of any dtype: each becomes a copy of the segment on the rank
     /// at index `root` of the group.
     ///
     /// # Errors
@@ -140,7 +140,6 @@ impl<M: Memory> Comm<M> {
         assert!(root < self.size(), "place {root} is not in a group of {} ranks", self.size());
         let root = u32::try_from(root).expect("a group has few ranks");
         let call = self.call(CollectiveKind::Broadcast { root }, purpose, unit, &buffers);
-        self.check_dtypes(call, &buffers)?;
         self.start(memory, call, Vec::new(), buffers)
     }
 
@@ -175,14 +174,13 @@ impl<M: Memory> Comm<M> {
         unit: Option<UnitId>,
         unsharded: &[M::Buffer],
     ) -> Fingerprint {
-        Fingerprint {
-            sequence: self.sequence,
-            kind,
-            purpose,
-            unit,
-            dtype: unsharded.first().map_or(DType::U32, Buffer::dtype),
-            elements: unsharded.iter().map(Buffer::len).sum(),
-        }
+        let first = unsharded.first().map_or(DType::U32, Buffer::dtype);
+        // Segments of several dtypes can only be moved, as bytes.
+        let is_mixed = unsharded.iter().any(|buffer| buffer.dtype() != first);
+        let dtype = if is_mixed && kind.reduce_op().is_none() { DType::U8 } else { first };
+        let bytes: usize = unsharded.iter().map(|buffer| buffer.len() * buffer.dtype().size_bytes()).sum();
+        let elements = bytes / dtype.size_bytes();
+        Fingerprint { sequence: self.sequence, kind, purpose, unit, dtype, elements }
     }
 
     /// Starts a call whose lengths and dtypes have been checked.
@@ -226,21 +224,31 @@ impl<M: Memory> Comm<M> {
                 return Err(CommError::Length { rank, call, segment, expected, got });
             }
         }
-        self.check_dtypes(call, unsharded)?;
-        self.check_dtypes(call, sharded)
+        if call.kind.reduce_op().is_some() {
+            self.check_dtypes(call, unsharded)?;
+        }
+        let dtypes = unsharded.iter().zip(sharded).map(|(full, part)| (full.dtype(), part.dtype()));
+        self.check_equal(call, dtypes)
     }
 
+    /// Checks that all buffers have the dtype of a call that combines elements.
     fn check_dtypes(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {
-        match buffers.iter().position(|buffer| buffer.dtype() != call.dtype) {
-            Some(segment) => Err(CommError::Type {
-                rank: self.world_rank(),
-                call,
-                segment,
-                expected: call.dtype,
-                got: buffers[segment].dtype(),
-            }),
-            None => Ok(()),
+        self.check_equal(call, buffers.iter().map(|buffer| (call.dtype, buffer.dtype())))
+    }
+
+    /// Checks pairs of expected and given dtypes, one for each segment.
+    fn check_equal(
+        &self,
+        call: Fingerprint,
+        dtypes: impl IntoIterator<Item = (DType, DType)>,
+    ) -> Result<(), CommError> {
+        let rank = self.world_rank();
+        for (segment, (expected, got)) in dtypes.into_iter().enumerate() {
+            if expected != got {
+                return Err(CommError::Type { rank, call, segment, expected, got });
+            }
         }
+        Ok(())
     }
 
     fn check_exclusive(&self, call: Fingerprint, buffers: &[M::Buffer]) -> Result<(), CommError> {

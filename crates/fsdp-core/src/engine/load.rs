@@ -55,10 +55,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 }
             }
             if origin == Origin::Read {
-                let dtype = |id: BufferId| plan.step.buffer(id).dtype;
-                for ids in buffers.master.chunk_by(|&a, &b| dtype(a) == dtype(b)) {
-                    self.comms.broadcast_shards(memory, &mut self.table, unit, ids)?;
-                }
+                self.comms.broadcast_shards(memory, &mut self.table, unit, &buffers.master)?;
             }
             for (&master, &low) in buffers.master.iter().zip(&buffers.low) {
                 let (master, low) = self.table.pair(master, low)?;
@@ -124,7 +121,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                     write(memory, self.table.get_mut(id)?, piece.offset, &values)?;
                 }
                 if origin == Origin::Read {
-                    // One call per tensor, because dtypes may differ between tensors.
                     self.comms.broadcast_shards(memory, &mut self.table, unit, &[id])?;
                 }
             }

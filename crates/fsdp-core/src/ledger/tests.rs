@@ -112,6 +112,7 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
     let offloads = policy.offload == Offload::Cpu;
     for decl in &step.buffers {
         let bytes = match decl.role {
+            Role::Slot(_) | Role::StagingSlot(_) if decl.dtype == DType::U8 => 1,
             Role::Slot(_) | Role::StagingSlot(_) => param,
             Role::GradientSlot(_) | Role::ReducedSlot(_) | Role::DirectionSlot(_) => reduce,
             Role::Scratch => policy.param_dtype.master().size_bytes(),
@@ -131,7 +132,10 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
         for segment in &layout.segments {
             let own = segment.rows_per_rank * segment.row_len;
             let whole = own * built.mesh.shards() / layout.blocks;
-            if segment.trainable || policy.frozen_master {
+            let param = if segment.is_quantized() { 1 } else { param };
+            if segment.is_quantized() {
+                counter.own(offloads, Category::ParameterShard, own);
+            } else if segment.trainable || policy.frozen_master {
                 counter.own(offloads, Category::ParameterShard, own * master);
                 if policy.param_dtype.size_bytes() == 2 {
                     counter.own(offloads, Category::ParameterShard, own * 2);
@@ -225,6 +229,7 @@ proptest! {
             })
             .map(|piece| piece.len)
             .sum();
-        prop_assert_eq!(elements, built.spec.elements());
+        let stored: usize = built.spec.params.iter().map(|param| param.stored_len()).sum();
+        prop_assert_eq!(elements, stored);
     }
 }

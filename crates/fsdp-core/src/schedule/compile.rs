@@ -22,7 +22,7 @@ use super::live::{ComputeStep, LiveRange, compute_steps, issue_points, live_rang
 use super::policy::{Offload, Policy};
 use super::{BufferId, OpKind, Role, Schedule, SectionKind, Source};
 use crate::collective::ReduceOp;
-use crate::layout::{Layout, Segment};
+use crate::layout::Layout;
 use crate::memory::Category;
 use crate::mesh::{Axis, Group, Mesh};
 use crate::model::ModelSpec;
@@ -140,10 +140,9 @@ impl<'a> Build<'a> {
                 written.entry(unit).or_insert((at, at)).1 = at;
             }
         }
-        let Policy { param_dtype, reduce_dtype, accumulation_order, .. } = *compiler.policy;
-        let slots = |role: fn(usize) -> Role, category, dtype| {
-            Slots::new(role, category, dtype).declared(&declared.buffers)
-        };
+        let accumulation_order = compiler.policy.accumulation_order;
+        let slots =
+            |role: fn(usize) -> Role, category| Slots::new(role, category).declared(&declared.buffers);
         let sums = |sets: Vec<Vec<Vec<BufferId>>>| -> Vec<Sums> {
             sets.into_iter().map(|sets| Sums::new(accumulation_order, sets)).collect()
         };
@@ -156,11 +155,11 @@ impl<'a> Build<'a> {
             written,
             rounds,
             emit: Emitter::default(),
-            slots: slots(Role::Slot, Category::Unsharded, param_dtype),
-            gradient_slots: slots(Role::GradientSlot, Category::GradientSlot, reduce_dtype),
-            staging_slots: slots(Role::StagingSlot, Category::HostStaging, param_dtype),
-            reduced_slots: slots(Role::ReducedSlot, Category::HostStaging, reduce_dtype),
-            direction_slots: slots(Role::DirectionSlot, Category::ShardedGradient, reduce_dtype),
+            slots: slots(Role::Slot, Category::Unsharded),
+            gradient_slots: slots(Role::GradientSlot, Category::GradientSlot),
+            staging_slots: slots(Role::StagingSlot, Category::HostStaging),
+            reduced_slots: slots(Role::ReducedSlot, Category::HostStaging),
+            direction_slots: slots(Role::DirectionSlot, Category::ShardedGradient),
             sums: sums(std::mem::take(&mut declared.sums)),
             whole_sums: sums(std::mem::take(&mut declared.whole_sums)),
             declared,
@@ -287,14 +286,14 @@ impl<'a> Build<'a> {
             _ => self.declared.lasting.units[unit.0].shard(),
         };
         if (self.compiler.policy.offload, source) == (Offload::Cpu, Source::Shard) {
-            let lens = segments.iter().map(Segment::shard_len).collect();
-            let (staging, staged) = self.staging_slots.take(&mut self.declared, lens);
+            let sizes = segments.iter().map(|segment| (segment.dtype, segment.shard_len())).collect();
+            let (staging, staged) = self.staging_slots.take(&mut self.declared, sizes);
             self.staged.insert(unit, staging);
             self.emit.push(OpKind::Upload(unit), reads, staged.clone());
             (source, reads) = (Source::Staged, staged);
         }
-        let lens = segments.iter().map(Segment::unsharded_len).collect();
-        let (slot, writes) = self.slots.take(&mut self.declared, lens);
+        let sizes = segments.iter().map(|segment| (segment.dtype, segment.unsharded_len())).collect();
+        let (slot, writes) = self.slots.take(&mut self.declared, sizes);
         let group = if source == Source::SubShard { self.sub_group(unit) } else { self.group(unit) };
         self.emit.push(OpKind::AllGather { unit, source, group, purpose }, reads, writes.clone());
         self.gathered.insert(unit, (slot, writes));

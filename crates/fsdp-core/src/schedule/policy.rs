@@ -3,7 +3,7 @@
 use crate::collective::ReduceOp;
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::layout::UnitLayout;
+use crate::layout::{Segment, UnitLayout};
 use crate::mesh::{Axis, Group, Mesh};
 use crate::program::Checkpointing;
 
@@ -115,9 +115,14 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The dtype in which trainable or frozen parameters are kept.
+    /// The dtype in which trainable or frozen parameters are kept, if they are not quantized.
     pub const fn kept_dtype(&self, trainable: bool) -> DType {
         if trainable || self.frozen_master { self.param_dtype.master() } else { self.param_dtype }
+    }
+
+    /// The dtype in which a segment is kept.
+    pub fn kept_segment_dtype(&self, segment: &Segment) -> DType {
+        if segment.is_quantized() { segment.dtype } else { self.kept_dtype(segment.trainable) }
     }
 
     /// Checks the policy against a mesh, and brings it into the form that the compiler expects: a sub-group of the

@@ -26,6 +26,7 @@ fn model(tree: &Tree) -> ModelSpec {
                 shape: vec![*size],
                 trainable: true,
                 expert: None,
+                quantized: None,
             });
         }
         let params = (first..spec.params.len()).map(ParamId).collect();

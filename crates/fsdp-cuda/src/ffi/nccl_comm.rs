@@ -5,8 +5,8 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
+use fsdp_core::Queue;
 use fsdp_core::comm::CollectiveKind;
-use fsdp_core::{DType, Queue};
 
 use super::nccl::{Config, Handle, Nccl, Query, dtype_code, op_code};
 use crate::device::DeviceMemory;
@@ -112,18 +112,17 @@ impl RawComm {
         memory: &M,
         queue: Queue,
         ranks: usize,
-        (kind, dtype): (CollectiveKind, DType),
+        kind: CollectiveKind,
         buffers: &mut InFlightBuffers<M::Buffer>,
     ) -> Result<(), IssueError> {
         let segments = segments(memory, queue, kind, buffers)?;
         if segments.is_empty() {
             return Ok(());
         }
-        let (table, comm, size_bytes) = (&self.nccl.table, self.raw(), dtype.size_bytes());
-        let (stream, dtype) = (memory.stream(queue).as_ptr(), dtype_code(dtype));
+        let (table, comm, stream) = (&self.nccl.table, self.raw(), memory.stream(queue).as_ptr());
         // NCCL has no all-to-all before 2.28.
-        let all_to_all = |&Segment { from, to, count }: &Segment| {
-            let part = count / ranks;
+        let all_to_all = |&Segment { from, to, count, dtype }: &Segment| {
+            let (part, size_bytes, dtype) = (count / ranks, dtype.size_bytes(), dtype_code(dtype));
             (0..ranks).try_for_each(|peer| {
                 let offset = (peer * part * size_bytes) as u64;
                 let (from, to) = ((from + offset) as *const c_void, (to + offset) as *mut c_void);
@@ -137,8 +136,8 @@ impl RawComm {
                 codes.into_iter().try_for_each(|(name, code)| self.nccl.check_started(name, code, comm))
             })
         };
-        let call = |&Segment { from, to, count }: &Segment| {
-            let (from, to) = (from as *const c_void, to as *mut c_void);
+        let call = |&Segment { from, to, count, dtype }: &Segment| {
+            let (from, to, dtype) = (from as *const c_void, to as *mut c_void, dtype_code(dtype));
             // SAFETY: the addresses belong to live buffers of at least the lengths that NCCL derives from `count`
             // (`segments` takes it from the shorter side; `Comm` has checked that the longer side is `size` times as
             // long); `InFlightBuffers` keeps them from being freed; the stream is the memory's, which outlives its

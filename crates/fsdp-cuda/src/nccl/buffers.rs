@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 
 use fsdp_core::comm::{CollectiveKind, Completed};
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
-use fsdp_core::{Error, Queue};
+use fsdp_core::{DType, Error, Queue};
 
 use super::NcclError;
 use crate::device::DeviceMemory;
@@ -31,11 +31,12 @@ impl<B> InFlightBuffers<B> {
     }
 }
 
-/// One NCCL call of a group: addresses, and number of elements.
+/// One NCCL call of a group: addresses, and number and type of elements.
 pub(crate) struct Segment {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) count: usize,
+    pub(crate) dtype: DType,
 }
 
 /// Why a collective could not be issued.
@@ -59,15 +60,15 @@ pub(crate) fn segments<M: DeviceMemory>(
 ) -> Result<Vec<Segment>, Error> {
     let mut segments = Vec::with_capacity(buffers.outputs.len());
     for (index, output) in buffers.outputs.iter_mut().enumerate().filter(|(_, output)| !output.is_empty()) {
-        let len = output.len();
+        let (len, dtype) = (output.len(), output.dtype());
         let to = memory.pointer_mut(queue, SliceMut::whole(output))?;
         segments.push(match kind {
             CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll => {
                 let input = &buffers.inputs[index];
                 let from = memory.pointer(queue, Slice::whole(input))?;
-                Segment { from, to, count: len.min(input.len()) }
+                Segment { from, to, count: len.min(input.len()), dtype }
             }
-            _ => Segment { from: to, to, count: len },
+            _ => Segment { from: to, to, count: len, dtype },
         });
     }
     Ok(segments)

@@ -68,9 +68,8 @@ impl<M: DeviceMemory> NcclComm<M> {
         buffers: &mut InFlightBuffers<M::Buffer>,
     ) -> Result<M::Event, Error> {
         let rank = self.world_rank();
-        let (ranks, kind_and_dtype) = (self.group.members.len(), (call.kind, call.dtype));
-        let issued =
-            self.connection.link.call(|raw| raw.issue(memory, queue, ranks, kind_and_dtype, buffers));
+        let ranks = self.group.members.len();
+        let issued = self.connection.link.call(|raw| raw.issue(memory, queue, ranks, call.kind, buffers));
         match issued {
             Some(Ok(())) => {}
             Some(Err(IssueError::Memory(error))) => {

@@ -53,6 +53,7 @@ pub(crate) fn spec(shapes: Shapes) -> ModelSpec {
         shape: if rows == 1 { vec![cols] } else { vec![rows, cols] },
         trainable: true,
         expert: None,
+        quantized: None,
     });
     let ids: Vec<_> = (0..shapes.len()).map(ParamId).collect();
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };

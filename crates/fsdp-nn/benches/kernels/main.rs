@@ -233,7 +233,7 @@ fn optimizers(c: &mut Criterion) {
 /// A model of one matrix.
 fn one_param(len: usize) -> ModelSpec {
     let (fqn, shape) = ("weight".to_owned(), vec![len / HIDDEN, HIDDEN]);
-    let param = ParamSpec { fqn, aliases: Vec::new(), shape, trainable: true, expert: None };
+    let param = ParamSpec { fqn, aliases: Vec::new(), shape, trainable: true, expert: None, quantized: None };
     ModelSpec { params: vec![param], modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }
 }
 

@@ -71,6 +71,7 @@ impl Description {
             shape,
             trainable: true,
             expert: None,
+            quantized: None,
         });
         self.init.push(init);
         let (class, parent, params) = ("Linear".to_owned(), Some(parent), vec![weight]);

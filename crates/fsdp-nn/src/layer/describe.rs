@@ -110,6 +110,7 @@ impl Describe {
             shape: shape.to_vec(),
             trainable: true,
             expert: None,
+            quantized: None,
         });
         spec.modules[self.open].params.push(id);
         self.description.init.push(init);

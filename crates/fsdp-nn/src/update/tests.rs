@@ -330,6 +330,7 @@ fn spec() -> ModelSpec {
         shape: shape.to_vec(),
         trainable: true,
         expert: None,
+        quantized: None,
     };
     let ids: Vec<_> = (0..SHAPES.len()).map(ParamId).collect();
     ModelSpec {

@@ -151,6 +151,7 @@ mod tests {
             shape: vec![len],
             trainable: true,
             expert: None,
+            quantized: None,
         };
         ModelSpec {
             params: vec![param],

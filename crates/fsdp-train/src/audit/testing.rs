@@ -11,6 +11,7 @@ pub(super) fn spec(params: &[(&str, &[usize])]) -> ModelSpec {
         shape: shape.to_vec(),
         trainable: true,
         expert: None,
+        quantized: None,
     };
     let params = params.iter().map(param).collect();
     ModelSpec { params, modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }

@@ -236,6 +236,7 @@ mod tests {
                 shape: shape.clone(),
                 trainable: false,
                 expert: None,
+                quantized: None,
             };
             let sampled: Vec<Range<usize>> = sampled_rows(&param).collect();
             assert!(sampled.is_sorted_by_key(|rows| rows.start), "{shape:?}");

@@ -32,8 +32,7 @@ pub(super) fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
                 .iter()
                 .any(|&id| plan.layout.find(id).is_some_and(|(owner, ..)| owner.0 == index))
         };
-        let elements: usize = unit.segments.iter().map(|segment| segment.unsharded_len()).sum();
-        let bytes = elements * plan.policy.param_dtype.size_bytes();
+        let bytes: usize = unit.segments.iter().map(|segment| segment.unsharded_bytes()).sum();
         let in_last = owned(blocks.len() - 1);
         let in_backward = (first_reread..blocks.len()).any(owned);
         let keeps = match plan.policy.reshard_after_forward {
@@ -130,14 +129,12 @@ pub(super) fn expected_loading_traffic(plan: &Plan) -> Traffic {
     let replicas = plan.mesh.size(Axis::Replicate);
     if replicas > 1 {
         for unit in &plan.layout.units {
-            let kept = |segment: &Segment| plan.policy.kept_dtype(segment.trainable);
-            // Parameters of one dtype are broadcast together.
-            for segments in unit.segments.chunk_by(|a, b| kept(a) == kept(b)) {
-                let elements: usize = segments.iter().map(Segment::shard_len).sum();
-                let bytes = elements * kept(&segments[0]).size_bytes();
-                traffic.broadcasts += 1;
-                traffic.broadcast_bytes += (bytes * (replicas - 1) / replicas) as u64;
-            }
+            let kept = |segment: &Segment| {
+                segment.shard_len() * plan.policy.kept_segment_dtype(segment).size_bytes()
+            };
+            let bytes: usize = unit.segments.iter().map(kept).sum();
+            traffic.broadcasts += 1;
+            traffic.broadcast_bytes += (bytes * (replicas - 1) / replicas) as u64;
         }
     }
     traffic

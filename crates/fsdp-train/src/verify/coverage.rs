@@ -116,8 +116,14 @@ mod tests {
     use super::*;
 
     fn spec() -> ModelSpec {
-        let param =
-            ParamSpec { fqn: "w".into(), aliases: vec![], shape: vec![4], trainable: true, expert: None };
+        let param = ParamSpec {
+            fqn: "w".into(),
+            aliases: vec![],
+            shape: vec![4],
+            trainable: true,
+            expert: None,
+            quantized: None,
+        };
         ModelSpec { params: vec![param], modules: vec![], blocks: vec![], tallies: Tallies::default() }
     }
 

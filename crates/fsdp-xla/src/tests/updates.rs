@@ -29,6 +29,7 @@ fn spec() -> ModelSpec {
         shape: shape.to_vec(),
         trainable: true,
         expert: None,
+        quantized: None,
     };
     let params: Vec<ParamId> = (0..SHAPES.len()).map(ParamId).collect();
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: params.clone() };

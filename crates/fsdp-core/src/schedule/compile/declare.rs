@@ -30,6 +30,10 @@ fn decl(role: Role, category: Category, dtype: DType, len: usize) -> BufferDecl 
     BufferDecl { role, category, dtype, len: Some(len), place: Place::Device, unit: None, segment: None }
 }
 
+fn is_trained(segment: &Segment) -> bool {
+    segment.trainable
+}
+
 /// Number of buffer sets for partial sums, beyond the one that exists anyway: the sharded gradient, or a gradient slot.
 fn extra_sums(policy: &Policy, rounds: usize) -> usize {
     match policy.accumulation_order {
@@ -51,10 +55,10 @@ impl Declared {
             let sub_group = compiler.policy.reshard_after_forward.sub_group(compiler.layout.unit(unit));
             if let (Some(group), true) = (sub_group, keeps_sub_shard) {
                 let n = compiler.mesh.group_size(group);
-                let (category, dtype) = (Category::Unsharded, compiler.policy.param_dtype);
-                let declare =
-                    |segment: &Segment| decl(Role::SubShard, category, dtype, segment.unsharded_len() / n);
-                declared.sub_shards[unit.0] = declared.per_segment(compiler, unit, false, declare);
+                let declare = |segment: &Segment| {
+                    decl(Role::SubShard, Category::Unsharded, segment.dtype, segment.unsharded_len() / n)
+                };
+                declared.sub_shards[unit.0] = declared.per_segment(compiler, unit, |_| true, declare);
             }
             declared.declare_sums(compiler, unit, &unit_buffers, rounds);
             declared.lasting.units.push(unit_buffers);
@@ -75,17 +79,17 @@ impl Declared {
         BufferId::of(self.buffers.len() - 1)
     }
 
-    /// Declares a buffer for every (or every trainable) segment of a unit.
+    /// Declares a buffer for each segment of a unit that `has` one.
     fn per_segment(
         &mut self,
         compiler: &Compiler<'_>,
         unit: UnitId,
-        trained: bool,
+        has: impl Fn(&Segment) -> bool,
         declare: impl Fn(&Segment) -> BufferDecl,
     ) -> Vec<BufferId> {
         let segments = compiler.layout.unit(unit).segments.iter().enumerate();
         segments
-            .filter(|(_, segment)| segment.trainable || !trained)
+            .filter(|(_, segment)| has(segment))
             .map(|(index, segment)| {
                 let (unit, segment_id) = (Some(unit), Some(SegmentId(index)));
                 self.push(BufferDecl { unit, segment: segment_id, ..declare(segment) })
@@ -105,20 +109,24 @@ impl Declared {
         };
         let (param, shard) = (policy.param_dtype, Category::ParameterShard);
         let master =
-            |segment: &Segment| owned(Role::Master, shard, policy.kept_dtype(segment.trainable))(segment);
-        let mut buffers =
-            UnitBuffers { master: self.per_segment(compiler, unit, false, master), ..UnitBuffers::default() };
+            |segment: &Segment| owned(Role::Master, shard, policy.kept_segment_dtype(segment))(segment);
+        let mut buffers = UnitBuffers {
+            master: self.per_segment(compiler, unit, |_| true, master),
+            ..UnitBuffers::default()
+        };
         if param != param.master() {
             let low = owned(Role::Low, shard, param);
-            buffers.low = self.per_segment(compiler, unit, !policy.frozen_master, low);
+            let has =
+                |segment: &Segment| segment.trainable || policy.frozen_master && !segment.is_quantized();
+            buffers.low = self.per_segment(compiler, unit, has, low);
         }
         let gradient = owned(Role::ShardedGradient, Category::ShardedGradient, policy.reduce_dtype);
-        buffers.gradient = self.per_segment(compiler, unit, true, gradient);
+        buffers.gradient = self.per_segment(compiler, unit, is_trained, gradient);
         buffers.state = vec![Vec::new(); buffers.gradient.len()];
         for (tensor, &dtype) in compiler.rule.state.iter().enumerate() {
             let declare = owned(Role::State(tensor), Category::OptimizerState, dtype);
             let declare = |segment: &Segment| BufferDecl { len: None, ..declare(segment) };
-            let tensors = self.per_segment(compiler, unit, true, declare);
+            let tensors = self.per_segment(compiler, unit, is_trained, declare);
             buffers.state.iter_mut().zip(tensors).for_each(|(state, tensor)| state.push(tensor));
         }
         let is_whole = |segment: &Segment| {
@@ -161,7 +169,7 @@ impl Declared {
         let mut set = |role, len: fn(&Segment) -> usize| {
             let declare =
                 |segment: &Segment| decl(role, Category::Accumulator, policy.reduce_dtype, len(segment));
-            self.per_segment(compiler, unit, true, declare)
+            self.per_segment(compiler, unit, is_trained, declare)
         };
         sets.extend((0..sharded).map(|number| set(Role::ShardedSum(number), Segment::shard_len)));
         let whole = (0..whole).map(|number| set(Role::WholeSum(number), Segment::unsharded_len)).collect();
@@ -204,18 +212,17 @@ fn scalars(buffers: &mut Vec<BufferDecl>, compiler: &Compiler<'_>) -> Lasting {
     }
 }
 
-/// Buffers that units with segments of equal lengths use in turn.
+/// Buffers that units with segments of equal dtypes and lengths use in turn.
 pub(super) struct Slots {
     role: fn(usize) -> Role,
     category: Category,
-    dtype: DType,
-    sets: Vec<(Vec<usize>, Vec<BufferId>)>,
+    sets: Vec<(Vec<(DType, usize)>, Vec<BufferId>)>,
     free: BTreeSet<usize>,
 }
 
 impl Slots {
-    pub(super) fn new(role: fn(usize) -> Role, category: Category, dtype: DType) -> Self {
-        Self { role, category, dtype, sets: Vec::new(), free: BTreeSet::new() }
+    pub(super) fn new(role: fn(usize) -> Role, category: Category) -> Self {
+        Self { role, category, sets: Vec::new(), free: BTreeSet::new() }
     }
 
     /// Adds the slots that were already declared, all of them free.
@@ -227,25 +234,29 @@ impl Slots {
             } else if last == 0 || decl.role != (self.role)(last - 1) {
                 continue;
             }
-            let (lens, ids) = self.sets.last_mut().expect("a slot was just found");
-            lens.extend(decl.len);
+            let (sizes, ids) = self.sets.last_mut().expect("a slot was just found");
+            sizes.extend(decl.len.map(|len| (decl.dtype, len)));
             ids.push(BufferId::of(index));
         }
         self.free = (0..self.sets.len()).collect();
         self
     }
 
-    /// Takes a free slot, or declares a new one; returns its number and its buffers.
-    pub(super) fn take(&mut self, declared: &mut Declared, lens: Vec<usize>) -> (usize, Vec<BufferId>) {
-        let found = self.free.iter().copied().find(|&slot| self.sets[slot].0 == lens);
+    /// Takes a free slot for segments of these dtypes and lengths, or declares a new one; returns its number and its
+    /// buffers.
+    pub(super) fn take(
+        &mut self,
+        declared: &mut Declared,
+        sizes: Vec<(DType, usize)>,
+    ) -> (usize, Vec<BufferId>) {
+        let found = self.free.iter().copied().find(|&slot| self.sets[slot].0 == sizes);
         let slot = found.unwrap_or_else(|| {
             let role = (self.role)(self.sets.len());
-            let segments = lens.iter().enumerate();
-            let ids = segments.map(|(segment, &len)| {
+            let ids = sizes.iter().enumerate().map(|(segment, &(dtype, len))| {
                 let segment = Some(SegmentId(segment));
-                declared.push(BufferDecl { segment, ..decl(role, self.category, self.dtype, len) })
+                declared.push(BufferDecl { segment, ..decl(role, self.category, dtype, len) })
             });
-            self.sets.push((lens.clone(), ids.collect()));
+            self.sets.push((sizes.clone(), ids.collect()));
             self.sets.len() - 1
         });
         self.free.remove(&slot);

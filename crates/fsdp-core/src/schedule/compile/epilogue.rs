@@ -5,7 +5,7 @@
 
 use super::super::{BufferId, OpKind, Phase};
 use super::Build;
-use crate::layout::{Segment, SegmentId};
+use crate::layout::Segment;
 use crate::wrap::UnitId;
 
 /// The next unit to be updated, with its directions in flight.
@@ -48,14 +48,12 @@ impl Build<'_> {
         if segment_ids.is_empty() {
             return None;
         }
-        let lens = |len: fn(&Segment) -> usize, of: &[SegmentId]| -> Vec<usize> {
-            let segments = &self.compiler.layout.unit(unit).segments;
-            of.iter().map(|segment| len(&segments[segment.0])).collect()
-        };
-        let (shard_lens, unsharded_lens) =
-            (lens(Segment::shard_len, &segment_ids), self.trained_lens(unit, Segment::unsharded_len));
-        let (rows_slot, rows) = self.direction_slots.take(&mut self.declared, shard_lens);
-        let (slot, buffers) = self.gradient_slots.take(&mut self.declared, unsharded_lens);
+        // Trainable segments come first, so a segment's number is also its index among these.
+        let of_shard = self.gradient_sizes(unit, Segment::shard_len);
+        let of_shard = segment_ids.iter().map(|segment| of_shard[segment.0]).collect();
+        let unsharded = self.gradient_sizes(unit, Segment::unsharded_len);
+        let (rows_slot, rows) = self.direction_slots.take(&mut self.declared, of_shard);
+        let (slot, buffers) = self.gradient_slots.take(&mut self.declared, unsharded);
         let gathered: Vec<BufferId> = segment_ids.iter().map(|segment| buffers[segment.0]).collect();
         let (reads, mut writes) = self.declared.update(unit, &[]);
         writes.extend(&rows);

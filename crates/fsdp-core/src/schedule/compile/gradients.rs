@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use super::super::policy::{Accumulation, AccumulationOrder, Offload};
 use super::super::{BufferId, OpKind};
 use super::Build;
+use crate::dtype::DType;
 use crate::layout::Segment;
 use crate::mesh::{Axis, Group};
 use crate::rank::Queue;
@@ -84,8 +85,10 @@ pub(super) struct Reduction {
 }
 
 impl Build<'_> {
-    pub(super) fn trained_lens(&self, unit: UnitId, len: fn(&Segment) -> usize) -> Vec<usize> {
-        self.compiler.layout.unit(unit).trainable_segments().map(len).collect()
+    /// Dtypes and lengths of the gradient of each trainable segment.
+    pub(super) fn gradient_sizes(&self, unit: UnitId, len: fn(&Segment) -> usize) -> Vec<(DType, usize)> {
+        let dtype = self.compiler.policy.reduce_dtype;
+        self.compiler.layout.unit(unit).trainable_segments().map(|segment| (dtype, len(segment))).collect()
     }
 
     /// Whether unsharded gradients are accumulated, and whether sharded ones are.
@@ -101,8 +104,8 @@ impl Build<'_> {
         let open: Vec<GradientBuffers> = (0..self.leaves(unit))
             .map(|_| {
                 sum.take().unwrap_or_else(|| {
-                    let lens = self.trained_lens(unit, Segment::unsharded_len);
-                    let (slot, buffers) = self.gradient_slots.take(&mut self.declared, lens);
+                    let sizes = self.gradient_sizes(unit, Segment::unsharded_len);
+                    let (slot, buffers) = self.gradient_slots.take(&mut self.declared, sizes);
                     GradientBuffers { buffers, slot: Some(slot) }
                 })
             })
@@ -151,8 +154,8 @@ impl Build<'_> {
     /// The buffers for a reduced gradient: those for sums, its lasting buffer, or a slot for the download to the host.
     fn result(&mut self, unit: UnitId) -> GradientBuffers {
         self.sums[unit.0].take().unwrap_or_else(|| {
-            let lens = self.trained_lens(unit, Segment::shard_len);
-            let (slot, buffers) = self.reduced_slots.take(&mut self.declared, lens);
+            let sizes = self.gradient_sizes(unit, Segment::shard_len);
+            let (slot, buffers) = self.reduced_slots.take(&mut self.declared, sizes);
             GradientBuffers { buffers, slot: Some(slot) }
         })
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use crate::DType;
 use crate::schedule::{Accumulation, BufferId, OpKind, Role, Round, Schedule, Section, SectionKind};
 use crate::testing::{Built, setups};
 use crate::wrap::UnitId;
@@ -26,7 +27,7 @@ proptest! {
         let [slots, gradients, staging, reduced] = overlaps(&built, &evaluation);
         for (role, needed) in [(ROLES[0], slots), (ROLES[2], staging)] {
             let there = declared(&step, role);
-            prop_assert!(needed.iter().all(|(lens, count)| there[lens] >= *count));
+            prop_assert!(needed.iter().all(|(sizes, count)| there[sizes] >= *count));
         }
         prop_assert!(gradients.is_empty() && reduced.is_empty());
     }
@@ -47,8 +48,10 @@ proptest! {
     }
 }
 
-/// The number of slots for each list of lengths.
-type Tally = BTreeMap<Vec<usize>, usize>;
+/// The dtype and length of each buffer of a slot.
+type Sizes = Vec<(DType, usize)>;
+/// The number of slots for each size.
+type Tally = BTreeMap<Sizes, usize>;
 
 const ROLES: [fn(usize) -> Role; 4] = [Role::Slot, Role::GradientSlot, Role::StagingSlot, Role::ReducedSlot];
 
@@ -57,11 +60,11 @@ fn declared(schedule: &Schedule, role: fn(usize) -> Role) -> Tally {
     let mut tally = Tally::new();
     for number in 0.. {
         let of_slot = schedule.buffers.iter().filter(|decl| decl.role == role(number));
-        let lens: Vec<usize> = of_slot.filter_map(|decl| decl.len).collect();
-        if lens.is_empty() {
+        let sizes: Sizes = of_slot.filter_map(|decl| Some((decl.dtype, decl.len?))).collect();
+        if sizes.is_empty() {
             break;
         }
-        *tally.entry(lens).or_default() += 1;
+        *tally.entry(sizes).or_default() += 1;
     }
     tally
 }
@@ -73,12 +76,15 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
             (0..).take(schedule.buffers.len()).any(|number| schedule.buffer(id).role == role(number))
         })
     };
-    let lens_of = |ids: &[BufferId]| ids.iter().filter_map(|&id| schedule.buffer(id).len).collect::<Vec<_>>();
+    let size = |id: &BufferId| {
+        let decl = schedule.buffer(*id);
+        decl.len.map(|len| (decl.dtype, len))
+    };
+    let sizes_of = |ids: &[BufferId]| ids.iter().filter_map(size).collect::<Vec<_>>();
     // The slots of each kind in use: their unit, their first buffer, and their lengths.
-    let mut live = [(); 4].map(|()| Vec::<(UnitId, BufferId, Vec<usize>)>::new());
+    let mut live = [(); 4].map(|()| Vec::<(UnitId, BufferId, Sizes)>::new());
     let mut most = [(); 4].map(|()| Tally::new());
-    let free =
-        |live: &mut Vec<(UnitId, BufferId, Vec<usize>)>, unit: UnitId| live.retain(|slot| slot.0 != unit);
+    let free = |live: &mut Vec<(UnitId, BufferId, Sizes)>, unit: UnitId| live.retain(|slot| slot.0 != unit);
     // The gradient slots of a unit and its experts are free again after the next reduction of another one, or at the end of the
     // micro-batch.
     let origin = |unit: UnitId| built.layout.unit(unit).origin;
@@ -94,9 +100,10 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
             // Directions use a gradient slot of their unit, but only the segments that have some.
             OpKind::Direct(unit) => {
                 let layout = built.layout.unit(unit);
-                let lens: Vec<usize> =
-                    layout.trainable_segments().map(|segment| segment.unsharded_len()).collect();
-                take(&mut live[1], &mut most[1], (unit, op.writes[0], lens));
+                let dtype = built.policy.reduce_dtype;
+                let sizes = layout.trainable_segments().map(|segment| (dtype, segment.unsharded_len()));
+                let sizes: Vec<_> = sizes.collect();
+                take(&mut live[1], &mut most[1], (unit, op.writes[0], sizes));
             }
             OpKind::Update(unit) => free(&mut live[1], unit),
             OpKind::AllGather { .. }
@@ -109,7 +116,7 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
                 };
                 for ids in op.writes.chunks((op.writes.len() / sets).max(1)) {
                     if let (Some(side), Some(unit)) = (side_of(ids[0]), unit) {
-                        take(&mut live[side], &mut most[side], (unit, ids[0], lens_of(ids)));
+                        take(&mut live[side], &mut most[side], (unit, ids[0], sizes_of(ids)));
                     }
                 }
                 if let OpKind::ReduceScatter { unit, .. } = op.kind {
@@ -136,14 +143,10 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
 }
 
 /// Adds a slot in use, and updates the most of its lengths in use.
-fn take(
-    live: &mut Vec<(UnitId, BufferId, Vec<usize>)>,
-    most: &mut Tally,
-    slot: (UnitId, BufferId, Vec<usize>),
-) {
-    let lens = slot.2.clone();
+fn take(live: &mut Vec<(UnitId, BufferId, Sizes)>, most: &mut Tally, slot: (UnitId, BufferId, Sizes)) {
+    let sizes = slot.2.clone();
     live.push(slot);
-    let now = live.iter().filter(|other| other.2 == lens).count();
-    let peak = most.entry(lens).or_default();
+    let now = live.iter().filter(|other| other.2 == sizes).count();
+    let peak = most.entry(sizes).or_default();
     *peak = now.max(*peak);
 }

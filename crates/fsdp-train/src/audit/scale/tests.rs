@@ -17,6 +17,7 @@ fn spec(count: usize) -> ModelSpec {
         shape: vec![LEN],
         trainable: true,
         expert: None,
+        quantized: None,
     };
     let params = (0..count).map(param).collect();
     ModelSpec { params, modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }
