@@ -7,6 +7,8 @@
 //! the initial weights of a run that does not resume.
 
 mod adapters;
+mod bitsandbytes;
+mod decoded;
 mod found;
 mod mxfp4;
 mod names;
@@ -17,6 +19,7 @@ mod steps;
 mod wanted;
 mod weights;
 
+pub use bitsandbytes::{Nf4Weight, SavedNested, SavedScales};
 pub use found::Found;
 pub use rows::StateRows;
 pub use steps::Count;

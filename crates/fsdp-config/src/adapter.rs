@@ -35,6 +35,9 @@ table! {
         rslora: bool = or(BOOL, false),
         /// Directory of a PEFT adapter to start from; none means a new adapter.
         path: Option<String> = or_none(TEXT),
+        /// How the weights of the base's linear maps are kept (QLoRA): as they are, in NF4 with scales in 8 bits, or in NF4 with scales
+        /// in f32.
+        quantize: Quantize = named(Quantize::None),
         /// Whether to export the merged model, too.
         merge: bool = or(BOOL, false),
     }
@@ -49,6 +52,21 @@ pub enum AdapterKind {
 
 named! {
     AdapterKind { "lora": Lora }
+}
+
+/// How the weights of a frozen base are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantize {
+    /// In the dtype of the computation.
+    None,
+    /// In NF4 with double quantization: 4.1 bits per element.
+    Nf4,
+    /// In NF4 with scales in f32: 4.5 bits per element.
+    Nf4Single,
+}
+
+named! {
+    Quantize { "none": None, "nf4": Nf4, "nf4-single": Nf4Single }
 }
 
 /// The linear maps that get an adapter.

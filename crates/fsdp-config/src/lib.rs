@@ -39,7 +39,7 @@ mod validate;
 mod warning;
 mod writer;
 
-pub use adapter::{AdapterConfig, AdapterKind, Targets};
+pub use adapter::{AdapterConfig, AdapterKind, Quantize, Targets};
 pub use checkpoint::CheckpointConfig;
 pub use data::{DataConfig, EndToken, Format, LossOn, Malformed, Packing, SourceConfig, TokenRef};
 pub use early_stop::{EarlyStopConfig, WatchedLoss};

@@ -9,6 +9,7 @@
 //! | [`layer`], [`model`] | layers, the model trait ([`model::Architecture`]), decoders such as Llama, GPT-2, an MLP |
 //! | [`hf`] | Hugging Face `config.json` and tensor names |
 //! | [`update`] | update rules over shards: AdamW (also 8-bit and schedule-free), SGD, Lion, Adafactor, Muon |
+//! | [`quantized`] | matrices of 4-bit numbers |
 //! | [`random`] | counter-based random numbers for initial values and dropout |
 //! | [`sampling`] | choice of the next token from logits |
 //! | [`host`] | memory and kernels on the CPU |
@@ -34,6 +35,7 @@ pub mod lengths;
 pub mod listing;
 pub mod model;
 pub mod op;
+pub mod quantized;
 pub mod random;
 pub mod sampling;
 pub mod update;

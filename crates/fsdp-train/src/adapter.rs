@@ -9,10 +9,11 @@ pub mod peft;
 
 use std::collections::BTreeSet;
 
-use fsdp_config::{AdapterConfig, Resolved, Targets, nearest};
+use fsdp_config::{AdapterConfig, Quantize, Resolved, Targets, nearest};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::layer::{Description, Linear, Lora};
 use fsdp_nn::model::{Adapted, Architecture};
+use fsdp_nn::quantized::ScaleFormat;
 
 use crate::error::TrainError;
 
@@ -22,7 +23,8 @@ const MODULES_TO_SAVE: &str = "adapter.modules_to_save";
 /// Returns a model with the adapters of the run file, or unchanged if the file has no adapter.
 ///
 /// # Errors
-/// [`TrainError::Misfit`]: names that match no module or that are given twice; a rank larger than a linear map allows.
+/// [`TrainError::Misfit`]: names that match no module or that are given twice; a rank larger than a linear map allows; weights
+/// that cannot be quantized.
 pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, TrainError> {
     let Some(adapter) = &config.adapter else { return Ok(base.into()) };
     let mut description = base.description().clone();
@@ -42,6 +44,17 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
     }
     let lora = Lora { rank: adapter.rank, scale: adapter.scale(), dropout: adapter.dropout };
     description.adapt(&targets, &trained, lora);
+    let scales = match adapter.quantize {
+        Quantize::None => None,
+        Quantize::Nf4 => Some(ScaleFormat::Nested),
+        Quantize::Nf4Single => Some(ScaleFormat::Single),
+    };
+    if let Some(scales) = scales {
+        description.quantize(scales).map_err(|(name, why)| TrainError::Misfit {
+            key: "adapter.quantize",
+            reason: format!("`{name}` {why}; set it to \"none\""),
+        })?;
+    }
     Ok(Adapted::new(base, description))
 }
 

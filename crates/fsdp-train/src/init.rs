@@ -2,6 +2,7 @@
 //! files are read by the first replica and broadcast to the others.
 
 mod adapted;
+mod quantized;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use fsdp_core::update::Piece;
 use fsdp_nn::{Init, hf};
 
 use adapted::{AdaptedInit, TakenBase};
+pub(crate) use quantized::QuantizedWeight;
 
 use crate::error::TrainError;
 

@@ -368,17 +368,20 @@ fn load_param<M: Backend, A>(
 ) -> Result<OracleParam<M::Buffer>, TrainError> {
     let (spec, policy) = (&job.plan.spec, &job.plan.policy);
     let param = spec.param(id);
-    let len = param.len();
-    let piece = Piece { param: id, offset: 0, len, param_offset: 0, row_len: param.row_len().unwrap_or(1) };
-    let dtype = policy.kept_dtype(param.trainable);
+    let (len, row_len) = (param.stored_len(), param.stored_row_len().unwrap_or(1));
+    let piece = Piece { param: id, offset: 0, len, param_offset: 0, row_len };
+    let (dtype, gathered) = match param.quantized {
+        Some(_) => (DType::U8, DType::U8),
+        None => (policy.kept_dtype(param.trainable), policy.param_dtype),
+    };
     let mut values = vec![0.0; len];
     job.init.fill(spec, &piece, &mut values)?;
     let mut master = memory.allocate(Category::ParameterShard, dtype, len)?;
-    memory.write(Queue::Compute, HostSlice::F64(&values), SliceMut::whole(&mut master))?;
-    let low = if policy.param_dtype == dtype {
+    memory.write_numbers(Queue::Compute, &values, SliceMut::whole(&mut master))?;
+    let low = if gathered == dtype {
         None
     } else {
-        let mut low = memory.allocate(Category::ParameterShard, policy.param_dtype, len)?;
+        let mut low = memory.allocate(Category::ParameterShard, gathered, len)?;
         memory.copy(Queue::Compute, Slice::whole(&master), SliceMut::whole(&mut low))?;
         Some(low)
     };

@@ -6,7 +6,11 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use super::{StateRows, mxfp4::Mxfp4};
+use super::{
+    StateRows,
+    bitsandbytes::{Bitsandbytes, Nf4Weight},
+    decoded::Decoded,
+};
 use crate::{
     checkpoint::{Checkpoint, Experts, Tensor, is_stack_of_experts},
     conversion::expert_names_beside,
@@ -37,8 +41,8 @@ pub enum ModelWeights {
 pub struct ViewedModel {
     checkpoint: Checkpoint,
     opened: Arc<OpenSources>,
-    /// The experts, if they are in MXFP4.
-    mxfp4: Option<Box<Mxfp4>>,
+    /// Weights that are in 4 bits.
+    decoded: Option<Box<Decoded>>,
 }
 
 impl ModelWeights {
@@ -53,10 +57,11 @@ impl ModelWeights {
             return ViewedModel::open(&file).map(ModelWeights::Viewed);
         }
         let model = ModelReader::open(path)?;
-        if model.names().any(|name| is_stack_of_experts(name.strip_suffix("_blocks").unwrap_or(name))) {
-            let mut viewed = ViewedModel::of(safetensors_files::from_model(&model)?)?;
-            viewed.mxfp4 = Mxfp4::of(model)?.map(Box::new);
-            return Ok(ModelWeights::Viewed(viewed));
+        let is_stack = |name: &str| is_stack_of_experts(name.strip_suffix("_blocks").unwrap_or(name));
+        if Bitsandbytes::is_in(&model) || model.names().any(is_stack) {
+            let viewed = ViewedModel::of(safetensors_files::from_model(&model)?)?;
+            let decoded = Decoded::of(model)?.map(Box::new);
+            return Ok(ModelWeights::Viewed(ViewedModel { decoded, ..viewed }));
         }
         Ok(ModelWeights::Safetensors(model))
     }
@@ -102,7 +107,7 @@ impl ModelWeights {
         match self {
             ModelWeights::Safetensors(model) => model.entry(name).is_ok(),
             ModelWeights::Viewed(model) => {
-                model.checkpoint.tensors.contains_key(name) || model.shape_in_mxfp4(name).is_some()
+                model.checkpoint.tensors.contains_key(name) || model.decoded_shape(name).is_some()
             }
         }
     }
@@ -114,14 +119,22 @@ impl ModelWeights {
     pub fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
         match self {
             ModelWeights::Safetensors(model) => model.read_rows_f64(name, rows, out),
-            ModelWeights::Viewed(ViewedModel { mxfp4: Some(mxfp4), .. }) if mxfp4.shape(name).is_some() => {
-                mxfp4.read_rows_f64(name, rows, out)
+            ModelWeights::Viewed(ViewedModel { decoded: Some(decoded), .. })
+                if decoded.shape(name).is_some() =>
+            {
+                decoded.read_rows_f64(name, rows, out)
             }
             ModelWeights::Viewed(ViewedModel { checkpoint, opened, .. }) => {
                 let sources = SourceFiles::checked_before(checkpoint, opened);
                 StateRows::of(sources, Options::new(&NoProgress, &NEVER)).read_rows_f64(name, rows, out)
             }
         }
+    }
+
+    /// A weight in 4 bits as bitsandbytes saved it; `None` if it is stored in another way.
+    pub fn nf4(&self, name: &str) -> Option<Nf4Weight<'_>> {
+        let ModelWeights::Viewed(ViewedModel { decoded: Some(decoded), .. }) = self else { return None };
+        decoded.nf4(name)
     }
 
     /// Checks that the model has exactly the expected tensors, like [`ModelReader::check_tensors`].
@@ -143,9 +156,9 @@ impl ModelWeights {
             ModelWeights::Viewed(model) => {
                 let Checkpoint { tensors, path, .. } = &model.checkpoint;
                 let names = model.tensors().map(|(name, _)| name);
-                let names = names.chain(model.mxfp4.iter().flat_map(|mxfp4| mxfp4.names()));
+                let names = names.chain(model.decoded.iter().flat_map(|decoded| decoded.names()));
                 let find = |name: &str| {
-                    if let Some(shape) = model.shape_in_mxfp4(name) {
+                    if let Some(shape) = model.decoded_shape(name) {
                         return Some((TensorType::Bf16, shape.to_vec()));
                     }
                     let tensor = tensors.get(name)?;
@@ -184,18 +197,18 @@ impl ViewedModel {
             checkpoint = checkpoint.with_experts(Experts::Separate(names))?;
         }
         let opened = Arc::new(OpenSources::new(&Files::anywhere(), &checkpoint));
-        Ok(ViewedModel { checkpoint, opened, mxfp4: None })
+        Ok(ViewedModel { checkpoint, opened, decoded: None })
     }
 
-    /// The tensors of the files, without the parts of weights in MXFP4.
+    /// The tensors of the files, without the parts of weights in 4 bits.
     fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        let is_part = |name: &str| self.mxfp4.as_ref().is_some_and(|mxfp4| mxfp4.has_part(name));
+        let is_part = |name: &str| self.decoded.as_ref().is_some_and(|decoded| decoded.has_part(name));
         let tensors = self.checkpoint.tensors.iter().map(|(name, tensor)| (&name[..], tensor));
         tensors.filter(move |(name, _)| !is_part(name))
     }
 
-    fn shape_in_mxfp4(&self, name: &str) -> Option<[usize; 2]> {
-        self.mxfp4.as_ref()?.shape(name)
+    fn decoded_shape(&self, name: &str) -> Option<[usize; 2]> {
+        self.decoded.as_ref()?.shape(name)
     }
 }
 

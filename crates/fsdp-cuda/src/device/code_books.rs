@@ -2,7 +2,7 @@
 
 use fsdp_core::memory::{HostSlice, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_nn::update::CodeBook;
+use fsdp_nn::quantized::CodeBook;
 
 use super::buffer::CudaBuffer;
 use super::lock::lock;

@@ -28,6 +28,7 @@ impl<D: TorchStorage> Backend for Torch<D> {
         self.in_torch(Queue::Compute, op.name(), || {
             match op {
                 Op::Linear(op) => self.linear(op, operands)?,
+                Op::Dequantize(matrix) => self.dequantize(*matrix, operands)?,
                 Op::Lookup(op) => self.lookup(op, operands)?,
                 Op::Norm(op) => self.norm(op, operands)?,
                 Op::Attention(op) => self.attention(op, operands)?,

@@ -1,8 +1,6 @@
 //! The [`Builder`], which runs a model's code once per block and records its operations as a graph. The methods for
 //! operations are defined in `op`, next to their descriptions.
 
-use std::collections::BTreeMap;
-
 use fsdp_core::memory::Category;
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::{DType, Error};
@@ -10,8 +8,9 @@ use fsdp_core::{DType, Error};
 use super::{BlockGraph, Call, Decl, Node, Operand};
 use crate::cuts::{Chunks, Cuts};
 use crate::error::ModelError;
-use crate::layer::Adapter;
+use crate::layer::{Adapter, Description as Described};
 use crate::op::{Balance, Op};
+use crate::quantized::Nf4;
 
 /// A handle to the rows that an operation produces. It may be used any number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +40,7 @@ impl Tensor {
 pub struct Builder<'a> {
     spec: &'a ModelSpec,
     block: BlockId,
-    adapters: &'a BTreeMap<ParamId, Adapter>,
+    described: &'a Described,
     samples: usize,
     seq: usize,
     length: usize,
@@ -56,12 +55,12 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// A builder for a block and the adapters of its linear maps. Micro-batches have `samples` samples of `seq`
+    /// A builder for a block, given what is special about some linear maps. Micro-batches have `samples` samples of `seq`
     /// tokens, which are the last tokens of texts of `length`, and hold several documents each if `packed`. Dropout
     /// is active if `training`.
     pub(crate) fn new(
         (spec, block): (&'a ModelSpec, BlockId),
-        adapters: &'a BTreeMap<ParamId, Adapter>,
+        described: &'a Described,
         (samples, seq, length): (usize, usize, usize),
         dtype: DType,
         (training, packed): (bool, bool),
@@ -70,7 +69,7 @@ impl<'a> Builder<'a> {
         Self {
             spec,
             block,
-            adapters,
+            described,
             samples,
             seq,
             length,
@@ -108,7 +107,12 @@ impl<'a> Builder<'a> {
 
     /// Returns the adapter of the linear map with this weight.
     pub(crate) fn adapter(&self, weight: ParamId) -> Option<Adapter> {
-        self.adapters.get(&weight).copied()
+        self.described.adapters.get(&weight).copied()
+    }
+
+    /// Returns how the weight of a linear map is quantized, if it is.
+    pub(crate) fn quantized(&self, weight: ParamId) -> Option<Nf4> {
+        self.described.quantized.get(&weight).copied()
     }
 
     /// Wraps an error with the name of this block.
@@ -161,6 +165,12 @@ impl<'a> Builder<'a> {
     pub(crate) fn value(&mut self, width: usize, dtype: DType, category: Category) -> Tensor {
         self.values.push(Decl { rows: self.row_count(), width, dtype, category });
         Tensor { id: self.values.len() - 1, width }
+    }
+
+    /// Declares a value that is not one row per token.
+    pub(crate) fn declare(&mut self, decl: Decl) -> Operand {
+        self.values.push(decl);
+        Operand::Local { id: self.values.len() - 1, offset: 0, len: decl.len() }
     }
 
     pub(crate) fn whole(&self, tensor: Tensor) -> Operand {

@@ -113,14 +113,19 @@ fn read(keys: Keys<'_>) -> Result<(&'static Family, Arc<dyn Sizes>), ConfigError
     keys.only("architectures", &format!("a list with `{class}` or `{base_class}`"), |names| {
         lists(names, class) || lists(names, base_class)
     })?;
-    match family.model_type == MXFP4_FAMILY {
-        true => keys.only(
-            "quantization_config",
-            "null, or an object with `quant_method` \"mxfp4\"",
-            |settings| settings.get("quant_method").is_some_and(|method| method == "mxfp4"),
-        )?,
-        false => keys.only_null("quantization_config")?,
-    }
+    let published = (family.model_type == MXFP4_FAMILY).then_some(" or \"mxfp4\"");
+    keys.only(
+        "quantization_config",
+        &format!(
+            "null, or an object with `quant_method` \"bitsandbytes\" and `load_in_4bit`{}",
+            published.unwrap_or_default()
+        ),
+        |settings| match settings.get("quant_method").and_then(Value::as_str) {
+            Some("mxfp4") => published.is_some(),
+            Some("bitsandbytes") => settings.get("load_in_4bit") == Some(&Value::Bool(true)),
+            _ => false,
+        },
+    )?;
     keys.only_false("is_encoder_decoder")?;
     keys.only_false("add_cross_attention")?;
     keys.only("pruned_heads", "no pruned heads", |heads| heads.as_object().is_some_and(Map::is_empty))?;

@@ -6,6 +6,7 @@ use fsdp_core::model::{ModuleSpec, ParamId, ParamSpec};
 
 use super::{Description, Init, Linear};
 use crate::backend::Orientation;
+use crate::quantized::{BLOCK, Nf4, ScaleFormat};
 
 /// The adapter of a linear map (LoRA: Hu et al., 2021): `y += scale * dropout(x) A^T B^T`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,6 +59,33 @@ impl Description {
             let before = self.adapters.insert(base.weight, adapter);
             assert!(before.is_none(), "a linear map has one adapter");
         }
+    }
+
+    /// Quantizes the weights of all frozen linear maps that can be adapted.
+    ///
+    /// # Errors
+    /// The name of a weight that cannot be quantized, and why.
+    pub fn quantize(&mut self, scales: ScaleFormat) -> Result<(), (String, String)> {
+        for (_, layer) in &self.linears {
+            let Linear { weight, inputs, outputs, orientation, .. } = *layer;
+            let param = &mut self.spec.params[weight.0];
+            if param.trainable {
+                continue;
+            }
+            let refused = |why: String| Err((param.fqn.clone(), why));
+            if orientation == Orientation::InOut {
+                return refused(
+                    "is stored as inputs x outputs, so its blocks would not be of one output".into(),
+                );
+            }
+            if !inputs.is_multiple_of(BLOCK) {
+                return refused(format!("has {inputs} columns, which blocks of {BLOCK} do not divide"));
+            }
+            let matrix = Nf4 { rows: outputs, columns: inputs, scales };
+            param.quantized = Some(matrix.stored());
+            self.quantized.insert(weight, matrix);
+        }
+        Ok(())
     }
 
     /// Adds a module below the module of a linear map.

@@ -12,6 +12,7 @@ use fsdp_core::{Error, Tallies};
 use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
 use crate::backend::Orientation;
 use crate::op::{Balance, LossTerms};
+use crate::quantized::Nf4;
 
 /// A described model.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +25,8 @@ pub struct Description {
     pub linears: Vec<(usize, Linear)>,
     /// Adapters of linear maps, by the map's weight.
     pub adapters: BTreeMap<ParamId, Adapter>,
+    /// Linear maps whose weights are quantized, by the weight.
+    pub quantized: BTreeMap<ParamId, Nf4>,
     /// For parameters that do not process every token (those of experts), the fraction of tokens that they process.
     pub token_shares: BTreeMap<ParamId, f64>,
     /// The blocks that are mixtures, with their number of experts.
@@ -80,6 +83,7 @@ impl Describe {
             init: Vec::new(),
             linears: Vec::new(),
             adapters: BTreeMap::new(),
+            quantized: BTreeMap::new(),
             token_shares: BTreeMap::new(),
             mixtures: BTreeMap::new(),
             score_biases: BTreeMap::new(),

@@ -65,13 +65,13 @@ impl Kinds {
         let mut kinds = Self { kinds: Vec::new(), of_block: Vec::new() };
         let first_trainable = spec.first_trainable_block();
         let last = spec.blocks.len() - 1;
-        let adapters = &architecture.description().adapters;
-        let balance = architecture.description().balance(shape.terms);
+        let description = architecture.description();
+        let balance = description.balance(shape.terms);
         let mut width = 0;
         for block in (0..=last).map(BlockId) {
             let Shape { samples, seq, length, dtype, training, packed, .. } = shape;
             let mut builder =
-                Builder::new((spec, block), adapters, (samples, seq, length), dtype, (training, packed))
+                Builder::new((spec, block), description, (samples, seq, length), dtype, (training, packed))
                     .balanced(balance)
                     .cut(shape.cuts);
             let input = (block.0 > 0).then(|| builder.rows(width));

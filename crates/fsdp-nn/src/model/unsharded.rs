@@ -1,4 +1,4 @@
-//! Runs a program without sharding: all parameters in one buffer.
+//! Runs a program without sharding: all parameters in one buffer, and quantized ones in another.
 //!
 //! Used by memory predictions, tests of models and the unsharded oracle. Independent of units, schedules and other
 //! ranks.
@@ -12,12 +12,24 @@ use fsdp_core::schedule::Round;
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue};
 
-/// All parameters of a model (or other values of the same shapes) in one buffer.
+const ALLOCATED: &str = "quantized parameters have a buffer";
+
+/// All parameters of a model (or other values of the same shapes).
 #[derive(Debug)]
 pub struct Whole<B> {
     buffer: B,
-    /// First element and length of each parameter.
-    ranges: Vec<(usize, usize)>,
+    /// The quantized parameters, if there are any.
+    quantized: Option<B>,
+    /// The place of each parameter.
+    ranges: Vec<Range>,
+}
+
+/// Where a parameter is: first element and length, in the buffer of its kind.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    offset: usize,
+    len: usize,
+    is_quantized: bool,
 }
 
 impl<B: Buffer> Whole<B> {
@@ -31,9 +43,20 @@ impl<B: Buffer> Whole<B> {
         category: Category,
         dtype: DType,
     ) -> Result<Self, Error> {
-        let ranges = ranges(spec);
-        let len = ranges.last().map_or(0, |(offset, len)| offset + len);
-        Ok(Self { buffer: memory.allocate(category, dtype, len)?, ranges })
+        let (ranges, [len, bytes]) = ranges(spec);
+        let buffer = memory.allocate(category, dtype, len)?;
+        let quantized = (bytes > 0).then(|| memory.allocate(category, DType::U8, bytes)).transpose()?;
+        Ok(Self { buffer, quantized, ranges })
+    }
+
+    fn buffer(&self, range: Range) -> &B {
+        if range.is_quantized { self.quantized.as_ref().expect(ALLOCATED) } else { &self.buffer }
+    }
+
+    fn slice_mut(&mut self, range: Range, first: usize, len: usize) -> SliceMut<'_, B> {
+        let buffer =
+            if range.is_quantized { self.quantized.as_mut().expect(ALLOCATED) } else { &mut self.buffer };
+        SliceMut::new(buffer, range.offset + first, len)
     }
 
     /// Sets all values to zero.
@@ -41,7 +64,8 @@ impl<B: Buffer> Whole<B> {
     /// # Errors
     /// As [`Whole::write`].
     pub fn zero<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
-        memory.zero(Queue::Compute, SliceMut::whole(&mut self.buffer))
+        let buffers = std::iter::once(&mut self.buffer).chain(&mut self.quantized);
+        buffers.into_iter().try_for_each(|buffer| memory.zero(Queue::Compute, SliceMut::whole(buffer)))
     }
 
     /// Writes the values of one parameter.
@@ -54,8 +78,8 @@ impl<B: Buffer> Whole<B> {
         id: ParamId,
         values: HostSlice<'_>,
     ) -> Result<(), Error> {
-        let (offset, len) = self.ranges[id.0];
-        memory.write(Queue::Compute, values, SliceMut::new(&mut self.buffer, offset, len))
+        let range = self.ranges[id.0];
+        memory.write(Queue::Compute, values, self.slice_mut(range, 0, range.len))
     }
 
     /// Writes some values of one parameter, starting at element `first`.
@@ -69,13 +93,10 @@ impl<B: Buffer> Whole<B> {
         first: usize,
         values: &[f64],
     ) -> Result<(), Error> {
-        let (offset, len) = self.ranges[id.0];
-        assert!(first + values.len() <= len, "the values are those of one parameter");
-        memory.write(
-            Queue::Compute,
-            HostSlice::F64(values),
-            SliceMut::new(&mut self.buffer, offset + first, values.len()),
-        )
+        let range = self.ranges[id.0];
+        assert!(first + values.len() <= range.len, "the values are those of one parameter");
+        let into = self.slice_mut(range, first, values.len());
+        memory.write_numbers(Queue::Compute, values, into)
     }
 
     /// The dtype of the values.
@@ -93,15 +114,16 @@ impl<B: Buffer> Whole<B> {
         id: ParamId,
         values: HostSliceMut<'_>,
     ) -> Result<(), Error> {
-        let (offset, len) = self.ranges[id.0];
-        memory.read(Queue::Compute, Slice::new(&self.buffer, offset, len), values)
+        let range = self.ranges[id.0];
+        memory.read(Queue::Compute, Slice::new(self.buffer(range), range.offset, range.len), values)
     }
 
     /// Returns views of all parameters.
     pub fn params(&self) -> Params<B> {
         let mut params = Params::default();
-        for (index, &(offset, len)) in self.ranges.iter().enumerate() {
-            params.insert(ParamId(index), View { buffer: self.buffer.clone(), offset, len });
+        for (index, &range) in self.ranges.iter().enumerate() {
+            let Range { offset, len, .. } = range;
+            params.insert(ParamId(index), View { buffer: self.buffer(range).clone(), offset, len });
         }
         params
     }
@@ -110,7 +132,7 @@ impl<B: Buffer> Whole<B> {
     pub fn into_gradients(self, spec: &ModelSpec) -> Gradients<B> {
         let trained = self.ranges.iter().enumerate().filter(|(index, _)| spec.params[*index].trainable);
         let places: Vec<_> =
-            trained.map(|(index, &(offset, len))| (ParamId(index), SegmentId(0), offset, len)).collect();
+            trained.map(|(index, range)| (ParamId(index), SegmentId(0), range.offset, range.len)).collect();
         let mut gradients = Gradients::default();
         gradients.open(UnitId(0), vec![self.buffer], places);
         gradients
@@ -129,17 +151,21 @@ impl<B: Buffer> Whole<B> {
         mut gradients: Gradients<B>,
     ) -> Result<Self, Error> {
         let buffer = gradients.close(memory, UnitId(0))?.and_then(|mut buffers| buffers.pop());
-        Ok(Self { buffer: buffer.expect("unsharded gradients are one buffer"), ranges: ranges(spec) })
+        let (buffer, (ranges, _)) = (buffer.expect("unsharded gradients are one buffer"), ranges(spec));
+        Ok(Self { buffer, quantized: None, ranges })
     }
 }
 
-fn ranges(spec: &ModelSpec) -> Vec<(usize, usize)> {
-    let mut offset = 0;
+/// The place of each parameter, and the lengths of the buffers of those that are not quantized and those that are.
+fn ranges(spec: &ModelSpec) -> (Vec<Range>, [usize; 2]) {
+    let mut lens = [0; 2];
     let range = |param: &fsdp_core::model::ParamSpec| {
-        offset += param.len();
-        (offset - param.len(), param.len())
+        let (is_quantized, len) = (param.quantized.is_some(), param.stored_len());
+        let end = &mut lens[usize::from(is_quantized)];
+        *end += len;
+        Range { offset: *end - len, len, is_quantized }
     };
-    spec.params.iter().map(range).collect()
+    (spec.params.iter().map(range).collect(), lens)
 }
 
 /// Runs one micro-batch.

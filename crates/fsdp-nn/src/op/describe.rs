@@ -72,6 +72,11 @@ impl Role {
         Self::new(name, len, Kind::Of(DType::U32))
     }
 
+    /// Bytes that encode numbers.
+    pub(super) fn bytes(name: &'static str, len: usize) -> Self {
+        Self::new(name, len, Kind::Of(DType::U8))
+    }
+
     /// One loss per row.
     pub(super) fn losses(rows: usize) -> Self {
         Self::double("losses", rows)

@@ -3,6 +3,7 @@
 use fsdp_core::Error;
 
 use super::activation;
+use super::dequantize;
 use super::describe::{Description, Role};
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer;
@@ -104,7 +105,7 @@ impl Builder<'_> {
         let mut offset = 0;
         let mut calls = Vec::new();
         for layer in layers {
-            calls.push(self.product(x, layer, y, offset)?);
+            self.product(&mut calls, x, layer, y, offset)?;
             offset += layer.outputs;
         }
         self.node(calls, None);
@@ -122,7 +123,9 @@ impl Builder<'_> {
         second: &layer::Linear,
     ) -> Result<[Tensor; 2], Error> {
         let outputs = [self.rows(first.outputs), self.rows(second.outputs)];
-        let calls = vec![self.product(x, first, outputs[0], 0)?, self.product(x, second, outputs[1], 0)?];
+        let mut calls = Vec::new();
+        self.product(&mut calls, x, first, outputs[0], 0)?;
+        self.product(&mut calls, x, second, outputs[1], 0)?;
         self.node(calls, None);
         let [y, z] = outputs;
         Ok([
@@ -140,9 +143,10 @@ impl Builder<'_> {
                 let low = self.linear(dropped, &down)?;
                 let low = self.scale(low, scale);
                 let sum = self.rows(y.width());
-                let Call { op, reads, writes, site } = self.product(low, &up, sum, offset)?;
-                let writes = writes.into_iter().map(|(operand, _)| (operand, true)).collect();
-                self.node(vec![Call { op, reads, writes, site }], Some(y));
+                let mut calls = Vec::new();
+                self.product(&mut calls, low, &up, sum, offset)?;
+                calls.iter_mut().flat_map(|call| &mut call.writes).for_each(|(_, add)| *add = true);
+                self.node(calls, Some(y));
                 y = sum;
             }
             offset += layer.outputs;
@@ -150,16 +154,25 @@ impl Builder<'_> {
         Ok(y)
     }
 
-    fn product(&self, x: Tensor, layer: &layer::Linear, y: Tensor, offset: usize) -> Result<Call, Error> {
+    /// Adds the calls of a product, whose outputs begin `offset` elements into the rows of `y`.
+    fn product(
+        &mut self,
+        calls: &mut Vec<Call>,
+        x: Tensor,
+        layer: &layer::Linear,
+        y: Tensor,
+        offset: usize,
+    ) -> Result<(), Error> {
         self.check("linear", x, layer.inputs)?;
         let layer::Linear { inputs, outputs, orientation, .. } = *layer;
         let dims = LinearDims { rows: self.row_count(), inputs, outputs, y_stride: y.width(), orientation };
-        let mut reads = vec![self.whole(x), self.param(layer.weight)?];
+        let mut reads = vec![self.whole(x), self.weight(layer, calls)?];
         if let Some(bias) = layer.bias {
             reads.push(self.param(bias)?);
         }
         let op = Op::Linear(Linear::Forward { dims, bias: layer.bias.is_some() });
-        Ok(Call::new(op, reads, [(y.columns(offset, dims.y_len()), false)]))
+        calls.push(Call::new(op, reads, [(y.columns(offset, dims.y_len()), false)]));
+        Ok(())
     }
 }
 
@@ -200,7 +213,7 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
     let recomputed_activation =
         recomputed_activation.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
     if recomputed_activation.is_some() {
-        gradient_of_input(b, input, &maps);
+        gradient_of_input(b, node, input, &maps);
     }
     if trains {
         let x = match recomputed_activation {
@@ -218,7 +231,7 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
         column_sums(b, [dims.rows, dims.outputs, dims.y_stride], *dy, target);
     }
     if recomputed_activation.is_none() && b.needs[input] {
-        gradient_of_input(b, input, &maps);
+        gradient_of_input(b, node, input, &maps);
     }
 }
 
@@ -230,11 +243,12 @@ struct Map<'a> {
 }
 
 /// Adds the gradient of the input of linear maps, from all outputs that have a gradient.
-fn gradient_of_input(b: &mut Backward<'_>, input: usize, maps: &[Map<'_>]) {
+fn gradient_of_input(b: &mut Backward<'_>, node: &Node, input: usize, maps: &[Map<'_>]) {
     for Map { call, dims, dy } in maps {
+        let weight = dequantize::weight(b, node, call.reads[1]);
         let dx = b.add_to(input);
         let op = Op::Linear(Linear::BackwardInput { dims: **dims });
-        b.draft.call(op, vec![*dy, call.reads[1]], vec![dx]);
+        b.draft.call(op, vec![*dy, weight], vec![dx]);
     }
 }
 

@@ -13,6 +13,7 @@ mod attention;
 mod balance;
 mod check;
 mod cost;
+mod dequantize;
 mod describe;
 mod exchange;
 mod expert_axis;
@@ -45,12 +46,14 @@ pub use pointwise::{Dropout, Pointwise};
 pub use routing::{Places, Routing};
 
 use crate::graph::{Backward, Node};
+use crate::quantized::Nf4;
 
 /// An operation, by family. [`Op::describe`] names its operands.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the families say what they are")]
 pub enum Op {
     Linear(Linear),
+    Dequantize(Nf4),
     Lookup(Lookup),
     Norm(Norm),
     Attention(Attention),
@@ -71,6 +74,7 @@ impl Op {
     pub fn describe(&self) -> Description {
         match self {
             Op::Linear(op) => op.describe(),
+            Op::Dequantize(op) => op.describe(),
             Op::Lookup(op) => op.describe(),
             Op::Norm(op) => op.describe(),
             Op::Attention(op) => op.describe(),
@@ -112,6 +116,7 @@ impl Op {
             Op::Experts(op) => op.derive(backward, node, output),
             Op::ExpertAxis(op) => op.derive(backward, node, output),
             Op::Exchange(op) => op.derive(backward, node, output),
+            Op::Dequantize(_) => unreachable!("it only prepares a product"),
             Op::Head(_) => unreachable!("the head is not part of a graph"),
         }
     }

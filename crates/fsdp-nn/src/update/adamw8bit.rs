@@ -1,5 +1,5 @@
 //! AdamW with one-byte moments, stored as in bitsandbytes and torchao: per block the largest magnitude, and per
-//! element the code of its ratio to that magnitude ([`CodeBook`]).
+//! element the code of its ratio to that magnitude ([`CodeBook`](crate::quantized::CodeBook)).
 //!
 //! A step decodes a block, applies [`AdamW`], and encodes the new moments; parameters are updated with the moments
 //! before rounding. A block lies within a row. A shard holds whole rows and therefore whole blocks, so the bits of an

@@ -7,7 +7,6 @@
 mod adafactor;
 mod adamw;
 mod adamw8bit;
-mod dynamic;
 mod elementwise;
 mod ema;
 mod formula;
@@ -24,7 +23,6 @@ mod tests;
 pub use adafactor::{Adafactor, AdafactorFactors, AdafactorOptions};
 pub use adamw::AdamW;
 pub use adamw8bit::AdamW8bit;
-pub use dynamic::CodeBook;
 pub use elementwise::{Elementwise, ElementwiseRule, Number, STATES_MAX};
 pub use ema::Ema;
 pub use formula::{Calculation, Formula, Input, Term};

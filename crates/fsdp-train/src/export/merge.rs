@@ -1,8 +1,10 @@
-//! Merges adapters into their base: `W + scale * B A`, a few rows at a time, from files to files.
+//! Merges adapters into their base: `W + scale * B A`, a few rows at a time, from files to files. `W` is what the adapters
+//! were trained beside: of a quantized base, its decoded weights.
 //!
 //! Sums are computed in double precision and rounded once, to the dtype of the export. In bf16, with its 8 significant
 //! bits, that drops changes smaller than half a unit in the last place: a merged model is only as precise as its dtype.
 
+use std::ops::Range;
 use std::path::Path;
 
 use fsdp_ckpt::export::ExportPlan;
@@ -17,7 +19,7 @@ use rayon::prelude::*;
 use super::{place_of, published};
 use crate::adapter::peft;
 use crate::error::TrainError;
-use crate::init::stored_name;
+use crate::init::{QuantizedWeight, stored_name};
 
 /// Elements of a parameter to merge at a time.
 const PART_ELEMS: usize = 1 << 22;
@@ -57,13 +59,21 @@ impl Merge<'_> {
                 }
                 None => None,
             };
+            let of_base = |rows: Range<usize>, values: &mut [f64]| {
+                Ok(self.base.read_rows_f64(stored_name(self.base, param), rows, values)?)
+            };
+            let matrix = self.description.quantized.get(&id);
+            let quantized = matrix
+                .map(|&matrix| QuantizedWeight::new(param, matrix, Some(self.base), &of_base))
+                .transpose()?;
             let block = (PART_ELEMS / row_len).max(1);
             for first in (0..rows).step_by(block) {
                 let rows = first..rows.min(first + block);
                 let mut values = vec![0.0; rows.len() * row_len];
-                match peft::names(param).next().filter(|_| param.trainable) {
-                    Some(name) => self.adapter.read_rows_f64(&name, rows, &mut values)?,
-                    None => self.base.read_rows_f64(stored_name(self.base, param), rows, &mut values)?,
+                match (peft::names(param).next().filter(|_| param.trainable), &quantized) {
+                    (Some(name), _) => self.adapter.read_rows_f64(&name, rows, &mut values)?,
+                    (None, Some(weight)) => weight.values(rows, &mut values)?,
+                    (None, None) => of_base(rows, &mut values)?,
                 }
                 if let Some(low_rank) = &low_rank {
                     low_rank.add(first, row_len, &mut values);

@@ -1,5 +1,6 @@
 //! Initial values of a model with adapters: a frozen base, and adapters that are new or read from PEFT's files.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,13 +12,14 @@ use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_config::Resolved;
 use fsdp_core::engine::Origin;
-use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::Init;
 use fsdp_nn::layer::Description;
+use fsdp_nn::quantized::Nf4;
 use rayon::prelude::*;
 
-use super::{InitSource, check_pretrained, names, stored_name};
+use super::{InitSource, QuantizedWeight, check_pretrained, names, stored_name};
 use crate::adapter::merges;
 use crate::adapter::peft::{self, ADAPTER_FILE, PeftConfig};
 use crate::error::TrainError;
@@ -41,6 +43,8 @@ pub struct AdaptedInit {
     /// Seed of new adapters.
     seed: u64,
     init: Vec<Init>,
+    /// Weights of the base that are quantized.
+    quantized: BTreeMap<ParamId, Nf4>,
     /// Index of the first parameter that belongs to an adapter.
     first_added: usize,
 }
@@ -96,8 +100,9 @@ impl AdaptedInit {
                 Some(ModelReader::open(Path::new(path).join(ADAPTER_FILE))?)
             }
         };
-        let (seed, init) = (config.model.seed, description.init.clone());
-        Ok(Self { base, base_digest, taken_base, adapter, seed, init, first_added })
+        let (seed, init, quantized) =
+            (config.model.seed, description.init.clone(), description.quantized.clone());
+        Ok(Self { base, base_digest, taken_base, adapter, seed, init, quantized, first_added })
     }
 
     pub(super) fn base(&self) -> &InitSource {
@@ -127,8 +132,32 @@ impl AdaptedInit {
             _ if id >= self.first_added => {
                 self.init[id].fill_f64(self.seed, &param.fqn, piece.param_offset, values);
             }
-            _ => self.base.fill(spec, piece, values)?,
+            _ => match self.quantized.get(&piece.param) {
+                Some(&matrix) => self.fill_quantized(spec, piece, matrix, values)?,
+                None => self.base.fill(spec, piece, values)?,
+            },
         }
+        Ok(())
+    }
+
+    /// Writes the bytes of a piece as numbers.
+    fn fill_quantized(
+        &self,
+        spec: &ModelSpec,
+        piece: &Piece,
+        matrix: Nf4,
+        values: &mut [f64],
+    ) -> Result<(), TrainError> {
+        let read = |rows: Range<usize>, values: &mut [f64]| {
+            let (row_len, len) = (matrix.columns, values.len());
+            let of_base =
+                Piece { param: piece.param, offset: 0, len, param_offset: rows.start * row_len, row_len };
+            self.base.fill(spec, &of_base, values)
+        };
+        let weight = QuantizedWeight::new(spec.param(piece.param), matrix, self.base.pretrained(), &read)?;
+        let first = piece.param_offset / piece.row_len;
+        let bytes = weight.bytes(first..first + piece.len / piece.row_len)?;
+        values.iter_mut().zip(bytes).for_each(|(value, byte)| *value = f64::from(byte));
         Ok(())
     }
 

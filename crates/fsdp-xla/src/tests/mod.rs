@@ -105,8 +105,8 @@ impl Memory for Compiled {
 
 impl Backend for Compiled {
     fn execute(&self, op: &Op, operands: Operands<'_, '_, XlaBuffer>) -> Result<Outcome, Error> {
-        // There are no rules for experts and latent attention, but the suite covers all operations.
-        if matches!(op, Op::Experts(_) | Op::Latent(_))
+        // There are no rules for these, but the suite covers all operations.
+        if matches!(op, Op::Experts(_) | Op::Latent(_) | Op::Dequantize(_))
             || self.scores_max_bytes.is_some() && !matches!(op, Op::Attention(_))
         {
             return self.memory.execute(op, operands);

@@ -14,8 +14,8 @@ use crate::host::floats::{Floats, transfer};
 use crate::host::raw::vectorized;
 use crate::host::workers::{TASK_ELEMS, task_rows};
 use crate::host::{HostBuffer, HostMemory};
+use crate::quantized::CodeBook;
 use crate::update::adamw8bit::{AdamW8bit, blocks};
-use crate::update::dynamic::CodeBook;
 
 const BLOCK: usize = AdamW8bit::BLOCK;
 

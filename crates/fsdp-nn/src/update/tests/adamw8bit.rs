@@ -1,7 +1,7 @@
 //! Tests AdamW with 8-bit moments against a slow oracle, element by element in double precision.
 
-use super::super::CodeBook;
 use super::*;
+use crate::quantized::CodeBook;
 
 /// The parameter that is large enough for 8-bit moments.
 const LARGE: usize = 4;

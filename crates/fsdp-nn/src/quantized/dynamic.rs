@@ -75,7 +75,7 @@ impl CodeBook {
 
     /// Returns the code of the nearest value; ties go to the larger value. For NaN, returns an unspecified code.
     #[inline(always)]
-    pub(super) fn code(&self, number: f32) -> u8 {
+    pub(crate) fn code(&self, number: f32) -> u8 {
         let bits = number.to_bits();
         let half = ((bits >> 16) & 0x7fff).saturating_sub(MIN_HALF).min(HALVES - 1) as usize;
         let code = self.codes[(half + (bits >> 31) as usize * NEGATIVE) % (2 * NEGATIVE)];
