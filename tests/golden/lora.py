@@ -31,57 +31,61 @@ ADAPTERS = {
 }
 
 
+def write_adapter(case, base, config, seed):
+    folder = os.path.join(HERE, case)
+    out = os.path.join(folder, "lora")
+    shutil.rmtree(out, ignore_errors=True)
+    model = get_peft_model(base, config)
+    generator = torch.Generator().manual_seed(seed)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    # Names as they are saved, for the parameters themselves.
+    names = {tensor.data_ptr(): name for name, tensor in get_peft_model_state_dict(model).items()}
+    name_of = lambda parameter: names[parameter.data_ptr()]
+    model.save_pretrained(out)
+    os.remove(os.path.join(out, "README.md"))
+    config = os.path.join(out, "adapter_config.json")
+    with open(config) as file:
+        fields = json.load(file) | {"base_model_name_or_path": case}
+    # A set, whose order is that of the day.
+    fields["target_modules"] = sorted(fields["target_modules"])
+    with open(config, "w") as file:
+        json.dump(fields, file, indent=2)
+        file.write("\n")
+    ids = load_file(os.path.join(folder, "expected.safetensors"))["ids"]
+    expected = {}
+    model.train()
+
+    def loss_of():
+        logits = model(ids[:, :-1]).logits
+        return torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
+    losses, norms = [], []
+    for step in range(STEPS):
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            expected |= {f"grad.{name_of(p)}": p.grad.clone() for p in trained}
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, 1.0).item())
+        optimizer.step()
+    expected["losses"], expected["grad_norms"] = torch.tensor(losses), torch.tensor(norms)
+    expected |= {f"adamw3.{name_of(p)}": p.detach().clone() for p in trained}
+    save_file({k: v.contiguous() for k, v in expected.items()}, os.path.join(out, "expected.safetensors"))
+    for name in os.listdir(out):
+        os.chmod(os.path.join(out, name), 0o644)
+    print(case, losses, norms, sorted(os.listdir(out)))
+
+
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     for case, (arguments, seed) in ADAPTERS.items():
-        folder = os.path.join(HERE, case)
-        out = os.path.join(folder, "lora")
-        shutil.rmtree(out, ignore_errors=True)
-        base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **arguments))
-        generator = torch.Generator().manual_seed(seed)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in trained:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
-        # Names as they are saved, for the parameters themselves.
-        names = {tensor.data_ptr(): name for name, tensor in get_peft_model_state_dict(model).items()}
-        name_of = lambda parameter: names[parameter.data_ptr()]
-        model.save_pretrained(out)
-        os.remove(os.path.join(out, "README.md"))
-        config = os.path.join(out, "adapter_config.json")
-        with open(config) as file:
-            fields = json.load(file) | {"base_model_name_or_path": case}
-        # A set, whose order is that of the day.
-        fields["target_modules"] = sorted(fields["target_modules"])
-        with open(config, "w") as file:
-            json.dump(fields, file, indent=2)
-            file.write("\n")
-        ids = load_file(os.path.join(folder, "expected.safetensors"))["ids"]
-        expected = {}
-        model.train()
-
-        def loss_of():
-            logits = model(ids[:, :-1]).logits
-            return torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
-
-        optimizer = torch.optim.AdamW(trained, lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
-        losses, norms = [], []
-        for step in range(STEPS):
-            loss = loss_of()
-            optimizer.zero_grad()
-            loss.backward()
-            if step == 0:
-                expected |= {f"grad.{name_of(p)}": p.grad.clone() for p in trained}
-            losses.append(loss.item())
-            norms.append(torch.nn.utils.clip_grad_norm_(trained, 1.0).item())
-            optimizer.step()
-        expected["losses"], expected["grad_norms"] = torch.tensor(losses), torch.tensor(norms)
-        expected |= {f"adamw3.{name_of(p)}": p.detach().clone() for p in trained}
-        save_file({k: v.contiguous() for k, v in expected.items()}, os.path.join(out, "expected.safetensors"))
-        for name in os.listdir(out):
-            os.chmod(os.path.join(out, name), 0o644)
-        print(case, losses, norms, sorted(os.listdir(out)))
+        base = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, case), attn_implementation="eager")
+        write_adapter(case, base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **arguments), seed)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ fn published_mixtures_shrink_to_small_models_with_the_bits_of_one_rank() {
     for keys in published() {
         let name = keys["model_type"].as_str().unwrap();
         let published = HfConfig::parse(&keys.to_string()).unwrap();
-        let small = published.shrink(Small { layers: 3, vocab: Some(64), seq_len: 8 });
+        let small = published.shrink(Small { layers: 3, vocab: Some(64), seq_len: 8, width_step: 1 });
         let model = small.build().unwrap();
         let elements = model.description().spec.elements();
         assert!((1000..50_000).contains(&elements), "{name}: {elements} elements in {}", small.summary());

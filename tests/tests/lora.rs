@@ -23,21 +23,21 @@ use crate::support::{GPT2, LLAMA, config, run_options, threads};
 use crate::xla;
 
 /// Tolerance of tensors, as a fraction of their largest value.
-const TENSORS: f64 = 1e-5;
+pub(crate) const TENSORS: f64 = 1e-5;
 /// Relative tolerance of losses and gradient norms.
-const SCALARS: f64 = 1e-6;
+pub(crate) const SCALARS: f64 = 1e-6;
 
-fn golden(case: &str) -> PathBuf {
+pub(crate) fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(case)
 }
 
 /// Builds a model with the adapters of a configuration.
-fn adapted(model: &str, config: &Resolved) -> Result<Adapted<HfModel>, TrainError> {
+pub(crate) fn adapted(model: &str, config: &Resolved) -> Result<Adapted<HfModel>, TrainError> {
     adapter::adapt(config, HfConfig::parse(model).unwrap().build().unwrap())
 }
 
 /// Creates a job with random weights.
-fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
+pub(crate) fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
     let model = adapted(model, &config).unwrap_or_else(|error| panic!("{error}"));
     let init = Arc::new(model.description().init.clone());
     let base = InitSource::Random { seed: config.model.seed, init };
@@ -46,7 +46,7 @@ fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
 }
 
 /// Creates a job whose base weights are read from a folder.
-fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, TrainError> {
+pub(crate) fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, TrainError> {
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let model = adapted(&text, &config)?;
     let base =
@@ -55,32 +55,32 @@ fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, 
     Job::new(config, model, init)
 }
 
-fn run<A: Architecture + Clone>(job: &Job<A>, resume: Resume) -> Result<Summary, TrainError> {
+pub(crate) fn run<A: Architecture + Clone>(job: &Job<A>, resume: Resume) -> Result<Summary, TrainError> {
     let options = RunOptions { config_json: Some("{}".to_owned()), ..run_options(resume) };
     train(job, &threads(), &options)
 }
 
-fn tensor(reader: &ModelReader, name: &str) -> Vec<f64> {
+pub(crate) fn tensor(reader: &ModelReader, name: &str) -> Vec<f64> {
     let entry = reader.entry(name).unwrap_or_else(|error| panic!("{error}"));
     let mut values = vec![0.0; entry.row_count() * entry.row_len() as usize];
     reader.read_rows_f64(name, 0..entry.row_count(), &mut values).unwrap();
     values
 }
 
-fn tensors(path: &Path) -> BTreeMap<String, Vec<f64>> {
+pub(crate) fn tensors(path: &Path) -> BTreeMap<String, Vec<f64>> {
     let reader = ModelReader::open(path).unwrap_or_else(|error| panic!("{error}"));
     reader.names().map(|name| (name.to_owned(), tensor(&reader, name))).collect()
 }
 
 /// Returns the largest difference, as a fraction of the largest value.
-fn difference(got: &[f64], expected: &[f64]) -> f64 {
+pub(crate) fn difference(got: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
     got.iter().zip(expected).fold(0.0f64, |most, (a, b)| most.max((a - b).abs())) / largest
 }
 
 /// Configures three steps from a PEFT adapter, with one golden sequence per micro-batch.
-fn golden_config(case: &str, dir: &Path, world: usize, table: &str) -> Resolved {
+pub(crate) fn golden_config(case: &str, dir: &Path, world: usize, table: &str) -> Resolved {
     let expected = ModelReader::open(golden(case).join("expected.safetensors")).unwrap();
     let mut bytes = vec![0; 4 * 13 * 8];
     expected.read_rows("ids", 0..4, &mut bytes).unwrap();

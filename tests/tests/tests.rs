@@ -65,6 +65,9 @@ mod half_precision;
 // LoRA adapters.
 mod lora;
 
+// Adapters of a quantized base.
+mod qlora;
+
 // More ranks than cores.
 mod many_ranks;
 

@@ -21,6 +21,7 @@ mod weights;
 
 pub use bitsandbytes::{Nf4Weight, SavedNested, SavedScales};
 pub use found::Found;
+pub use mxfp4::Mxfp4Weight;
 pub use rows::StateRows;
 pub use steps::Count;
 pub use wanted::Wanted;

@@ -111,17 +111,19 @@ fn training<R: BufRead, W: Write>(
     answers: &mut Answers<R, W>,
 ) -> Result<Training, CliError> {
     let has_weights = ModelWeights::are_in(model);
-    if args.lora && !has_weights {
+    let option = if args.qlora { "--qlora" } else { "--lora" };
+    if (args.lora || args.qlora) && !has_weights {
         let what = format!("{model} has no weights to add adapters to");
-        return Err(CliError::Option { option: "--lora", what });
+        return Err(CliError::Option { option, what });
     }
-    let given = match (args.lora, args.from_scratch || !has_weights) {
-        (true, _) => Some(Training::Adapters),
-        (_, true) => Some(Training::New),
-        _ => None,
+    let given = match args {
+        InitArgs { lora: true, .. } => Some(Training::Adapters),
+        InitArgs { qlora: true, .. } => Some(Training::Quantized),
+        _ => (args.from_scratch || !has_weights).then_some(Training::New),
     };
-    let question = "What is trained: the \"whole\" model, \"lora\" adapters, or new weights from \"scratch\"";
-    answers.value("--lora", question, given, Some(Training::Whole), Training::parse)
+    let question = "What is trained: the \"whole\" model, \"lora\" adapters, \"qlora\" adapters of a model in 4 bits, or \
+                    new weights from \"scratch\"";
+    answers.value(option, question, given, Some(Training::Whole), Training::parse)
 }
 
 /// Examines the data and records its kind. If it cannot be read, the check of the whole file reports why.

@@ -6,12 +6,13 @@
 
 mod wrapping;
 
-use fsdp_config::{EndToken, Format, FqnPatterns, Init, Resolved, Targets, TokenRef};
+use fsdp_config::{EndToken, Format, FqnPatterns, Init, Quantize, Resolved, Targets, TokenRef};
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::Reshard;
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_nn::hf::{HfConfig, Small};
 use fsdp_nn::model::Architecture;
+use fsdp_nn::quantized::BLOCK;
 
 use crate::error::CliError;
 use crate::run_setup::RunSetup;
@@ -136,7 +137,10 @@ fn model(model: &HfConfig, config: &Resolved) -> HfConfig {
     let prefetch = config.fsdp.forward_prefetch.max(config.fsdp.backward_prefetch);
     // One unit more than are in memory at once.
     let layers = prefetch.saturating_add(2).min(LAYERS_MAX);
-    model.shrink(Small { layers, vocab: vocabulary(config), seq_len: config.data.seq_len })
+    let quantizes = config.adapter.as_ref().is_some_and(|adapter| adapter.quantize != Quantize::None);
+    // Blocks in all formats divide those of NF4.
+    let width_step = if quantizes { BLOCK } else { 1 };
+    model.shrink(Small { layers, vocab: vocabulary(config), seq_len: config.data.seq_len, width_step })
 }
 
 /// The largest vocabulary the data may need, if known without reading it.

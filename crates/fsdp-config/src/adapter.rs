@@ -35,8 +35,8 @@ table! {
         rslora: bool = or(BOOL, false),
         /// Directory of a PEFT adapter to start from; none means a new adapter.
         path: Option<String> = or_none(TEXT),
-        /// How the weights of the base's linear maps are kept (QLoRA): as they are, in NF4 with scales in 8 bits, or in NF4 with scales
-        /// in f32.
+        /// How the weights of the base are kept (QLoRA): as they are; in NF4, all linear maps with scales in 8 bits or in f32; or in
+        /// MXFP4, those of experts.
         quantize: Quantize = named(Quantize::None),
         /// Whether to export the merged model, too.
         merge: bool = or(BOOL, false),
@@ -63,10 +63,12 @@ pub enum Quantize {
     Nf4,
     /// In NF4 with scales in f32: 4.5 bits per element.
     Nf4Single,
+    /// Experts in MXFP4, as gpt-oss is published: 4.25 bits per element.
+    Mxfp4,
 }
 
 named! {
-    Quantize { "none": None, "nf4": Nf4, "nf4-single": Nf4Single }
+    Quantize { "none": None, "nf4": Nf4, "nf4-single": Nf4Single, "mxfp4": Mxfp4 }
 }
 
 /// The linear maps that get an adapter.

@@ -4,6 +4,7 @@ use fsdp_ckpt::is_url;
 use fsdp_core::DType;
 use fsdp_core::schedule::{Offload, Reshard};
 
+use super::adapter::Quantize;
 use super::error::ConfigError;
 use super::fsdp::MeshConfig;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
@@ -11,7 +12,7 @@ use super::named::{Named, one_of};
 use super::optimizer::{OptimizerConfig, RULES};
 use super::reader::Origin;
 use super::resolved::Resolved;
-use super::run::{Device, ExportWeights};
+use super::run::{Device, ExportWeights, QUANTIZE};
 use super::schedule::{LrShape, MinLr};
 use super::warning::Warning;
 
@@ -197,7 +198,7 @@ fn loss_scale(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     Err(out_of_range(origin, "train.loss_scale", "a table", allowed))
 }
 
-/// Rejects an update rule that the device lacks, and state in host memory where nothing can work on it there.
+/// Rejects an update rule or a quantized base that the device lacks, and state in host memory where nothing can work on it there.
 fn device(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let (device, rule) = (config.run.device, config.train.optimizer.name());
     let lacked = device.lacks();
@@ -205,6 +206,11 @@ fn device(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         let others = one_of(RULES.iter().map(|&(name, ..)| name).filter(|name| !lacked.contains(name)));
         let allowed = format!("{others} with run.device = \"{}\"", device.name());
         return Err(out_of_range(origin, "train.optimizer.name", &format!("\"{rule}\""), allowed));
+    }
+    let quantize = config.adapter.as_ref().map_or(Quantize::None, |adapter| adapter.quantize);
+    if lacked.contains(&QUANTIZE) && quantize != Quantize::None {
+        let allowed = format!("\"none\" with run.device = \"{}\"", device.name());
+        return Err(out_of_range(origin, QUANTIZE, &format!("\"{}\"", quantize.name()), allowed));
     }
     let reason = match (device, rule) {
         _ if config.fsdp.offload == Offload::None => return Ok(()),

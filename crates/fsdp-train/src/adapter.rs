@@ -13,7 +13,7 @@ use fsdp_config::{AdapterConfig, Quantize, Resolved, Targets, nearest};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::layer::{Description, Linear, Lora};
 use fsdp_nn::model::{Adapted, Architecture};
-use fsdp_nn::quantized::ScaleFormat;
+use fsdp_nn::quantized::Format;
 
 use crate::error::TrainError;
 
@@ -44,18 +44,26 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
     }
     let lora = Lora { rank: adapter.rank, scale: adapter.scale(), dropout: adapter.dropout };
     description.adapt(&targets, &trained, lora);
-    let scales = match adapter.quantize {
-        Quantize::None => None,
-        Quantize::Nf4 => Some(ScaleFormat::Nested),
-        Quantize::Nf4Single => Some(ScaleFormat::Single),
-    };
-    if let Some(scales) = scales {
-        description.quantize(scales).map_err(|(name, why)| TrainError::Misfit {
-            key: "adapter.quantize",
-            reason: format!("`{name}` {why}; set it to \"none\""),
-        })?;
-    }
+    quantize(&mut description, adapter.quantize)?;
     Ok(Adapted::new(base, description))
+}
+
+/// Quantizes what is frozen.
+fn quantize(description: &mut Description, quantize: Quantize) -> Result<(), TrainError> {
+    let format = match quantize {
+        Quantize::None => return Ok(()),
+        Quantize::Nf4 => Format::Nf4,
+        Quantize::Nf4Single => Format::Nf4Single,
+        Quantize::Mxfp4 => Format::Mxfp4,
+    };
+    let refused = |reason: String| Err(TrainError::Misfit { key: "adapter.quantize", reason });
+    if let Err((name, why)) = description.quantize(format) {
+        return refused(format!("`{name}` {why}; set it to \"none\""));
+    }
+    if description.quantized.is_empty() {
+        return refused("no frozen weight is kept in this format; MXFP4 is for experts, use \"nf4\"".into());
+    }
+    Ok(())
 }
 
 /// Checks that the model has adapters if and only if the run file has.

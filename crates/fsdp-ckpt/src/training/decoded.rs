@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use super::{
     bitsandbytes::{Bitsandbytes, Nf4Weight},
-    mxfp4::Mxfp4,
+    mxfp4::{Mxfp4, Mxfp4Weight},
 };
 use crate::{error::Error, model_files::ModelReader};
+
+const KNOWN: &str = "the caller knows its shape";
 
 /// The weights in 4 bits of a model.
 #[derive(Debug)]
@@ -53,6 +55,14 @@ impl Decoded {
         }
     }
 
+    /// An expert's weight in MXFP4; `None` if there is no such weight.
+    pub(super) fn mxfp4(&self, name: &str) -> Option<Mxfp4Weight<'_>> {
+        match self {
+            Decoded::Mxfp4(weights) => weights.weight(name),
+            Decoded::Bitsandbytes(_) => None,
+        }
+    }
+
     /// A weight as bitsandbytes saved it; `None` if there is no such weight.
     pub(super) fn nf4(&self, name: &str) -> Option<Nf4Weight<'_>> {
         match self {
@@ -64,14 +74,14 @@ impl Decoded {
     /// Fills `out` with the elements of rows of a weight.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] for an unknown weight, and if the rows do not exist or do not match the length of `out`;
-    /// [`Error::Io`].
+    /// [`Error::BadRequest`] if the rows do not exist or do not match the length of `out`; [`Error::Io`].
+    ///
+    /// # Panics
+    /// For an unknown weight.
     pub(super) fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
         match self {
-            Decoded::Mxfp4(weights) => weights.read_rows_f64(name, rows, out),
-            Decoded::Bitsandbytes(weights) => {
-                weights.weight(name).expect("the caller knows its shape").read_rows_f64(rows, out)
-            }
+            Decoded::Mxfp4(weights) => weights.weight(name).expect(KNOWN).read_rows_f64(rows, out),
+            Decoded::Bitsandbytes(weights) => weights.weight(name).expect(KNOWN).read_rows_f64(rows, out),
         }
     }
 }

@@ -22,6 +22,14 @@ const FLOATS: [f64; 16] =
 /// Elements per block.
 const BLOCK: usize = 32;
 
+/// A weight in MXFP4.
+#[derive(Clone, Copy, Debug)]
+pub struct Mxfp4Weight<'a> {
+    model: &'a ModelReader,
+    name: &'a str,
+    weight: &'a Weight,
+}
+
 /// The weights of experts in MXFP4 of a model, one by one.
 #[derive(Debug)]
 pub(super) struct Mxfp4 {
@@ -84,19 +92,37 @@ impl Mxfp4 {
         self.weights.get(name).map(|weight| [weight.blocks * BLOCK, weight.outputs])
     }
 
-    /// Fills `out` with the elements of rows of a weight, exactly. Reads the whole expert.
+    /// A weight; `None` if there is no such weight.
+    pub(super) fn weight(&self, name: &str) -> Option<Mxfp4Weight<'_>> {
+        let (name, weight) = self.weights.get_key_value(name)?;
+        Some(Mxfp4Weight { model: &self.model, name, weight })
+    }
+}
+
+impl Mxfp4Weight<'_> {
+    /// Blocks and scales of all outputs: 16 bytes and 1 byte per block, output by output.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] if the rows do not exist or do not match the length of `out`; [`Error::Io`].
-    pub(super) fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
-        let &Weight { ref stack, expert, blocks: count, outputs } = &self.weights[name];
-        expect_rows(self.model.path(), name, &rows, count * BLOCK)?;
-        let expected = (rows.len() * outputs) as u64;
-        expect_len(self.model.path(), name, "elements", expected, out.len() as u64)?;
+    /// [`Error::Io`].
+    pub fn read(&self) -> Result<[Vec<u8>; 2], Error> {
+        let &Weight { ref stack, expert, blocks: count, outputs } = self.weight;
         let (mut blocks, mut scales) = (vec![0; outputs * count * 16], vec![0; outputs * count]);
         let [of_blocks, of_scales] = names(stack);
         self.model.read_rows(&of_blocks, expert..expert + 1, &mut blocks)?;
         self.model.read_rows(&of_scales, expert..expert + 1, &mut scales)?;
+        Ok([blocks, scales])
+    }
+
+    /// Fills `out` with the elements of rows (inputs), exactly. Reads the whole expert.
+    ///
+    /// # Errors
+    /// [`Error::BadRequest`] if the rows do not exist or do not match the length of `out`; [`Error::Io`].
+    pub(super) fn read_rows_f64(&self, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
+        let &Weight { blocks: count, outputs, .. } = self.weight;
+        expect_rows(self.model.path(), self.name, &rows, count * BLOCK)?;
+        let expected = (rows.len() * outputs) as u64;
+        expect_len(self.model.path(), self.name, "elements", expected, out.len() as u64)?;
+        let [blocks, scales] = self.read()?;
         for (output, (blocks, scales)) in blocks.chunks(count * 16).zip(scales.chunks(count)).enumerate() {
             for (row, out) in rows.clone().zip(out[output..].iter_mut().step_by(outputs)) {
                 let byte = blocks[row / 2];

@@ -10,6 +10,7 @@ use super::{
     StateRows,
     bitsandbytes::{Bitsandbytes, Nf4Weight},
     decoded::Decoded,
+    mxfp4::Mxfp4Weight,
 };
 use crate::{
     checkpoint::{Checkpoint, Experts, Tensor, is_stack_of_experts},
@@ -129,6 +130,12 @@ impl ModelWeights {
                 StateRows::of(sources, Options::new(&NoProgress, &NEVER)).read_rows_f64(name, rows, out)
             }
         }
+    }
+
+    /// A weight of an expert in MXFP4; `None` if it is stored in another way.
+    pub fn mxfp4(&self, name: &str) -> Option<Mxfp4Weight<'_>> {
+        let ModelWeights::Viewed(ViewedModel { decoded: Some(decoded), .. }) = self else { return None };
+        decoded.mxfp4(name)
     }
 
     /// A weight in 4 bits as bitsandbytes saved it; `None` if it is stored in another way.

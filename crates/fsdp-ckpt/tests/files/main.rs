@@ -13,8 +13,11 @@ mod round_trip;
 /// Failed exports leave nothing behind.
 mod failures;
 
-/// Native checkpoints: several ranks save, one commits, any number of ranks read.
+/// Weights that files hold in 4 bits.
+mod bitsandbytes;
 mod mxfp4;
+
+/// Native checkpoints: several ranks save, one commits, any number of ranks read.
 mod native;
 
 /// A saving process is killed at random moments.

@@ -34,8 +34,11 @@ pub(crate) struct InitArgs {
     /// Train LoRA adapters on the model, which stays unchanged
     #[arg(long)]
     pub(crate) lora: bool,
-    /// Train new weights even if the directory has some
+    /// Train LoRA adapters on the model, whose linear maps are kept in 4 bits (QLoRA)
     #[arg(long, conflicts_with = "lora")]
+    pub(crate) qlora: bool,
+    /// Train new weights even if the directory has some
+    #[arg(long, conflicts_with_all = ["lora", "qlora"])]
     pub(crate) from_scratch: bool,
     /// What to train on: a file, a folder or a pattern (may be repeated)
     #[arg(long, value_name = "PATH")]

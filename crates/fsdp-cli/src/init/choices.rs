@@ -36,18 +36,29 @@ pub(super) enum Training {
     Whole,
     /// Adapters; the pretrained weights are frozen.
     Adapters,
+    /// Adapters; the pretrained weights are frozen, in 4 bits.
+    Quantized,
     /// Random weights, from scratch.
     New,
 }
 
 impl Training {
-    const NAMES: [(&str, Training); 3] =
-        [("whole", Training::Whole), ("lora", Training::Adapters), ("scratch", Training::New)];
+    const NAMES: [(&str, Training); 4] = [
+        ("whole", Training::Whole),
+        ("lora", Training::Adapters),
+        ("qlora", Training::Quantized),
+        ("scratch", Training::New),
+    ];
 
     /// Parses an answer.
     pub(super) fn parse(answer: &str) -> Result<Training, &'static str> {
         let named = Self::NAMES.iter().find(|(name, _)| *name == answer);
-        named.map(|(_, training)| *training).ok_or("answer whole, lora or scratch")
+        named.map(|(_, training)| *training).ok_or("answer whole, lora, qlora or scratch")
+    }
+
+    /// Whether adapters are trained.
+    pub(super) fn has_adapters(self) -> bool {
+        matches!(self, Training::Adapters | Training::Quantized)
     }
 
     /// Steps of a run, if an epoch has `epoch` steps: three epochs for pretrained weights, one for new ones.
@@ -116,7 +127,7 @@ impl Choices {
         let layer = spec.modules.iter().find(|module| is_numbered(&module.fqn));
         let lr = match training {
             Training::Whole => 2e-5,
-            Training::Adapters => 2e-4,
+            Training::Adapters | Training::Quantized => 2e-4,
             Training::New if spec.elements() < SMALL_MODEL => 1e-3,
             Training::New => 3e-4,
         };

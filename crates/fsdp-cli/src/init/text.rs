@@ -18,7 +18,7 @@ pub(super) fn of(choices: &Choices) -> String {
             .to_owned(),
     );
     model(&mut text, choices);
-    if choices.training == Training::Adapters {
+    if choices.training.has_adapters() {
         adapter(&mut text, choices);
     }
     data(&mut text, choices);
@@ -56,6 +56,9 @@ fn adapter(text: &mut Text, choices: &Choices) {
     text.key("rank", choices.adapter_rank, "");
     text.key("alpha", 2 * choices.adapter_rank, "what adapters add is multiplied by alpha / rank");
     text.key("dropout", 0.05, "");
+    if choices.training == Training::Quantized {
+        text.key("quantize", string("nf4"), "QLoRA: the model is kept in 4 bits");
+    }
     text.key("target_modules", string("all-linear"), "or names, such as [\"q_proj\", \"v_proj\"]");
     text.key("merge", false, "true: also export the model with its adapters added");
 }
@@ -166,7 +169,7 @@ impl Text {
 
 #[cfg(test)]
 mod tests {
-    use fsdp_config::{AdapterKind, Init, Resolved};
+    use fsdp_config::{Init, Quantize, Resolved};
     use fsdp_data::Survey;
     use fsdp_nn::hf::HfConfig;
 
@@ -203,7 +206,7 @@ mod tests {
 
     #[test]
     fn every_choice_generates_valid_run_file() {
-        let trainings = [Training::Whole, Training::Adapters, Training::New];
+        let trainings = [Training::Whole, Training::Adapters, Training::Quantized, Training::New];
         for (training, ranks) in
             trainings.into_iter().flat_map(|training| (1..=20).map(move |ranks| (training, ranks)))
         {
@@ -216,9 +219,12 @@ mod tests {
                     assert_eq!(loaded.warnings, [], "{text}");
                     let config = loaded.config;
                     assert_eq!(config.model.init == Init::Random, training == Training::New);
-                    assert_eq!(config.adapter.map(|adapter| adapter.kind), {
-                        (training == Training::Adapters).then_some(AdapterKind::Lora)
-                    });
+                    let quantize = match training {
+                        Training::Adapters => Some(Quantize::None),
+                        Training::Quantized => Some(Quantize::Nf4),
+                        _ => None,
+                    };
+                    assert_eq!(config.adapter.map(|adapter| adapter.quantize), quantize);
                     let samples = tokens / config.data.seq_len as u64;
                     let per_step = config.train.global_batch_size;
                     assert!(per_step == ranks || per_step as u64 <= samples, "{text}");

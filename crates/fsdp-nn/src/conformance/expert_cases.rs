@@ -57,7 +57,7 @@ fn dispatch<M: Backend>(sizes: Sizes, routed: Routed) -> Case<M> {
 
 fn product<M: Backend>(sizes: Sizes, routed: Routed, orientation: Orientation) -> Case<M> {
     let Sizes { inner: inputs, outer: outputs, seed, .. } = sizes;
-    let dims = ExpertDims { inputs, outputs, orientation };
+    let dims = ExpertDims { inputs, outputs, orientation, format: None };
     let (routing, experts) = (routed.routing, routed.routing.here().len());
     let slots = routing.slots();
     let of_backward = routed.clone();

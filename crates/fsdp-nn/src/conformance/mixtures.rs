@@ -182,7 +182,7 @@ impl<'a, M: Backend> Mixture<'a, M> {
 
     fn products(&self) {
         let (kit, [inputs, outputs], routing) = (self.kit, WIDTHS, self.routed.routing);
-        let dims = ExpertDims { inputs, outputs, orientation: Orientation::OutIn };
+        let dims = ExpertDims { inputs, outputs, orientation: Orientation::OutIn, format: None };
         let with_weights = |x: &[f64]| {
             let reads = [self.routed.put(kit, x), self.routed.ids(kit)];
             reads.into_iter().chain(self.experts.iter().map(|weight| kit.put(weight))).collect()
@@ -207,7 +207,7 @@ impl<'a, M: Backend> Mixture<'a, M> {
     /// The gradients of the matrices, over the rows of each source.
     fn weights(&self) {
         let (kit, [inputs, outputs], routing) = (self.kit, WIDTHS, self.routed.routing);
-        let dims = ExpertDims { inputs, outputs, orientation: Orientation::OutIn };
+        let dims = ExpertDims { inputs, outputs, orientation: Orientation::OutIn, format: None };
         let routes_of_source = routing.rows * routing.top;
         for (source, expert) in (0..routing.sources())
             .flat_map(|source| (0..self.experts.len()).map(move |expert| (source, expert)))

@@ -22,6 +22,7 @@ mod gradients;
 pub(crate) mod kit;
 mod mixtures;
 pub(crate) mod models;
+mod packed;
 mod precision;
 pub(crate) mod routed;
 mod router_cases;
@@ -39,6 +40,7 @@ pub use golden_operations::golden_operations;
 pub use gradients::{accumulation_adds, gradients_match_finite_differences};
 pub use kit::host;
 pub use mixtures::cut_mixtures_are_precise;
+pub use packed::packed_weights_are_exact;
 pub use precision::{outputs_are_precise, slots_may_have_any_float_dtype};
 
 use crate::backend::Backend;
@@ -66,6 +68,7 @@ pub fn operations<M: Backend>(subject: &Subject<'_, M>) {
     }
     attention_is_precise(subject);
     cut_mixtures_are_precise(subject);
+    packed_weights_are_exact(subject);
     accumulation_adds(subject, Sizes { rows: 13, inner: 10, outer: 11, seed: 2 });
     slots_may_have_any_float_dtype(subject, Sizes { rows: 9, inner: 12, outer: 7, seed: 3 });
     slots_may_have_any_float_dtype(subject, Sizes { rows: 20, inner: 600, outer: 530, seed: 3 });

@@ -10,7 +10,7 @@ use crate::cuts::{Chunks, Cuts};
 use crate::error::ModelError;
 use crate::layer::{Adapter, Description as Described};
 use crate::op::{Balance, Op};
-use crate::quantized::Nf4;
+use crate::quantized::Packed;
 
 /// A handle to the rows that an operation produces. It may be used any number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +111,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns how the weight of a linear map is quantized, if it is.
-    pub(crate) fn quantized(&self, weight: ParamId) -> Option<Nf4> {
-        self.described.quantized.get(&weight).copied()
+    pub(crate) fn quantized(&self, weight: ParamId) -> Option<Packed> {
+        self.described.quantized.get(&weight).map(|weight| weight.matrix)
     }
 
     /// Wraps an error with the name of this block.

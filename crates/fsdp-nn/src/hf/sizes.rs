@@ -53,6 +53,8 @@ pub struct Small {
     pub vocab: Option<usize>,
     /// Tokens per sequence.
     pub seq_len: usize,
+    /// What the widths of inputs of linear maps must be multiples of; 1 if they need not be.
+    pub width_step: usize,
 }
 
 /// Sizes that every model has.
@@ -114,11 +116,12 @@ impl Sizes for DecoderConfig {
         let kv_heads = self.num_key_value_heads.min(KV_HEADS_MAX);
         let queries = self.num_attention_heads / self.num_key_value_heads;
         let heads = kv_heads * queries.min(QUERIES_PER_KV_HEAD_MAX);
-        let head_dim = small_head(self);
+        let head_dim = small_head(self, heads, to.width_step);
         let layers = few(&self.layers, to.layers).into_iter();
         // Keeps windows smaller than the sequence.
         let cut_window = |window: usize| window.min(to.seq_len.div_ceil(2));
         let attention = self.num_attention_heads * self.head_dim;
+        let scaled = |size, old, new| scaled(size, old, new, to.width_step.max(WIDTH_STEP));
         let hidden = scaled(self.hidden_size, attention, heads * head_dim);
         let narrow = |size| scaled(size, self.hidden_size, hidden);
         let layers = layers.map(|layer| LayerConfig {
@@ -132,7 +135,7 @@ impl Sizes for DecoderConfig {
             padding_row: self.padding_row.map(|row| row.min(vocab_size - 1)),
             hidden_size: hidden,
             intermediate_size: narrow(self.intermediate_size),
-            latent: self.latent.map(|latent| small_latent(latent, narrow)),
+            latent: self.latent.map(|latent| small_latent(latent, head_dim, narrow)),
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim,
@@ -175,7 +178,7 @@ impl Sizes for Gpt2Config {
             n_embd: hidden,
             n_layer: self.n_layer.min(to.layers),
             n_head: heads,
-            n_inner: scaled(self.n_inner, self.n_embd, hidden),
+            n_inner: scaled(self.n_inner, self.n_embd, hidden, WIDTH_STEP),
             ..self.clone()
         })
     }
@@ -199,42 +202,48 @@ fn small_mixture(mixture: Mixture, narrow: impl Fn(usize) -> usize) -> Mixture {
 }
 
 /// Latent attention whose heads have few elements, and values that are narrower than queries if they were.
-fn small_latent(latent: LatentAttention, narrow: impl Fn(usize) -> usize) -> LatentAttention {
-    let half = HEAD_DIM_MAX / 2;
+fn small_latent(
+    latent: LatentAttention,
+    head_dim: usize,
+    narrow: impl Fn(usize) -> usize,
+) -> LatentAttention {
+    let half = head_dim.div_ceil(2);
     LatentAttention {
         query_rank: latent.query_rank.map(&narrow),
         kv_rank: narrow(latent.kv_rank),
         fixed: latent.fixed.min(half),
         rotating: latent.rotating.min(half),
-        value: latent.value.min(if latent.value <= latent.fixed { half } else { HEAD_DIM_MAX }),
+        value: latent.value.min(if latent.value <= latent.fixed { half } else { head_dim }),
         ..latent
     }
 }
 
-/// Elements of a small head: the minimum for which every rotated layer still rotates a whole number of pairs.
-fn small_head(config: &DecoderConfig) -> usize {
+/// Elements of a small head: the minimum for which every rotated layer still rotates a whole number of pairs, and all heads
+/// together are a width that is allowed.
+fn small_head(config: &DecoderConfig, heads: usize, width_step: usize) -> usize {
     if config.latent.is_some() {
-        return HEAD_DIM_MAX.min(config.head_dim);
+        return HEAD_DIM_MAX.max(width_step).min(config.head_dim);
     }
     let rotates = |head_dim: usize| {
         let ropes = config.layers.iter().filter_map(|layer| layer.rope.as_ref());
         ropes.map(|rope| rope.rotary_dim(head_dim)).all(|dim| dim >= 2 && dim.is_multiple_of(2))
     };
     let sizes = (HEAD_DIM_MAX..config.head_dim).step_by(2);
-    sizes.into_iter().find(|&head_dim| rotates(head_dim)).unwrap_or(config.head_dim)
+    let fits = |head_dim: &usize| rotates(*head_dim) && (heads * head_dim).is_multiple_of(width_step);
+    sizes.into_iter().find(fits).unwrap_or(config.head_dim)
 }
 
 fn cut(vocab: usize, needed: Option<usize>) -> usize {
     needed.map_or(vocab, |needed| vocab.min(needed))
 }
 
-/// Scales `size` by the ratio of `new` to `old`.
-fn scaled(size: usize, old: usize, new: usize) -> usize {
+/// Scales `size` by the ratio of `new` to `old`, to a multiple of `step`.
+fn scaled(size: usize, old: usize, new: usize, step: usize) -> usize {
     if size == old || new >= old {
         return if size == old { new } else { size };
     }
-    let nearest = (size * new / old / WIDTH_STEP).max(1) * WIDTH_STEP;
-    let different = if nearest == new { nearest + WIDTH_STEP } else { nearest };
+    let nearest = (size * new / old / step).max(1) * step;
+    let different = if nearest == new { nearest + step } else { nearest };
     different.min(size)
 }
 
@@ -254,14 +263,15 @@ mod tests {
 
     #[test]
     fn scaled_sizes_keep_proportions() {
-        assert_eq!(scaled(14336, 4096, 32), 112);
-        assert_eq!(scaled(4096, 4096, 32), 32);
-        assert_eq!(scaled(4100, 4096, 32), 36);
+        assert_eq!(scaled(14336, 4096, 32, 4), 112);
+        assert_eq!(scaled(4096, 4096, 32, 4), 32);
+        assert_eq!(scaled(4100, 4096, 32, 4), 36);
+        assert_eq!(scaled(14336, 4096, 64, 64), 192);
     }
 
     #[test]
     fn small_sizes_stay_unchanged() {
-        assert_eq!(scaled(24, 16, 16), 24);
+        assert_eq!(scaled(24, 16, 16, 4), 24);
         assert_eq!(cut(300, None), 300);
         assert_eq!(cut(300, Some(512)), 300);
     }

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use fsdp_core::model::{ModuleSpec, ParamId, ParamSpec};
 
-use super::{Description, Init, Linear};
+use super::{Description, Init, Linear, PackedWeight};
 use crate::backend::Orientation;
-use crate::quantized::{BLOCK, Nf4, ScaleFormat};
+use crate::op::ExpertDims;
+use crate::quantized::{Format, Packed};
 
 /// The adapter of a linear map (LoRA: Hu et al., 2021): `y += scale * dropout(x) A^T B^T`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,29 +62,30 @@ impl Description {
         }
     }
 
-    /// Quantizes the weights of all frozen linear maps that can be adapted.
+    /// Quantizes the frozen weights of experts and, unless the format is for experts alone, of all linear maps that can be
+    /// adapted.
     ///
     /// # Errors
     /// The name of a weight that cannot be quantized, and why.
-    pub fn quantize(&mut self, scales: ScaleFormat) -> Result<(), (String, String)> {
-        for (_, layer) in &self.linears {
-            let Linear { weight, inputs, outputs, orientation, .. } = *layer;
+    pub fn quantize(&mut self, format: Format) -> Result<(), (String, String)> {
+        let of_linears = self.linears.iter().filter(|_| format != Format::Mxfp4);
+        let of_linears = of_linears.map(|(_, map)| (map.weight, map.inputs, map.outputs, map.orientation));
+        let of_experts = self.experts.iter().flat_map(|maps| {
+            let ExpertDims { inputs, outputs, orientation, .. } = maps.dims;
+            maps.weights.iter().map(move |&weight| (weight, inputs, outputs, orientation))
+        });
+        for (weight, columns, rows, orientation) in of_linears.chain(of_experts) {
             let param = &mut self.spec.params[weight.0];
             if param.trainable {
                 continue;
             }
-            let refused = |why: String| Err((param.fqn.clone(), why));
-            if orientation == Orientation::InOut {
-                return refused(
-                    "is stored as inputs x outputs, so its blocks would not be of one output".into(),
-                );
+            if !columns.is_multiple_of(format.block()) {
+                let why = format!("has {columns} inputs, which blocks of {} do not divide", format.block());
+                return Err((param.fqn.clone(), why));
             }
-            if !inputs.is_multiple_of(BLOCK) {
-                return refused(format!("has {inputs} columns, which blocks of {BLOCK} do not divide"));
-            }
-            let matrix = Nf4 { rows: outputs, columns: inputs, scales };
+            let matrix = Packed { rows, columns, format };
             param.quantized = Some(matrix.stored());
-            self.quantized.insert(weight, matrix);
+            self.quantized.insert(weight, PackedWeight { matrix, orientation });
         }
         Ok(())
     }

@@ -9,10 +9,9 @@ use std::ops::Range;
 use fsdp_core::model::{BlockId, BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::{Error, Tallies};
 
-use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
+use super::{Adapter, Embedding, ExpertMaps, Head, Init, Layer, LayerNorm, Linear, PackedWeight, RmsNorm};
 use crate::backend::Orientation;
 use crate::op::{Balance, LossTerms};
-use crate::quantized::Nf4;
 
 /// A described model.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,10 +22,12 @@ pub struct Description {
     pub init: Vec<Init>,
     /// The linear maps that can be adapted, each with the index of its module.
     pub linears: Vec<(usize, Linear)>,
+    /// The linear maps of experts.
+    pub experts: Vec<ExpertMaps>,
     /// Adapters of linear maps, by the map's weight.
     pub adapters: BTreeMap<ParamId, Adapter>,
-    /// Linear maps whose weights are quantized, by the weight.
-    pub quantized: BTreeMap<ParamId, Nf4>,
+    /// Weights that are quantized.
+    pub quantized: BTreeMap<ParamId, PackedWeight>,
     /// For parameters that do not process every token (those of experts), the fraction of tokens that they process.
     pub token_shares: BTreeMap<ParamId, f64>,
     /// The blocks that are mixtures, with their number of experts.
@@ -82,6 +83,7 @@ impl Describe {
             spec,
             init: Vec::new(),
             linears: Vec::new(),
+            experts: Vec::new(),
             adapters: BTreeMap::new(),
             quantized: BTreeMap::new(),
             token_shares: BTreeMap::new(),
@@ -160,6 +162,12 @@ impl Describe {
         self.description.token_shares.insert(param, share);
         self.description.spec.params[param.0].expert = Some(number);
         param
+    }
+
+    /// Notes the linear maps of experts, whose parameters have been added.
+    pub fn experts(&mut self, maps: ExpertMaps) -> ExpertMaps {
+        self.description.experts.push(maps.clone());
+        maps
     }
 
     /// Adds a module `Conv1D`, GPT-2's linear map (weight `inputs x outputs`), initialized with standard deviation

@@ -17,6 +17,7 @@ pub use describe::{Describe, Description};
 
 use crate::backend::{AttentionDims, Orientation};
 use crate::op::ExpertDims;
+use crate::quantized::Packed;
 
 /// A layer that reads parameters.
 pub trait Layer {
@@ -58,7 +59,8 @@ pub struct ExpertMaps {
 
 impl ExpertMaps {
     /// Maps of these sizes, without parameters.
-    pub fn new(dims: ExpertDims) -> Self {
+    pub fn new(inputs: usize, outputs: usize, orientation: Orientation) -> Self {
+        let dims = ExpertDims { inputs, outputs, orientation, format: None };
         Self { weights: Vec::new(), biases: Vec::new(), dims }
     }
 }
@@ -67,6 +69,15 @@ impl Layer for ExpertMaps {
     fn params(&self) -> Vec<ParamId> {
         [&self.weights[..], &self.biases].concat()
     }
+}
+
+/// A quantized weight of a linear map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedWeight {
+    /// The matrix, whose rows are outputs.
+    pub matrix: Packed,
+    /// The order that the weight has as floats.
+    pub orientation: Orientation,
 }
 
 /// A table of rows, looked up by token or by position.

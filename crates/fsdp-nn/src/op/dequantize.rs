@@ -9,9 +9,9 @@ use super::Op;
 use super::describe::{Description, Role};
 use crate::graph::{Backward, Builder, Call, Decl, Node, Operand};
 use crate::layer;
-use crate::quantized::Nf4;
+use crate::quantized::Packed;
 
-impl Nf4 {
+impl Packed {
     pub(super) fn describe(&self) -> Description {
         let stored = self.stored();
         Description::new("dequantize")
@@ -26,14 +26,15 @@ impl Builder<'_> {
     pub(super) fn weight(&mut self, layer: &layer::Linear, calls: &mut Vec<Call>) -> Result<Operand, Error> {
         let stored = self.param(layer.weight)?;
         let Some(matrix) = self.quantized(layer.weight) else { return Ok(stored) };
-        let weight = self.declare(Decl {
-            rows: matrix.rows,
-            width: matrix.columns,
-            dtype: self.dtype(),
-            category: Category::Workspace,
-        });
+        let weight = self.decoded(matrix);
         calls.push(Call::new(Op::Dequantize(matrix), vec![stored], [(weight, false)]));
         Ok(weight)
+    }
+
+    /// Declares room for a decoded matrix.
+    pub(super) fn decoded(&mut self, matrix: Packed) -> Operand {
+        let Packed { rows, columns: width, .. } = matrix;
+        self.declare(Decl { rows, width, dtype: self.dtype(), category: Category::Workspace })
     }
 }
 

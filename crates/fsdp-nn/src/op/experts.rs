@@ -22,6 +22,7 @@ use crate::error::ModelError;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer::ExpertMaps;
 use crate::op::Op;
+use crate::quantized::{Format, Packed};
 
 /// The linear map of each expert: `y = x W`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,11 +33,28 @@ pub struct ExpertDims {
     pub outputs: usize,
     /// Storage order of the weights.
     pub orientation: Orientation,
+    /// How the weights are stored, if not as floats: outputs are rows then, in either order.
+    pub format: Option<Format>,
 }
 
 impl ExpertDims {
     fn weight(&self) -> usize {
         self.inputs * self.outputs
+    }
+
+    /// The matrix of a weight, if it is not stored as floats.
+    pub fn packed(&self) -> Option<Packed> {
+        self.format.map(|format| Packed { rows: self.outputs, columns: self.inputs, format })
+    }
+
+    /// What a product reads for each of some experts, and the scratch to decode one after the other into.
+    fn weight_roles(&self, experts: usize) -> (Vec<Role>, Option<Role>) {
+        let Some(packed) = self.packed() else {
+            return (vec![Role::value("weight", self.weight()); experts], None);
+        };
+        let stored = packed.stored();
+        let decoded = Role::value("decoded", self.weight()).scratch().touching(experts * self.weight());
+        (vec![Role::bytes("weight", stored.rows * stored.row_bytes); experts], Some(decoded))
     }
 }
 
@@ -113,20 +131,24 @@ impl Experts {
                 .write([Role::value("dx", all(width).1).adds()])
                 .flops(expected * width),
             Experts::Product { dims: dims @ ExpertDims { inputs, outputs, .. }, .. } => {
-                let weight = Role::value("weight", dims.weight());
+                let (weights, decoded) = dims.weight_roles(experts);
                 Description::new("expert_product")
                     .read([Role::value("x", slots * inputs), routes])
-                    .read(vec![weight; experts])
+                    .read(weights)
                     .write([Role::value("y", slots * outputs)])
+                    .write(decoded)
                     .products(1, [expected, outputs, inputs])
+                    .flops(decoded.map_or(0, |role| role.touched))
             }
             Experts::ProductBackwardInput { dims: dims @ ExpertDims { inputs, outputs, .. }, .. } => {
-                let weight = Role::value("weight", dims.weight());
+                let (weights, decoded) = dims.weight_roles(experts);
                 Description::new("expert_product_backward_input")
                     .read([Role::value("dy", slots * outputs), routes])
-                    .read(vec![weight; experts])
+                    .read(weights)
                     .write([Role::value("dx", slots * inputs).adds()])
+                    .write(decoded)
                     .products(1, [expected, inputs, outputs])
+                    .flops(decoded.map_or(0, |role| role.touched))
             }
             Experts::ProductBackwardWeight { dims: ExpertDims { inputs, outputs, .. }, expert, .. } => {
                 let part = routing.expected_slots_of(expert);
@@ -287,10 +309,12 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
     if b.needs[input] {
         for (call, op, dy) in &gradients {
             let Experts::Product { routing, dims } = *op else { continue };
-            let dx = b.add_to(input);
+            let mut writes = vec![b.add_to(input)];
+            let decoded = call.writes[1..].iter().filter_map(|(decoded, _)| decoded.local());
+            writes.extend(decoded.map(|decoded| b.scratch(decoded)));
             let reads = [b.draft.whole(*dy), routes].into_iter().chain(call.reads[2..].iter().copied());
             let op = Experts::ProductBackwardInput { routing, dims };
-            b.draft.call(Op::Experts(op), reads.collect(), vec![dx]);
+            b.draft.call(Op::Experts(op), reads.collect(), writes);
         }
     }
 }
@@ -373,7 +397,8 @@ impl Builder<'_> {
         let (routing, mut outputs, mut calls) = (routes.routing, Vec::new(), Vec::new());
         for maps in maps {
             let slots = routing.sources() * routing.slots_per_row();
-            let dims = maps.dims;
+            let format = self.quantized(maps.weights[0]).map(|matrix| matrix.format);
+            let dims = ExpertDims { format, ..maps.dims };
             self.check("expert_product", x, dims.inputs * slots)?;
             let y = self.rows(dims.outputs * slots);
             let mut reads = vec![self.whole(x), self.whole(routes.routes)];
@@ -381,8 +406,10 @@ impl Builder<'_> {
             for &weight in &maps.weights[..routing.here().len()] {
                 reads.push(self.param(weight)?);
             }
+            let mut writes = vec![(self.whole(y), false)];
+            writes.extend(dims.packed().map(|matrix| (self.decoded(matrix), false)));
             let op = Experts::Product { routing, dims };
-            calls.push(Call::new(Op::Experts(op), reads, [(self.whole(y), false)]));
+            calls.push(Call::new(Op::Experts(op), reads, writes));
             outputs.push(y);
         }
         self.node(calls, None);
@@ -437,7 +464,7 @@ mod tests {
     fn expert_flops_count_only_routed_rows() {
         let routing = Routing::whole(7, 5, 2);
         let cost = |op| Op::Experts(op).cost(DType::F32, DType::F32).product_flops;
-        let dims = ExpertDims { inputs: 3, outputs: 4, orientation: Orientation::OutIn };
+        let dims = ExpertDims { inputs: 3, outputs: 4, orientation: Orientation::OutIn, format: None };
         let forward = 2 * 14 * 3 * 4;
         assert_eq!(cost(Experts::Product { routing, dims }), forward);
         assert_eq!(cost(Experts::ProductBackwardInput { routing, dims }), forward);

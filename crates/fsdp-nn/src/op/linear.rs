@@ -164,7 +164,8 @@ impl Builder<'_> {
         offset: usize,
     ) -> Result<(), Error> {
         self.check("linear", x, layer.inputs)?;
-        let layer::Linear { inputs, outputs, orientation, .. } = *layer;
+        let layer::Linear { inputs, outputs, .. } = *layer;
+        let orientation = self.quantized(layer.weight).map_or(layer.orientation, |_| Orientation::OutIn);
         let dims = LinearDims { rows: self.row_count(), inputs, outputs, y_stride: y.width(), orientation };
         let mut reads = vec![self.whole(x), self.weight(layer, calls)?];
         if let Some(bias) = layer.bias {

@@ -46,14 +46,14 @@ pub use pointwise::{Dropout, Pointwise};
 pub use routing::{Places, Routing};
 
 use crate::graph::{Backward, Node};
-use crate::quantized::Nf4;
+use crate::quantized::Packed;
 
 /// An operation, by family. [`Op::describe`] names its operands.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the families say what they are")]
 pub enum Op {
     Linear(Linear),
-    Dequantize(Nf4),
+    Dequantize(Packed),
     Lookup(Lookup),
     Norm(Norm),
     Attention(Attention),

@@ -1,6 +1,9 @@
-//! Encoding and decoding of rows in NF4, with the arithmetic of bitsandbytes on a CPU.
+//! Encoding of rows; NF4 with the arithmetic of bitsandbytes on a CPU.
 
-use super::{BLOCK, CodeBook, Nf4, ScaleFormat};
+use super::{CodeBook, Format, Packed, mxfp4};
+
+/// Elements with a common scale.
+pub const BLOCK: usize = 64;
 
 /// Scales with a common scale.
 pub const NESTED_BLOCK: usize = 256;
@@ -33,6 +36,8 @@ pub enum Scales {
     Single(Vec<f32>),
     /// In 8 bits.
     Nested(Nested),
+    /// As exponents of two, with a bias of 127.
+    Exponents(Vec<u8>),
 }
 
 /// Scales in 8 bits, in blocks of [`NESTED_BLOCK`].
@@ -48,10 +53,10 @@ pub struct Nested {
 
 impl Scales {
     /// Computes the scales of a matrix from the largest magnitude of each of its blocks.
-    pub fn new(format: ScaleFormat, magnitudes: Vec<f32>) -> Self {
+    pub fn new(format: Format, magnitudes: Vec<f32>) -> Self {
         match format {
-            ScaleFormat::Single => Scales::Single(magnitudes),
-            ScaleFormat::Nested => {
+            Format::Nf4Single => Scales::Single(magnitudes),
+            Format::Nf4 => {
                 let sum: f64 = magnitudes.iter().copied().map(f64::from).sum();
                 let offset = (sum / magnitudes.len().max(1) as f64) as f32;
                 let (mut codes, mut scales) = (Vec::with_capacity(magnitudes.len()), Vec::new());
@@ -63,11 +68,12 @@ impl Scales {
                 }
                 Scales::Nested(Nested { codes, scales, offset })
             }
+            Format::Mxfp4 => Scales::Exponents(magnitudes.into_iter().map(mxfp4::exponent).collect()),
         }
     }
 
     /// Appends the part of a row's bytes that is for its scales.
-    fn write(&self, matrix: Nf4, row: usize, bytes: &mut Vec<u8>) {
+    fn write(&self, matrix: Packed, row: usize, bytes: &mut Vec<u8>) {
         let blocks = row * matrix.blocks()..(row + 1) * matrix.blocks();
         match self {
             Scales::Single(scales) => {
@@ -81,12 +87,13 @@ impl Scales {
                     (first..first + matrix.nested_max()).map(|at| scales.get(at).copied().unwrap_or(0.0));
                 own.chain([*offset]).for_each(|scale| bytes.extend(scale.to_le_bytes()));
             }
+            Scales::Exponents(exponents) => bytes.extend(&exponents[blocks]),
         }
     }
 }
 
 /// The largest magnitude; NaN if there is one.
-fn largest(values: impl Iterator<Item = f32>) -> f32 {
+pub(super) fn largest(values: impl Iterator<Item = f32>) -> f32 {
     values.fold(
         0.0,
         |largest: f32, value| if value.abs() <= largest || largest.is_nan() { largest } else { value.abs() },
@@ -98,18 +105,25 @@ fn scaled(value: f32, scale: f32) -> f32 {
     (value * (1.0 / scale.max(1e-38))).clamp(-1.0, 1.0)
 }
 
-impl Nf4 {
-    /// The largest magnitude of each block of some elements, whose number is a multiple of [`BLOCK`].
-    pub fn magnitudes(values: &[f32]) -> impl Iterator<Item = f32> {
-        values.chunks(BLOCK).map(|block| largest(block.iter().copied()))
+impl Packed {
+    /// The most blocks of scales that a row has a part of.
+    pub(super) fn nested_max(&self) -> usize {
+        match self.blocks() % NESTED_BLOCK {
+            0 => self.blocks() / NESTED_BLOCK,
+            _ => (self.blocks() - 1).div_ceil(NESTED_BLOCK) + 1,
+        }
     }
 
     /// Appends the bytes of a row with these elements.
     pub fn encode(&self, scales: &Scales, row: usize, values: &[f32], bytes: &mut Vec<u8>) {
-        for block in values.chunks(BLOCK) {
-            let scale = largest(block.iter().copied());
-            let code = |value: f32| nearest(scaled(value, scale));
-            bytes.extend(block.chunks(2).map(|pair| code(pair[0]) << 4 | code(pair[1])));
+        let [first, second] = self.format.shifts();
+        for block in values.chunks(self.format.block()) {
+            let largest = largest(block.iter().copied());
+            let code = |value: f32| match self.format {
+                Format::Nf4 | Format::Nf4Single => nearest(scaled(value, largest)),
+                Format::Mxfp4 => mxfp4::nearest(value / mxfp4::power(mxfp4::exponent(largest))),
+            };
+            bytes.extend(block.chunks(2).map(|pair| code(pair[0]) << first | code(pair[1]) << second));
         }
         scales.write(*self, row, bytes);
     }
@@ -118,39 +132,6 @@ impl Nf4 {
     pub fn join(&self, scales: &Scales, row: usize, codes: &[u8], bytes: &mut Vec<u8>) {
         bytes.extend(codes);
         scales.write(*self, row, bytes);
-    }
-
-    /// The scale of each block of a row.
-    pub(crate) fn row_scales<'a>(&self, row: usize, bytes: &'a [u8]) -> impl Iterator<Item = f32> + 'a {
-        let (blocks, format) = (self.blocks(), self.scales);
-        let (first, bytes) = (row * blocks, &bytes[self.columns / 2..]);
-        let float = move |offset: usize| {
-            f32::from_le_bytes(bytes[offset..][..4].try_into().expect("a scale has four bytes"))
-        };
-        let nested_max = self.nested_max();
-        (0..blocks).map(move |block| match format {
-            ScaleFormat::Single => float(4 * block),
-            ScaleFormat::Nested => {
-                let nested = (first + block) / NESTED_BLOCK - first / NESTED_BLOCK;
-                let code = CodeBook::signed().values[usize::from(bytes[block])];
-                code * float(blocks + 4 * nested) + float(blocks + 4 * nested_max)
-            }
-        })
-    }
-
-    /// Decodes a row.
-    ///
-    /// # Panics
-    /// If `bytes` or `values` do not have the length of a row.
-    pub fn decode(&self, row: usize, bytes: &[u8], values: &mut [f32]) {
-        assert_eq!((bytes.len(), values.len()), (self.stored().row_bytes, self.columns), "one row");
-        let codes = bytes[..self.columns / 2].chunks(BLOCK / 2);
-        for ((scale, codes), values) in self.row_scales(row, bytes).zip(codes).zip(values.chunks_mut(BLOCK)) {
-            for (code, pair) in codes.iter().zip(values.chunks_mut(2)) {
-                pair[0] = VALUES[usize::from(code >> 4)] * scale;
-                pair[1] = VALUES[usize::from(code & 15)] * scale;
-            }
-        }
     }
 }
 

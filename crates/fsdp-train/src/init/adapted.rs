@@ -15,8 +15,7 @@ use fsdp_core::engine::Origin;
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::Init;
-use fsdp_nn::layer::Description;
-use fsdp_nn::quantized::Nf4;
+use fsdp_nn::layer::{Description, PackedWeight};
 use rayon::prelude::*;
 
 use super::{InitSource, QuantizedWeight, check_pretrained, names, stored_name};
@@ -44,7 +43,7 @@ pub struct AdaptedInit {
     seed: u64,
     init: Vec<Init>,
     /// Weights of the base that are quantized.
-    quantized: BTreeMap<ParamId, Nf4>,
+    quantized: BTreeMap<ParamId, PackedWeight>,
     /// Index of the first parameter that belongs to an adapter.
     first_added: usize,
 }
@@ -133,7 +132,7 @@ impl AdaptedInit {
                 self.init[id].fill_f64(self.seed, &param.fqn, piece.param_offset, values);
             }
             _ => match self.quantized.get(&piece.param) {
-                Some(&matrix) => self.fill_quantized(spec, piece, matrix, values)?,
+                Some(&weight) => self.fill_quantized(spec, piece, weight, values)?,
                 None => self.base.fill(spec, piece, values)?,
             },
         }
@@ -145,16 +144,17 @@ impl AdaptedInit {
         &self,
         spec: &ModelSpec,
         piece: &Piece,
-        matrix: Nf4,
+        weight: PackedWeight,
         values: &mut [f64],
     ) -> Result<(), TrainError> {
+        let param = spec.param(piece.param);
         let read = |rows: Range<usize>, values: &mut [f64]| {
-            let (row_len, len) = (matrix.columns, values.len());
+            let (row_len, len) = (param.row_len().unwrap_or(1), values.len());
             let of_base =
                 Piece { param: piece.param, offset: 0, len, param_offset: rows.start * row_len, row_len };
             self.base.fill(spec, &of_base, values)
         };
-        let weight = QuantizedWeight::new(spec.param(piece.param), matrix, self.base.pretrained(), &read)?;
+        let weight = QuantizedWeight::new(param, weight, self.base.pretrained(), &read)?;
         let first = piece.param_offset / piece.row_len;
         let bytes = weight.bytes(first..first + piece.len / piece.row_len)?;
         values.iter_mut().zip(bytes).for_each(|(value, byte)| *value = f64::from(byte));

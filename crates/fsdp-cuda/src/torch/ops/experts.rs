@@ -11,6 +11,7 @@ use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::op::{ExpertDims, Experts, Orientation, Places, Routing};
 use tch::{Device, Kind, Tensor};
 
+use super::dequantize::decode;
 use super::linear::product;
 use super::size::int;
 use crate::ffi::torch::View;
@@ -49,12 +50,14 @@ impl<D: TorchStorage> Torch<D> {
                 self.aten_combine_backward(routing, width, reads, dx, dweights)
             }
             Experts::Product { routing, dims } => {
-                let ([x, routes], [y], _) = operands.split();
-                self.aten_expert_products(routing, dims, (x, routes, &reads[2..]), true, y)
+                let ([x, routes], [y], mut decoded) = operands.split();
+                let read = (x, routes, &reads[2..]);
+                self.aten_expert_products(routing, dims, read, true, (y, decoded.next()))
             }
             Experts::ProductBackwardInput { routing, dims } => {
-                let ([dy, routes], [dx], _) = operands.split();
-                self.aten_expert_products(routing, dims, (dy, routes, &reads[2..]), false, dx)
+                let ([dy, routes], [dx], mut decoded) = operands.split();
+                let read = (dy, routes, &reads[2..]);
+                self.aten_expert_products(routing, dims, read, false, (dx, decoded.next()))
             }
             Experts::ProductBackwardWeight { routing, dims, source, expert } => {
                 let ([x, dy, routes], [dweight], _) = operands.split();
@@ -188,25 +191,35 @@ impl<D: TorchStorage> Torch<D> {
         self.put(dweights, &dots)
     }
 
-    /// Multiplies the slots of each expert by its weight: forward, or for the gradient of the input.
+    /// Multiplies the slots of each expert by its weight: forward, or for the gradient of the input. Packed weights are decoded
+    /// one after the other.
     fn aten_expert_products(
         &self,
         routing: Routing,
         dims: ExpertDims,
         (x, routes, weights): (In<'_, D>, In<'_, D>, &[In<'_, D>]),
         is_forward: bool,
-        y: To<'_, D>,
+        (y, decoded): (To<'_, D>, Option<To<'_, D>>),
     ) -> Result<(), Failure> {
-        let ExpertDims { inputs, outputs, orientation } = dims;
+        let ExpertDims { inputs, outputs, orientation, .. } = dims;
+        let orientation = dims.packed().map_or(orientation, |_| Orientation::OutIn);
+        let decoded = decoded.map(|to| self.view_mut(to.slice, &[outputs, inputs].map(int))).transpose()?;
         let (from, to) = if is_forward { (inputs, outputs) } else { (outputs, inputs) };
         let places = routing.places(&self.routes(routing, routes)?);
         let x = self.slots(routing, from, x)?;
         let accumulate = y.accumulate;
         let y = self.view_mut(y.slice, &[int(routing.slots()), int(to)])?;
         for (expert, slots) in places.all_slots().filter(|(_, slots)| !slots.is_empty()) {
-            let weight = self.view(weights[expert], &stored(dims))?;
+            let weight = match dims.packed().zip(decoded.as_ref()) {
+                None => self.view(weights[expert], &stored(dims))?.shallow_clone(),
+                Some((matrix, decoded)) => {
+                    let bytes = [matrix.rows, matrix.stored().row_bytes].map(int);
+                    decode(matrix, &*self.view(weights[expert], &bytes)?, decoded)?;
+                    decoded.shallow_clone()
+                }
+            };
             let is_turned = is_forward == (orientation == Orientation::OutIn);
-            let weight = if is_turned { weight.f_tr()? } else { weight.shallow_clone() };
+            let weight = if is_turned { weight.f_tr()? } else { weight };
             let (x, mut y) = (narrow(&x, &slots)?, narrow(&y, &slots)?);
             if accumulate {
                 y.f_addmm_(&x, &weight).done()?;

@@ -5,10 +5,11 @@ mod route;
 use fsdp_core::Error;
 use fsdp_core::memory::Slice;
 
+use super::dequantize::decode;
 use super::linear::column_sums;
 use super::matmul::{Matrix, MatrixMut, matmul};
 use super::pointwise::accumulate;
-use crate::backend::Outcome;
+use crate::backend::{Outcome, Write};
 use crate::host::HostMemory;
 use crate::host::backend::Call;
 use crate::host::buffer::HostBuffer;
@@ -18,6 +19,7 @@ use crate::host::math::sum2;
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
 use crate::op::{Balance, ExpertDims, Experts, Orientation, Places, Routing};
+use crate::quantized::Packed;
 use route::{Rows, route, route_backward};
 
 impl HostMemory {
@@ -115,22 +117,26 @@ impl HostMemory {
         let (workers, reads) = (self.workers(), operands.reads);
         match *op {
             Experts::Product { routing, dims } => {
-                let ([x, routes], [y], _) = operands.split();
-                let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
-                let (x, y) = (self.elements::<E>(x)?, self.elements_mut(y.slice)?);
-                let weight = |expert: usize| matrix(dims, weights[expert]);
-                products(workers, &places, weight, (x, dims.inputs), (y, dims.outputs), false);
+                let ([x, routes], [y], decoded) = operands.split();
+                let mut weights = self.expert_weights::<E>(dims, &reads[2..], decoded)?;
+                let (places, x, y) =
+                    (self.places(routing, routes)?, self.elements::<E>(x)?, self.elements_mut(y.slice)?);
+                for_each_expert(&places, (x, dims.inputs), (y, dims.outputs, false), |expert, x, y| {
+                    matmul(workers, y, x, weights.matrix(workers, expert));
+                });
             }
             Experts::ProductBackwardInput { routing, dims } => {
-                let ([dy, routes], [dx], _) = operands.split();
-                let (places, weights) = (self.places(routing, routes)?, self.weights::<E>(&reads[2..])?);
-                let (dy, add) = (self.elements::<E>(dy)?, dx.accumulate);
-                let weight = |expert: usize| matrix(dims, weights[expert]).t();
-                let dx = self.elements_mut(dx.slice)?;
-                products(workers, &places, weight, (dy, dims.outputs), (dx, dims.inputs), add);
+                let ([dy, routes], [dx], decoded) = operands.split();
+                let mut weights = self.expert_weights::<E>(dims, &reads[2..], decoded)?;
+                let (places, dy, add) =
+                    (self.places(routing, routes)?, self.elements::<E>(dy)?, dx.accumulate);
+                let dx = (self.elements_mut(dx.slice)?, dims.inputs, add);
+                for_each_expert(&places, (dy, dims.outputs), dx, |expert, dy, dx| {
+                    matmul(workers, dx, dy, weights.matrix(workers, expert).t());
+                });
             }
             Experts::ProductBackwardWeight { routing, dims, source, expert } => {
-                let ExpertDims { inputs, outputs, orientation } = dims;
+                let ExpertDims { inputs, outputs, orientation, .. } = dims;
                 let ([x, dy, routes], [dweight], _) = operands.split();
                 let slots = routing.slots_of(self.elements(routes)?, source, expert);
                 if slots.is_empty() {
@@ -199,14 +205,46 @@ impl HostMemory {
     fn weights<'a, E: Element>(&self, weights: &[Slice<'a, HostBuffer>]) -> Result<Vec<&'a [E]>, Error> {
         weights.iter().map(|weight| self.elements(*weight)).collect()
     }
+
+    /// The weights of experts; packed ones are decoded into the last operand that is written.
+    fn expert_weights<'a, E: Element>(
+        &self,
+        dims: ExpertDims,
+        weights: &[Slice<'a, HostBuffer>],
+        mut decoded: impl Iterator<Item = Write<'a, HostBuffer>>,
+    ) -> Result<Weights<'a, E>, Error> {
+        let Some((matrix, decoded)) = dims.packed().zip(decoded.next()) else {
+            return Ok(Weights::Floats(dims, self.weights(weights)?));
+        };
+        let bytes = weights.iter().map(|weight| self.elements(*weight)).collect::<Result<_, _>>()?;
+        Ok(Weights::Packed { matrix, bytes, decoded: self.elements_mut(decoded.slice)? })
+    }
 }
 
-/// The weight of an expert as `inputs x outputs`.
-fn matrix<E: Element>(dims: ExpertDims, weight: &[E]) -> Matrix<'_, E> {
-    let ExpertDims { inputs, outputs, orientation } = dims;
-    match orientation {
-        Orientation::OutIn => Matrix::new(weight, outputs, inputs, inputs).t(),
-        Orientation::InOut => Matrix::new(weight, inputs, outputs, outputs),
+/// The weights of experts.
+enum Weights<'a, E> {
+    Floats(ExpertDims, Vec<&'a [E]>),
+    /// Bytes, and room for one decoded weight.
+    Packed {
+        matrix: Packed,
+        bytes: Vec<&'a [u8]>,
+        decoded: &'a mut [E],
+    },
+}
+
+impl<E: Element> Weights<'_, E> {
+    /// The weight of an expert as `inputs x outputs`.
+    fn matrix(&mut self, workers: &Workers, expert: usize) -> Matrix<'_, E> {
+        match self {
+            Weights::Floats(ExpertDims { inputs, outputs, orientation, .. }, weights) => match orientation {
+                Orientation::OutIn => Matrix::new(weights[expert], *outputs, *inputs, *inputs).t(),
+                Orientation::InOut => Matrix::new(weights[expert], *inputs, *outputs, *outputs),
+            },
+            Weights::Packed { matrix, bytes, decoded } => {
+                decode(workers, *matrix, bytes[expert], decoded);
+                Matrix::new(decoded, matrix.rows, matrix.columns, matrix.columns).t()
+            }
+        }
     }
 }
 
@@ -217,20 +255,17 @@ fn balance_loss(balance: Balance, loads: &[f64]) -> f64 {
     routes.iter().zip(probabilities).map(|(routes, probability)| routes * probability).sum()
 }
 
-/// Multiplies each expert's slots of `x` by its matrix, source by source.
-fn products<'a, E: Element>(
-    workers: &Workers,
+/// Gives each expert its slots of `x` and `y`, source by source.
+fn for_each_expert<E: Element>(
     places: &Places,
-    weight: impl Fn(usize) -> Matrix<'a, E>,
     (x, inputs): (&[E], usize),
-    (y, outputs): (&mut [E], usize),
-    accumulate: bool,
+    (y, outputs, accumulate): (&mut [E], usize, bool),
+    mut product: impl FnMut(usize, Matrix<'_, E>, MatrixMut<'_>),
 ) {
     for (expert, slots) in places.all_slots().filter(|(_, slots)| !slots.is_empty()) {
         let x = Matrix::new(&x[slots.start * inputs..slots.end * inputs], slots.len(), inputs, inputs);
         let data = E::floats_mut(&mut y[slots.start * outputs..slots.end * outputs]);
-        let target = Target { data, accumulate };
-        matmul(workers, MatrixMut::dense(target, slots.len(), outputs), x, weight(expert));
+        product(expert, x, MatrixMut::dense(Target { data, accumulate }, slots.len(), outputs));
     }
 }
 

@@ -115,8 +115,7 @@ fn describe_experts(
 ) -> (Vec<ExpertMaps>, ExpertMaps) {
     let (names, hidden, share) = (&config.names, config.hidden_size, top as f64 / experts as f64);
     let [gate, up] = *names.gate_up else { unreachable!("experts have a gate") };
-    let maps =
-        |inputs, outputs| ExpertMaps::new(ExpertDims { inputs, outputs, orientation: Orientation::OutIn });
+    let maps = |inputs, outputs| ExpertMaps::new(inputs, outputs, Orientation::OutIn);
     let mut described = [maps(hidden, inner), maps(hidden, inner), maps(inner, hidden)];
     d.module("experts", "ModuleList", |d| {
         for expert in 0..experts {
@@ -129,7 +128,7 @@ fn describe_experts(
             });
         }
     });
-    let [gate, up, down] = described;
+    let [gate, up, down] = described.map(|maps| d.experts(maps));
     (vec![gate, up], down)
 }
 
@@ -141,8 +140,7 @@ fn describe_packed_experts(
     d: &mut Describe,
 ) -> (Vec<ExpertMaps>, ExpertMaps) {
     let (hidden, share) = (config.hidden_size, top as f64 / experts as f64);
-    let maps =
-        |inputs, outputs| ExpertMaps::new(ExpertDims { inputs, outputs, orientation: Orientation::InOut });
+    let maps = |inputs, outputs| ExpertMaps::new(inputs, outputs, Orientation::InOut);
     let mut described = [maps(hidden, 2 * inner), maps(inner, hidden)];
     d.module("experts", "ModuleList", |d| {
         for expert in 0..experts {
@@ -157,7 +155,7 @@ fn describe_packed_experts(
             });
         }
     });
-    let [gate_up, down] = described;
+    let [gate_up, down] = described.map(|maps| d.experts(maps));
     (vec![gate_up], down)
 }
 

@@ -1,0 +1,279 @@
+//! Adapters of a base in NF4: compared with bitsandbytes and PEFT (tests/golden/llama-nf4); the same bits at every world
+//! size and under every policy; memory and traffic by its bytes; exports and checkpoints.
+
+use std::sync::Arc;
+
+use fsdp_config::Ranks;
+use fsdp_core::memory::Category;
+use fsdp_core::model::ParamId;
+use fsdp_core::{Axis, DType, Mesh, Rank};
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::Architecture;
+use fsdp_nn::quantized::{Format, Packed, Scales};
+use fsdp_train::train::Resume;
+use fsdp_train::verify::{VerifyOptions, verify};
+use serde_json::Value;
+
+use crate::lora::{
+    SCALARS, TENSORS, adapted, difference, golden, golden_config, job, pretrained, run, tensor, tensors,
+};
+use crate::support::{LLAMA, config, threads};
+
+/// A tiny Llama whose linear maps have whole blocks of elements; blocks of scales end inside rows.
+const BLOCKS: &str = r#"{
+    "model_type": "llama", "vocab_size": 61, "hidden_size": 128, "intermediate_size": 192,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "initializer_range": 0.1, "tie_word_embeddings": false
+}"#;
+
+/// The same for GPT-2, whose weights are stored inputs x outputs, some of them square; and mixtures: with weights outputs x inputs,
+/// and as gpt-oss has them.
+const GPT2_BLOCKS: &str = r#"{
+    "model_type": "gpt2", "vocab_size": 61, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32,
+    "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
+}"#;
+const MIXTURE: &str = r#"{
+    "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4,
+    "num_experts_per_tok": 2, "norm_topk_prob": true, "max_position_embeddings": 64, "initializer_range": 0.2,
+    "tie_word_embeddings": false
+}"#;
+const GPT_OSS: &str = r#"{
+    "model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention"]
+}"#;
+
+const ADAPTER: &str = r#"rank = 3
+    alpha = 5
+    target_modules = ["q_proj", "v_proj", "gate_proj", "down_proj"]
+    quantize = "nf4""#;
+
+/// Its attention is a plain mixture of the operations that Llama has, so it gets the wrap of Llama.
+const WRAP: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
+
+#[test]
+fn losses_gradients_and_trained_adapters_match_bitsandbytes_and_peft() {
+    let expected = tensors(&golden("llama-nf4").join("lora/expected.safetensors"));
+    for world in [1, 2, 4] {
+        let dir = tempfile::tempdir().unwrap();
+        let job = pretrained(&golden("llama-nf4"), golden_config("llama-nf4", dir.path(), world, ADAPTER))
+            .unwrap_or_else(|error| panic!("{error}"));
+        run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+        let lines = std::fs::read_to_string(dir.path().join("out/metrics.jsonl")).unwrap();
+        let steps: Vec<Value> =
+            lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(steps.len(), 3);
+        for (key, name) in [("loss", "losses"), ("grad_norm", "grad_norms")] {
+            for (step, expected) in steps.iter().zip(&expected[name]) {
+                let off = (step[key].as_f64().unwrap() - expected).abs() / expected;
+                assert!(off <= SCALARS, "world {world}: {key} is off by {off:e}");
+            }
+        }
+        let trained = tensors(&dir.path().join("out/adapter/adapter_model.safetensors"));
+        assert_eq!(trained.len(), 8);
+        for (name, values) in &trained {
+            let off = difference(values, &expected[&format!("adamw3.{name}")]);
+            assert!(off <= TENSORS, "world {world}: {name} is off by {off:e}");
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let job = pretrained(&golden("llama-nf4"), golden_config("llama-nf4", dir.path(), 1, ADAPTER)).unwrap();
+    let mut oracle = oracle(&job);
+    let targets = oracle.step(0, false).unwrap().targets as f64;
+    let mut compared = 0;
+    for (id, param) in job.plan.spec.params.iter().enumerate().filter(|(_, param)| param.trainable) {
+        let mean: Vec<f64> =
+            oracle.gradient(ParamId(id)).unwrap().unwrap().iter().map(|value| value / targets).collect();
+        let off = difference(&mean, &expected[&format!("grad.base_model.model.{}", param.fqn)]);
+        assert!(off <= TENSORS, "{} is off by {off:e}", param.fqn);
+        compared += 1;
+    }
+    assert_eq!(compared, 8);
+}
+
+fn oracle<A: Architecture + Clone>(job: &fsdp_train::Job<A>) -> fsdp_train::Oracle<'_, HostMemory, A> {
+    let memory = Arc::new(HostMemory::new(fsdp_nn::HostOptions::default()).unwrap());
+    fsdp_train::Oracle::new(job, memory).unwrap()
+}
+
+/// With and without double quantization, policies and meshes of all kinds.
+#[test]
+fn sharded_quantized_bases_match_the_oracle_and_predicted_memory() {
+    let gpt2 = "fsdp.wrap=[\"GPT2Block\"]";
+    let experts = "fsdp.min_num_params=500";
+    let (full, bf16) = ("fsdp.activation_checkpointing=\"full\"", "fsdp.param_dtype=\"bf16\"");
+    let cases: [(&str, &str, &[&str]); 14] = [
+        (BLOCKS, "nf4", &[WRAP]),
+        (BLOCKS, "nf4-single", &[WRAP, "fsdp.mesh={ replicate = 2 }"]),
+        (BLOCKS, "nf4", &[WRAP, full]),
+        (BLOCKS, "nf4", &[WRAP, "fsdp.activation_checkpointing=\"selective\"", bf16]),
+        (BLOCKS, "nf4", &[WRAP, bf16, "fsdp.offload=\"cpu\""]),
+        (BLOCKS, "nf4", &[WRAP, "fsdp.param_dtype=\"f16\"", "fsdp.reshard_after_forward=2"]),
+        (
+            BLOCKS,
+            "nf4-single",
+            &[
+                WRAP,
+                "fsdp.accumulation=\"unsharded\"",
+                "adapter.modules_to_save=['layers.1.mlp.up_proj']",
+                "adapter.target_modules=['q_proj', 'down_proj']",
+            ],
+        ),
+        (BLOCKS, "nf4", &[WRAP, "fsdp.reshard_after_forward=false", "adapter.target_modules=['q_proj']"]),
+        (GPT2_BLOCKS, "nf4", &[gpt2]),
+        (MIXTURE, "nf4", &[experts]),
+        (MIXTURE, "mxfp4", &[experts, full, bf16]),
+        (MIXTURE, "nf4-single", &[experts, "fsdp.mesh={ expert = 2 }"]),
+        (GPT_OSS, "mxfp4", &[experts, "fsdp.mesh={ expert = 2 }"]),
+        (GPT_OSS, "nf4", &["fsdp.wrap=[\"GptOssDecoderLayer\"]"]),
+    ];
+    for (model, quantize, others) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let quantize = format!("adapter.quantize=\"{quantize}\"");
+        let own = [quantize.as_str(), "adapter.rank=3", "adapter.dropout=0.1"];
+        let overrides = [&own, others].concat();
+        let job = job(model, config(dir.path(), 61, &overrides));
+        let report = verify(&job, &threads(), &VerifyOptions::new(&[2, 4], 2)).unwrap();
+        assert!(report.holds(), "{overrides:?}: {report:#?}");
+        for world in &report.worlds {
+            assert_eq!(world.promise, "equal bits (D2)", "{overrides:?}");
+            assert!(
+                world.memory.iter().all(|line| line.predicted_bytes == line.counted_bytes),
+                "{overrides:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn quantized_bases_have_the_same_bits_on_a_context_axis() {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides =
+        [WRAP, "data.seq_len=8", "fsdp.chunks={ context = 2 }", "adapter.rank=2", "adapter.quantize=\"nf4\""];
+    let job = job(BLOCKS, config(dir.path(), 61, &overrides));
+    let mesh =
+        |shard, context| Ranks::On(Mesh::new([(Axis::Shard, shard), (Axis::Context, context)]).unwrap());
+    let worlds = vec![mesh(1, 1), mesh(1, 2), mesh(2, 2)];
+    let report = verify(&job, &threads(), &VerifyOptions { worlds, ..VerifyOptions::new(&[], 2) }).unwrap();
+    assert!(report.holds(), "{report:#?}");
+    assert!(report.worlds.iter().all(|world| world.losses == report.worlds[0].losses));
+}
+
+/// A row of 192 elements has 96 bytes of codes and 3 scales.
+#[test]
+fn quantized_bases_take_their_bytes_on_each_rank_and_in_each_gather() {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = [WRAP, "adapter.rank=2", "adapter.quantize=\"nf4-single\"", "fsdp.param_dtype=\"bf16\""];
+    let job = job(BLOCKS, config(dir.path(), 61, &overrides));
+    let spec = &job.plan.spec;
+    let of_codes: usize = spec.params.iter().filter(|param| param.quantized.is_some()).map(|p| p.len()).sum();
+    let of_floats: usize =
+        spec.params.iter().filter(|p| !p.trainable && p.quantized.is_none()).map(|p| p.len()).sum();
+    let trained: usize = spec.params.iter().filter(|p| p.trainable).map(|p| p.len()).sum();
+    let expected = of_codes / 2 + of_codes / 64 * 4 + 2 * of_floats + (4 + 2) * trained;
+    let shards: usize = (0..4)
+        .map(|rank| job.predict::<HostMemory>(Rank(rank)).unwrap().device.live(Category::ParameterShard))
+        .sum();
+    // Segments are padded to whole rows on each rank, and parts to 16 bytes.
+    assert!((expected..expected + expected / 10).contains(&shards), "{shards} bytes, {expected} expected");
+    let layer = spec.params.iter().filter(|p| p.fqn.contains("layers.0."));
+    let bytes: usize = layer.filter_map(|param| param.quantized.map(|q| q.rows * q.row_bytes)).sum();
+    let segments = job.plan.layout.units.iter().flat_map(|unit| &unit.segments);
+    let of_bytes: Vec<_> = segments.filter(|segment| segment.dtype == DType::U8).collect();
+    let gathered: usize = of_bytes.iter().map(|segment| segment.unsharded_bytes()).sum();
+    assert!((2 * bytes..2 * bytes + bytes / 20).contains(&gathered), "{gathered} bytes, {bytes} in a layer");
+}
+
+/// What ranks compute from floats is what bitsandbytes computes, and what it saved is kept.
+#[test]
+fn a_base_is_quantized_as_bitsandbytes_quantizes_it() {
+    let saved = golden("llama-nf4");
+    let expected = tensor(
+        &fsdp_ckpt::model_files::ModelReader::open(saved.join("expected.safetensors")).unwrap(),
+        "model.layers.0.mlp.down_proj.weight",
+    );
+    let read = fsdp_ckpt::training::ModelWeights::open(saved.join("model.safetensors")).unwrap();
+    let mut values = vec![0.0; expected.len()];
+    read.read_rows_f64("model.layers.0.mlp.down_proj.weight", 0..128, &mut values).unwrap();
+    assert_eq!(values, expected);
+    // Elements that were decoded from NF4 are encoded to the same codes.
+    let floats: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+    let matrix = Packed { rows: 128, columns: 192, format: Format::Nf4Single };
+    let scales = Scales::new(matrix.format, matrix.format.magnitudes(&floats).collect());
+    let (mut bytes, mut decoded) = (Vec::new(), vec![0.0; 192]);
+    for (row, elements) in floats.chunks(192).enumerate() {
+        bytes.clear();
+        matrix.encode(&scales, row, elements, &mut bytes);
+        matrix.decode(row, &bytes, &mut decoded);
+        assert_eq!(decoded, elements, "row {row}");
+    }
+}
+
+#[test]
+fn a_run_resumes_on_other_ranks_with_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = |out: &str, ranks: usize, steps: u64| {
+        let [out, ranks, steps] = [
+            format!("run.out_dir=\"{}\"", dir.path().join(out).display()),
+            format!("run.ranks={ranks}"),
+            format!("train.steps={steps}"),
+        ];
+        let overrides =
+            [WRAP, "adapter.rank=2", "adapter.quantize=\"nf4\"", "checkpoint.every=2", &out, &ranks, &steps];
+        config(dir.path(), 61, &overrides)
+    };
+    run(&job(BLOCKS, config("whole", 4, 4)), Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+    run(&job(BLOCKS, config("parts", 1, 2)), Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+    std::fs::remove_dir_all(dir.path().join("parts/adapter")).unwrap();
+    let rest =
+        run(&job(BLOCKS, config("parts", 2, 4)), Resume::Newest).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(rest.resumed_from, Some(2));
+    let adapter = |out: &str| tensors(&dir.path().join(out).join("adapter/adapter_model.safetensors"));
+    assert_eq!(adapter("whole"), adapter("parts"));
+}
+
+/// The merged model is the one that was trained: the decoded base and the products of the adapters.
+#[test]
+fn merged_model_is_the_decoded_base_with_products_of_adapters() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = format!("merge = true\n{ADAPTER}");
+    let base = golden("llama-nf4");
+    let job = pretrained(&base, golden_config("llama-nf4", dir.path(), 2, &table)).unwrap();
+    run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+    let merged = tensors(&dir.path().join("out/model"));
+    let adapter = tensors(&dir.path().join("out/adapter/adapter_model.safetensors"));
+    let expected = tensor(
+        &fsdp_ckpt::model_files::ModelReader::open(base.join("expected.safetensors")).unwrap(),
+        "model.layers.0.mlp.down_proj.weight",
+    );
+    let name = "base_model.model.model.layers.0.mlp.down_proj.lora";
+    let [a, b] = ["A", "B"].map(|half| &adapter[&format!("{name}_{half}.weight")]);
+    for (at, merged) in merged["model.layers.0.mlp.down_proj.weight"].iter().enumerate() {
+        let (row, column) = (at / 192, at % 192);
+        let product: f64 = (0..3).map(|k| b[row * 3 + k] * a[k * 192 + column]).sum();
+        assert_eq!(*merged, f64::from((expected[at] + 5.0 / 3.0 * product) as f32), "{row}, {column}");
+    }
+    // Another run that starts from it has the losses of the adapted model.
+    let text = std::fs::read_to_string(dir.path().join("out/model/config.json")).unwrap();
+    assert!(!text.contains("quantization_config"), "{text}");
+}
+
+#[test]
+fn bases_that_cannot_be_quantized_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = ["adapter.rank=2", "adapter.quantize=\"nf4\""];
+    let refused = |model: &str| {
+        adapted(model, &config(dir.path(), 53, &overrides)).map(|_| ()).unwrap_err().to_string()
+    };
+    let error = refused(&BLOCKS.replace("192", "200"));
+    assert!(error.contains("down_proj") && error.contains("200 inputs"), "{error}");
+    let mxfp4 = config(dir.path(), 61, &["adapter.rank=2", "adapter.quantize=\"mxfp4\""]);
+    let error = adapted(LLAMA, &mxfp4).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("MXFP4 is for experts"), "{error}");
+    let single = golden_config("llama-nf4", dir.path(), 1, &ADAPTER.replace("\"nf4\"", "\"nf4-single\""));
+    let job = pretrained(&golden("llama-nf4"), single).unwrap();
+    let error = run(&job, Resume::Fresh).unwrap_err().to_string();
+    assert!(error.contains("double quantization") && error.contains("set it to \"nf4\""), "{error}");
+}
