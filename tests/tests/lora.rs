@@ -50,7 +50,7 @@ pub(crate) fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let model = adapted(&text, &config)?;
     let base =
-        InitSource::Pretrained(Arc::new(ModelWeights::open(folder.join("model.safetensors")).unwrap()));
+        InitSource::Pretrained(Arc::new(ModelWeights::open(folder).unwrap()));
     let init = base.adapted(&config, model.description(), None)?;
     Job::new(config, model, init)
 }

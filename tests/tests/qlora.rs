@@ -1,6 +1,7 @@
 //! Adapters of a base in NF4: compared with bitsandbytes and PEFT (tests/golden/llama-nf4); the same bits at every world
 //! size and under every policy; memory and traffic by its bytes; exports and checkpoints.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_config::Ranks;
@@ -276,4 +277,38 @@ fn bases_that_cannot_be_quantized_are_refused_by_name() {
     let job = pretrained(&golden("llama-nf4"), single).unwrap();
     let error = run(&job, Resume::Fresh).unwrap_err().to_string();
     assert!(error.contains("double quantization") && error.contains("set it to \"nf4\""), "{error}");
+}
+
+/// gpt-oss as it is published: the bytes of the files give what their floats give, and the merged model has them.
+#[test]
+fn experts_of_files_in_mxfp4_stay_as_they_are() {
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/fsdp-ckpt/tests/fixtures/mxfp4");
+    let experts = tensors(&files.join("expected.safetensors"));
+    let train = |quantize: &str, ranks: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let quantize = format!("adapter.quantize=\"{quantize}\"");
+        let overrides = [
+            "fsdp.min_num_params=500",
+            "adapter.rank=2",
+            "adapter.merge=true",
+            "model.init=\"pretrained\"",
+            "train.steps=2",
+            ranks,
+            &quantize,
+        ];
+        let job = pretrained(&files, config(dir.path(), 31, &overrides)).unwrap();
+        run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
+        let merged = tensors(&dir.path().join("out/model"));
+        for (name, stack) in &experts {
+            assert!(merged[name] == *stack, "{name}");
+        }
+        tensors(&dir.path().join("out/adapter/adapter_model.safetensors"))
+    };
+    let floats = train("none", "run.ranks=1");
+    let bytes = train("mxfp4", "run.ranks=1");
+    assert_eq!(bytes, train("mxfp4", "run.ranks=4"));
+    for (name, values) in &bytes {
+        let off = difference(values, &floats[name]);
+        assert!(off <= TENSORS, "{name} is off by {off:e}");
+    }
 }
