@@ -329,6 +329,9 @@ pub(crate) struct BenchTrainArgs {
     /// Train LoRA adapters of this rank on all linear maps, and nothing else
     #[arg(long, value_name = "RANK", value_parser = positive)]
     pub(crate) lora_rank: Option<usize>,
+    /// How the base of adapters is kept: a value of adapter.quantize
+    #[arg(long, value_name = "FORMAT", value_parser = one_of(&FORMATS), default_value = "none", requires = "lora_rank")]
+    pub(crate) quantize: Quantize,
     /// Classes of modules to wrap
     #[arg(long, value_name = "CLASS,...", value_delimiter = ',', default_value = "LlamaDecoderLayer")]
     pub(crate) wrap: Vec<String>,

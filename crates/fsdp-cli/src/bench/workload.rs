@@ -75,7 +75,10 @@ pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
 
 fn run_toml(args: &BenchTrainArgs, tokens: &Tokens) -> Result<String, CliError> {
     let adapter = match args.lora_rank {
-        Some(rank) => format!("[adapter]\nrank = {rank}\nalpha = {}", 2 * rank),
+        Some(rank) => {
+            let quantize = args.quantize.name();
+            format!("[adapter]\nrank = {rank}\nalpha = {}\nquantize = \"{quantize}\"", 2 * rank)
+        }
         None => String::new(),
     };
     let reduce_dtype = args.param_dtype.master();

@@ -86,9 +86,11 @@ The next step waits for the loads of the last one.
 queries are padded with zeros, which costs their share of its products and of the memory of activations. Files of DeepSeek V3 and GLM 4.5 have one layer more, which predicts the token after the next; like
 transformers, training leaves it out, and exports lack it. Files in FP8 are refused (`quantization_config`).
 
-### Experts in MXFP4
+### Files in 4 bits
 
-Files of `gpt_oss` with experts in MXFP4 (`quant_method` \"mxfp4\") are read as floats, exactly; training and exports have floats.
+Files of `gpt_oss` with experts in MXFP4 (`quant_method` "mxfp4"), and files of bitsandbytes in NF4 or FP4 (`quant_method` "bitsandbytes" with `load_in_4bit`) of any family
+are read as floats, exactly; training and exports have floats. Adapters can be trained on a base that stays in 4 bits
+([adapters.md](adapters.md#a-base-in-4-bits-qlora)).
 
 ### Balancing loss
 
