@@ -49,8 +49,7 @@ pub(crate) fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
 pub(crate) fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, TrainError> {
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let model = adapted(&text, &config)?;
-    let base =
-        InitSource::Pretrained(Arc::new(ModelWeights::open(folder).unwrap()));
+    let base = InitSource::Pretrained(Arc::new(ModelWeights::open(folder).unwrap()));
     let init = base.adapted(&config, model.description(), None)?;
     Job::new(config, model, init)
 }

@@ -24,7 +24,7 @@ mod values;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
-use fsdp_config::Device;
+use fsdp_config::{Device, Quantize};
 use fsdp_core::{DType, Mesh};
 
 use crate::exit_code;
@@ -50,7 +50,7 @@ pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, ExpertsArg, InspectArgs, MemoryArgs, ReadArgs, VerifyCkptArgs,
     target_name,
 };
-use values::{DEVICES, DTYPES, mesh, one_of, positive};
+use values::{DEVICES, DTYPES, FORMATS, mesh, one_of, positive};
 
 const EXAMPLES: &str = "Examples:
   fsdp train examples/quickstart.toml

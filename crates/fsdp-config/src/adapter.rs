@@ -6,7 +6,7 @@ use toml::Value;
 use super::describe::ValueSchema;
 use super::error::ConfigError;
 use super::kind::{BETA, BOOL, Kind, POSITIVE, SIZE, TEXT, TEXTS};
-use super::named::named;
+use super::named::{Named, named};
 use super::reader::Reader;
 use super::table::table;
 use super::writer;
@@ -65,6 +65,13 @@ pub enum Quantize {
     Nf4Single,
     /// Experts in MXFP4, as gpt-oss is published: 4.25 bits per element.
     Mxfp4,
+}
+
+impl Quantize {
+    /// The name in run files.
+    pub fn name(self) -> &'static str {
+        Named::name(self)
+    }
 }
 
 named! {

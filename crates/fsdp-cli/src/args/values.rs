@@ -1,7 +1,7 @@
 //! Values of options, as other crates have them.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use fsdp_config::Device;
+use fsdp_config::{Device, Quantize};
 use fsdp_core::{Axis, DType, Mesh};
 
 /// The name of a value, its help, and the value.
@@ -13,6 +13,14 @@ pub(super) const DEVICES: [Named<Device>; 4] = [
     ("torch-cpu", "libtorch's kernels (feature `torch`)", Device::TorchCpu),
     ("cuda", "NVIDIA GPUs (feature `cuda`)", Device::Cuda),
     ("xla", "The PJRT plugin that `PJRT_PLUGIN_LIBRARY_PATH` names (feature `xla`)", Device::Xla),
+];
+
+/// How frozen bases are kept.
+pub(super) const FORMATS: [Named<Quantize>; 4] = [
+    ("none", "As floats", Quantize::None),
+    ("nf4", "NF4 with double quantization", Quantize::Nf4),
+    ("nf4-single", "NF4", Quantize::Nf4Single),
+    ("mxfp4", "Experts in MXFP4", Quantize::Mxfp4),
 ];
 
 /// Dtypes of parameters.

@@ -422,7 +422,7 @@ fn verify_rejects_split_tied_parameter() {
 #[test]
 fn examples_are_accepted() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for example in ["quickstart", "gpt2-tiny", "llama-8b", "chat", "parquet", "mixture"] {
+    for example in ["quickstart", "gpt2-tiny", "llama-8b", "llama-70b-qlora", "chat", "parquet", "mixture"] {
         let mut command = Sandbox::new().command();
         let output =
             command.current_dir(&root).args(["schedule", &format!("examples/{example}.toml")]).output();

@@ -87,7 +87,8 @@ fn all_examples_pass_check() {
         let errors: Vec<&Value> = findings.filter(|finding| finding["verdict"] == "error").collect();
         // An example for a cluster does not fit on one machine.
         let is_expected = |error: &&Value| {
-            example == "llama-8b" && (error["subject"] == "memory" || error["subject"] == "disk")
+            ["llama-8b", "llama-70b-qlora"].contains(&example)
+                && (error["subject"] == "memory" || error["subject"] == "disk")
         };
         assert!(errors.iter().all(is_expected), "{example}: {errors:#?}");
     }

@@ -50,7 +50,7 @@ impl<M: Backend> Kit<M> {
     pub(crate) fn put_as(&self, dtype: DType, values: &[f64]) -> Operand<M::Buffer> {
         let len = values.len();
         let mut operand = self.allocate(dtype, len);
-        self.memory.write(Queue::Compute, HostSlice::F64(values), operand.write()).unwrap();
+        self.memory.write_numbers(Queue::Compute, values, operand.write()).unwrap();
         operand
     }
 

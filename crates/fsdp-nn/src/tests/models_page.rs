@@ -88,7 +88,7 @@ transformers, training leaves it out, and exports lack it. Files in FP8 are refu
 
 ### Files in 4 bits
 
-Files of `gpt_oss` with experts in MXFP4 (`quant_method` "mxfp4"), and files of bitsandbytes in NF4 or FP4 (`quant_method` "bitsandbytes" with `load_in_4bit`) of any family
+Files of `gpt_oss` with experts in MXFP4 (`quant_method` \"mxfp4\"), and files of bitsandbytes in NF4 or FP4 (`quant_method` \"bitsandbytes\" with `load_in_4bit`) of any family
 are read as floats, exactly; training and exports have floats. Adapters can be trained on a base that stays in 4 bits
 ([adapters.md](adapters.md#a-base-in-4-bits-qlora)).
 
