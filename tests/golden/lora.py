@@ -1,9 +1,9 @@
-"""Write the golden files of LoRA from PEFT: `<case>/lora`, beside the models of generate.py.
+"""Write the golden files of adapters from PEFT: `<case>/lora` and `<case>/dora`, beside the models of generate.py.
 
 usage: python lora.py      (torch, transformers and peft as in README.md)
 
 An adapter with every element drawn from a seed (PEFT's own B is zero, which hides half of the mathematics), as PEFT saves
-it, and what three steps of AdamW make of it. One thread, CPU, no network.
+it, and what three steps of AdamW make of it. Magnitudes of DoRA are near the lengths of rows, as they are. One thread, CPU, no network.
 """
 
 import json
@@ -19,27 +19,38 @@ from transformers import AutoModelForCausalLM
 STEPS = 3
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# case -> (arguments of LoraConfig, seed)
+# (case, folder) -> (arguments of LoraConfig, seed)
 ADAPTERS = {
     # Fused queries, keys and values of which two are adapted; a pair of which one is; a module that is trained whole.
-    "llama-gqa": (
+    ("llama-gqa", "lora"): (
         dict(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj", "gate_proj", "down_proj"], modules_to_save=["lm_head"]),
         201,
     ),
     # Conv1D, whose weights are stored inputs x outputs; all linear maps; rank-stabilised.
-    "gpt2": (dict(r=2, lora_alpha=3, target_modules="all-linear", use_rslora=True, fan_in_fan_out=True), 202),
+    ("gpt2", "lora"): (dict(r=2, lora_alpha=3, target_modules="all-linear", use_rslora=True, fan_in_fan_out=True), 202),
+    # Fused queries, keys and values of which two are adapted; without and with biases.
+    ("llama-gqa", "dora"): (
+        dict(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj", "gate_proj", "down_proj"], modules_to_save=["lm_head"], use_dora=True),
+        203,
+    ),
+    ("gpt2", "dora"): (
+        dict(r=2, lora_alpha=3, target_modules="all-linear", use_rslora=True, use_dora=True, fan_in_fan_out=True),
+        204,
+    ),
 }
 
 
-def write_adapter(case, base, config, seed):
+def write_adapter(case, kind, base, config, seed):
     folder = os.path.join(HERE, case)
-    out = os.path.join(folder, "lora")
+    out = os.path.join(folder, kind)
     shutil.rmtree(out, ignore_errors=True)
     model = get_peft_model(base, config)
     generator = torch.Generator().manual_seed(seed)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = list(named.values())
+    for name, parameter in named.items():
+        noise = torch.randn(parameter.shape, generator=generator) * 0.2
+        parameter.data = parameter.data * (1 + noise) if "lora_magnitude_vector" in name else noise
     # Names as they are saved, for the parameters themselves.
     names = {tensor.data_ptr(): name for name, tensor in get_peft_model_state_dict(model).items()}
     name_of = lambda parameter: names[parameter.data_ptr()]
@@ -77,15 +88,15 @@ def write_adapter(case, base, config, seed):
     save_file({k: v.contiguous() for k, v in expected.items()}, os.path.join(out, "expected.safetensors"))
     for name in os.listdir(out):
         os.chmod(os.path.join(out, name), 0o644)
-    print(case, losses, norms, sorted(os.listdir(out)))
+    print(case, kind, losses, norms, sorted(os.listdir(out)))
 
 
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for case, (arguments, seed) in ADAPTERS.items():
+    for (case, kind), (arguments, seed) in ADAPTERS.items():
         base = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, case), attn_implementation="eager")
-        write_adapter(case, base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **arguments), seed)
+        write_adapter(case, kind, base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **arguments), seed)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main():
         "model.layers.0.mlp.down_proj.weight": bnb.dequantize_4bit(down.data, down.quant_state),
     }
     save_file(expected, os.path.join(FOLDER, "expected.safetensors"))
-    write_adapter("llama-nf4", base, ADAPTER, 302)
+    write_adapter("llama-nf4", "lora", base, ADAPTER, 302)
     for name in ["config.json", "model.safetensors", "expected.safetensors"]:
         os.chmod(os.path.join(FOLDER, name), 0o644)
     os.remove(os.path.join(FOLDER, "generation_config.json"))

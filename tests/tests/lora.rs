@@ -1,4 +1,4 @@
-//! LoRA adapters of a frozen model: compared with PEFT (tests/golden/*/lora), sharded with unsharded training under
+//! Adapters of a frozen model: compared with PEFT (tests/golden/*/lora and dora), sharded with unsharded training under
 //! dropout, memory with the ledger; small checkpoints that any world size resumes from; exports.
 
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ pub(crate) fn difference(got: &[f64], expected: &[f64]) -> f64 {
 }
 
 /// Configures three steps from a PEFT adapter, with one golden sequence per micro-batch.
-pub(crate) fn golden_config(case: &str, dir: &Path, world: usize, table: &str) -> Resolved {
+pub(crate) fn golden_config((case, kind): (&str, &str), dir: &Path, world: usize, table: &str) -> Resolved {
     let expected = ModelReader::open(golden(case).join("expected.safetensors")).unwrap();
     let mut bytes = vec![0; 4 * 13 * 8];
     expected.read_rows("ids", 0..4, &mut bytes).unwrap();
@@ -89,7 +89,7 @@ pub(crate) fn golden_config(case: &str, dir: &Path, world: usize, table: &str) -
         std::fs::write(dir.join(format!("{row}.bin")), ids).unwrap();
     }
     let class = if case == "gpt2" { "GPT2Block" } else { "LlamaDecoderLayer" };
-    let (path, lora) = (dir.display(), golden(case).join("lora"));
+    let (path, adapter) = (dir.display(), golden(case).join(kind));
     let text = format!(
         r#"
         model = {{ path = "golden", init = "pretrained" }}
@@ -111,25 +111,37 @@ pub(crate) fn golden_config(case: &str, dir: &Path, world: usize, table: &str) -
         grad_clip = 1.0
         optimizer = {{ name = "adamw", lr = 1e-2, betas = [0.9, 0.95], eps = 1e-3, weight_decay = 0.1 }}
         "#,
-        lora.display()
+        adapter.display()
     );
     Resolved::parse(&text, "golden", &[]).unwrap_or_else(|error| panic!("{error}")).config
 }
 
-const LLAMA_LORA: &str = r#"rank = 3
+pub(crate) const LLAMA_LORA: &str = r#"rank = 3
     alpha = 5
     target_modules = ["q_proj", "v_proj", "gate_proj", "down_proj"]
     modules_to_save = ["lm_head"]"#;
 const GPT2_LORA: &str = "rank = 2\nalpha = 3\nrslora = true";
-const GOLDEN: [(&str, &str); 2] = [("llama-gqa", LLAMA_LORA), ("gpt2", GPT2_LORA)];
+const LLAMA_DORA: &str = r#"dora = true
+    rank = 3
+    alpha = 5
+    target_modules = ["q_proj", "v_proj", "gate_proj", "down_proj"]
+    modules_to_save = ["lm_head"]"#;
+const GPT2_DORA: &str = "dora = true\nrank = 2\nalpha = 3\nrslora = true";
+const GOLDEN: [((&str, &str), &str); 4] = [
+    (("llama-gqa", "lora"), LLAMA_LORA),
+    (("gpt2", "lora"), GPT2_LORA),
+    (("llama-gqa", "dora"), LLAMA_DORA),
+    (("gpt2", "dora"), GPT2_DORA),
+];
 
 #[test]
 fn losses_norms_and_trained_adapters_match_peft() {
-    for (case, table) in GOLDEN {
-        let expected = tensors(&golden(case).join("lora/expected.safetensors"));
+    for (of, table) in GOLDEN {
+        let (case, kind) = of;
+        let expected = tensors(&golden(case).join(kind).join("expected.safetensors"));
         for world in [1, 2, 4] {
             let dir = tempfile::tempdir().unwrap();
-            let job = pretrained(&golden(case), golden_config(case, dir.path(), world, table)).unwrap();
+            let job = pretrained(&golden(case), golden_config(of, dir.path(), world, table)).unwrap();
             let summary = run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(summary.model, dir.path().join("out/adapter"));
             let lines = std::fs::read_to_string(dir.path().join("out/metrics.jsonl")).unwrap();
@@ -138,15 +150,15 @@ fn losses_norms_and_trained_adapters_match_peft() {
             for (key, name) in [("loss", "losses"), ("grad_norm", "grad_norms")] {
                 for (step, expected) in steps.iter().zip(&expected[name]) {
                     let off = (step[key].as_f64().unwrap() - expected).abs() / expected;
-                    assert!(off <= SCALARS, "{case}, world {world}: {key} is off by {off:e}");
+                    assert!(off <= SCALARS, "{of:?}, world {world}: {key} is off by {off:e}");
                 }
             }
             let trained = tensors(&dir.path().join("out/adapter/adapter_model.safetensors"));
             let names = expected.keys().filter_map(|name| name.strip_prefix("adamw3."));
-            assert_eq!(trained.keys().collect::<Vec<_>>(), names.collect::<Vec<_>>(), "{case}");
+            assert_eq!(trained.keys().collect::<Vec<_>>(), names.collect::<Vec<_>>(), "{of:?}");
             for (name, values) in &trained {
                 let off = difference(values, &expected[&format!("adamw3.{name}")]);
-                assert!(off <= TENSORS, "{case}, world {world}: {name} is off by {off:e}");
+                assert!(off <= TENSORS, "{of:?}, world {world}: {name} is off by {off:e}");
             }
         }
     }
@@ -154,10 +166,11 @@ fn losses_norms_and_trained_adapters_match_peft() {
 
 #[test]
 fn adapter_and_saved_module_gradients_match_peft() {
-    for (case, table) in GOLDEN {
-        let expected = tensors(&golden(case).join("lora/expected.safetensors"));
+    for (of, table) in GOLDEN {
+        let (case, kind) = of;
+        let expected = tensors(&golden(case).join(kind).join("expected.safetensors"));
         let dir = tempfile::tempdir().unwrap();
-        let job = pretrained(&golden(case), golden_config(case, dir.path(), 1, table)).unwrap();
+        let job = pretrained(&golden(case), golden_config(of, dir.path(), 1, table)).unwrap();
         let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
         let mut oracle = Oracle::new(&job, memory).unwrap();
         let targets = oracle.step(0, false).unwrap().targets as f64;
@@ -168,7 +181,7 @@ fn adapter_and_saved_module_gradients_match_peft() {
             let Some(sum) = sum else { continue };
             let mean: Vec<f64> = sum.iter().map(|value| value / targets).collect();
             let off = difference(&mean, &expected[&format!("grad.base_model.model.{}", param.fqn)]);
-            assert!(off <= TENSORS, "{case}: {} is off by {off:e}", param.fqn);
+            assert!(off <= TENSORS, "{of:?}: {} is off by {off:e}", param.fqn);
             compared += 1;
         }
         assert_eq!(compared, expected.keys().filter(|name| name.starts_with("grad.")).count());
@@ -330,10 +343,15 @@ fn frozen_base_has_no_master_copy_gradient_or_optimizer_state() {
 
 #[test]
 fn adapter_only_checkpoint_resumes_at_other_world_size() {
+    check_resuming("lora", LLAMA_LORA);
+    check_resuming("dora", LLAMA_DORA);
+}
+
+fn check_resuming(kind: &str, table: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let table = format!("dropout = 0.3\n{LLAMA_LORA}");
+    let table = format!("dropout = 0.3\n{table}");
     let config = |world: usize, out: &str, overrides: &[(&str, &str)]| {
-        let mut config = golden_config("llama-gqa", dir.path(), world, &table);
+        let mut config = golden_config(("llama-gqa", kind), dir.path(), world, &table);
         config.run.out_dir = dir.path().join(out).display().to_string();
         config.data.train =
             (0..4).map(|row| dir.path().join(format!("{row}.bin")).display().to_string()).collect();
@@ -379,10 +397,11 @@ fn adapter_only_checkpoint_resumes_at_other_world_size() {
 
 #[test]
 fn merged_model_equals_base_plus_adapter_products() {
-    for (case, table) in GOLDEN {
+    for (of, table) in GOLDEN {
+        let (case, _) = of;
         let dir = tempfile::tempdir().unwrap();
         let table = format!("merge = true\n{table}");
-        let job = pretrained(&golden(case), golden_config(case, dir.path(), 2, &table)).unwrap();
+        let job = pretrained(&golden(case), golden_config(of, dir.path(), 2, &table)).unwrap();
         let summary = run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(summary.model, dir.path().join("out/model"));
         let base = tensors(&golden(case).join("model.safetensors"));
@@ -399,7 +418,11 @@ fn merged_model_equals_base_plus_adapter_products() {
                 match (adapter.get(&name_of("lora_A.weight")), adapter.get(&name_of("lora_B.weight"))) {
                     (Some(a), Some(b)) => {
                         changed += 1;
-                        with_product(&base[name], a, b, scale, case == "gpt2")
+                        let sum = with_product(&base[name], a, b, scale, case == "gpt2");
+                        match adapter.get(name_of("lora_magnitude_vector").as_str()) {
+                            Some(magnitude) => with_lengths(&sum, magnitude, case == "gpt2"),
+                            None => sum,
+                        }
                     }
                     _ => adapter.get(&name_of("weight")).unwrap_or(&base[name]).clone(),
                 };
@@ -423,6 +446,19 @@ fn with_product(base: &[f64], a: &[f64], b: &[f64], scale: f64, is_transposed: b
         value + product(row, column)
     };
     base.iter().enumerate().map(add).collect()
+}
+
+/// Gives the weights of every output a length.
+fn with_lengths(weight: &[f64], lengths: &[f64], is_transposed: bool) -> Vec<f64> {
+    let (inputs, outputs) = (weight.len() / lengths.len(), lengths.len());
+    let output = |index: usize| if is_transposed { index % outputs } else { index / inputs };
+    let norm = |of: usize| {
+        let squares = weight.iter().enumerate().filter(|(index, _)| output(*index) == of);
+        squares.map(|(_, value)| value * value).sum::<f64>().sqrt()
+    };
+    let norms: Vec<f64> = (0..outputs).map(norm).collect();
+    let stretched = |(index, value): (usize, &f64)| value * lengths[output(index)] / norms[output(index)];
+    weight.iter().enumerate().map(stretched).collect()
 }
 
 #[test]
@@ -468,7 +504,7 @@ fn unsupported_or_mismatched_adapter_file_is_rejected() {
             .unwrap();
         std::fs::copy(lora.join("adapter_model.safetensors"), dir.path().join("adapter_model.safetensors"))
             .unwrap();
-        let mut config = golden_config("llama-gqa", dir.path(), 1, LLAMA_LORA);
+        let mut config = golden_config(("llama-gqa", "lora"), dir.path(), 1, LLAMA_LORA);
         config.adapter.as_mut().unwrap().path = Some(dir.path().display().to_string());
         let error = pretrained(&golden("llama-gqa"), config).map(drop).unwrap_err().to_string();
         error.rsplit_once("adapter_config.json: ").expect("the file is named").1.to_owned()
@@ -478,13 +514,17 @@ fn unsupported_or_mismatched_adapter_file_is_rejected() {
             drop(fields.insert(key.into(), value.clone()))
         })
     };
+    let error = set("use_dora", true.into());
+    assert_eq!(error, "`use_dora` is true, but adapter.dora of the run file is false; set that to true");
     assert_eq!(
-        set("use_dora", true.into()),
-        "`use_dora` is true, which is not supported: only plain LoRA is"
+        set("bias", "all".into()),
+        "`bias` is \"all\", which is not supported: only plain LoRA and DoRA are"
     );
-    assert_eq!(set("bias", "all".into()), "`bias` is \"all\", which is not supported: only plain LoRA is");
     let error = set("init_lora_weights", "pissa".into());
-    assert_eq!(error, "`init_lora_weights` is \"pissa\", which is not supported: only plain LoRA is");
+    assert_eq!(
+        error,
+        "`init_lora_weights` is \"pissa\", which is not supported: only plain LoRA and DoRA are"
+    );
     let error = set("peft_type", "LOHA".into());
     assert_eq!(error, "peft_type is \"LOHA\", but only \"LORA\" is supported");
     let error = set("r", 4.into());

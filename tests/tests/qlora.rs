@@ -59,8 +59,11 @@ fn losses_gradients_and_trained_adapters_match_bitsandbytes_and_peft() {
     let expected = tensors(&golden("llama-nf4").join("lora/expected.safetensors"));
     for world in [1, 2, 4] {
         let dir = tempfile::tempdir().unwrap();
-        let job = pretrained(&golden("llama-nf4"), golden_config("llama-nf4", dir.path(), world, ADAPTER))
-            .unwrap_or_else(|error| panic!("{error}"));
+        let job = pretrained(
+            &golden("llama-nf4"),
+            golden_config(("llama-nf4", "lora"), dir.path(), world, ADAPTER),
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
         run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
         let lines = std::fs::read_to_string(dir.path().join("out/metrics.jsonl")).unwrap();
         let steps: Vec<Value> =
@@ -80,7 +83,8 @@ fn losses_gradients_and_trained_adapters_match_bitsandbytes_and_peft() {
         }
     }
     let dir = tempfile::tempdir().unwrap();
-    let job = pretrained(&golden("llama-nf4"), golden_config("llama-nf4", dir.path(), 1, ADAPTER)).unwrap();
+    let job = pretrained(&golden("llama-nf4"), golden_config(("llama-nf4", "lora"), dir.path(), 1, ADAPTER))
+        .unwrap();
     let mut oracle = oracle(&job);
     let targets = oracle.step(0, false).unwrap().targets as f64;
     let mut compared = 0;
@@ -241,7 +245,7 @@ fn merged_model_is_the_decoded_base_with_products_of_adapters() {
     let dir = tempfile::tempdir().unwrap();
     let table = format!("merge = true\n{ADAPTER}");
     let base = golden("llama-nf4");
-    let job = pretrained(&base, golden_config("llama-nf4", dir.path(), 2, &table)).unwrap();
+    let job = pretrained(&base, golden_config(("llama-nf4", "lora"), dir.path(), 2, &table)).unwrap();
     run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
     let merged = tensors(&dir.path().join("out/model"));
     let adapter = tensors(&dir.path().join("out/adapter/adapter_model.safetensors"));
@@ -273,7 +277,8 @@ fn bases_that_cannot_be_quantized_are_refused_by_name() {
     let mxfp4 = config(dir.path(), 61, &["adapter.rank=2", "adapter.quantize=\"mxfp4\""]);
     let error = adapted(LLAMA, &mxfp4).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("MXFP4 is for experts"), "{error}");
-    let single = golden_config("llama-nf4", dir.path(), 1, &ADAPTER.replace("\"nf4\"", "\"nf4-single\""));
+    let single =
+        golden_config(("llama-nf4", "lora"), dir.path(), 1, &ADAPTER.replace("\"nf4\"", "\"nf4-single\""));
     let job = pretrained(&golden("llama-nf4"), single).unwrap();
     let error = run(&job, Resume::Fresh).unwrap_err().to_string();
     assert!(error.contains("double quantization") && error.contains("set it to \"nf4\""), "{error}");

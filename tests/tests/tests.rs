@@ -62,7 +62,8 @@ mod families;
 // Training in f16 with loss scaling.
 mod half_precision;
 
-// LoRA adapters.
+// Adapters.
+mod dora;
 mod lora;
 
 // Adapters of a quantized base.

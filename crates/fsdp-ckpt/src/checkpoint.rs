@@ -30,7 +30,7 @@ pub(crate) use flatten::key_text;
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};
 pub use optimizer_name::OptimizerName;
 pub(crate) use optimizer_name::{number_span, parameter_span, with_parameter};
-pub(crate) use peft::Copies;
+pub(crate) use peft::{Copies, MAGNITUDE};
 pub use region::Region;
 pub(crate) use region::{element_count, is_box_inside, len_bytes, packed_strides};
 pub use role::Roles;

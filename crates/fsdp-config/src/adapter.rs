@@ -33,6 +33,8 @@ table! {
         modules_to_save: Vec<String> = or(TEXTS, Vec::new()),
         /// Whether the product is multiplied by `alpha / sqrt(rank)` instead.
         rslora: bool = or(BOOL, false),
+        /// Whether adapters change directions only, and the length of every row of an adapted weight is trained by itself (DoRA).
+        dora: bool = or(BOOL, false),
         /// Directory of a PEFT adapter to start from; none means a new adapter.
         path: Option<String> = or_none(TEXT),
         /// How the weights of the base are kept (QLoRA): as they are; in NF4, all linear maps with scales in 8 bits or in f32; or in

@@ -1,4 +1,5 @@
-//! Adapters: small matrices that are trained beside a frozen model (LoRA: Hu et al., 2021).
+//! Adapters: small matrices that are trained beside a frozen model (LoRA: Hu et al., 2021), and lengths of its rows (DoRA: Liu
+//! et al., 2024).
 //!
 //! [`adapt`] adds them to the linear maps that the run file names. From then on they are ordinary parameters, and
 //! frozen parameters need neither gradients nor optimizer state. A run exports the adapters in PEFT's format ([`peft`])
@@ -42,7 +43,8 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
             return Err(TrainError::Misfit { key: MODULES_TO_SAVE, reason });
         }
     }
-    let lora = Lora { rank: adapter.rank, scale: adapter.scale(), dropout: adapter.dropout };
+    let AdapterConfig { rank, dropout, dora, .. } = *adapter;
+    let lora = Lora { rank, scale: adapter.scale(), dropout, dora };
     description.adapt(&targets, &trained, lora);
     quantize(&mut description, adapter.quantize)?;
     Ok(Adapted::new(base, description))

@@ -2,6 +2,7 @@
 //! files are read by the first replica and broadcast to the others.
 
 mod adapted;
+mod lengths;
 mod quantized;
 
 use std::path::Path;
@@ -15,7 +16,8 @@ use fsdp_core::update::Piece;
 use fsdp_nn::{Init, hf};
 
 use adapted::{AdaptedInit, TakenBase};
-pub(crate) use quantized::QuantizedWeight;
+pub(crate) use lengths::row_lengths;
+pub(crate) use quantized::{QuantizedWeight, ReadRows};
 
 use crate::error::TrainError;
 

@@ -1,7 +1,7 @@
 //! Names of a model to which PEFT has added LoRA adapters, without what PEFT inserts.
 //!
 //! PEFT wraps the model (`base_model.model.`) and the modules that it changes: a linear map becomes `q_proj.base_layer`,
-//! `q_proj.lora_A.<adapter>` and `q_proj.lora_B.<adapter>`; a module that is trained in full is there twice, as
+//! `q_proj.lora_A.<adapter>`, `q_proj.lora_B.<adapter>` and, with DoRA, `q_proj.lora_magnitude_vector.<adapter>`; a module that is trained in full is there twice, as
 //! `lm_head.original_module` and as `lm_head.modules_to_save.<adapter>`. What PEFT itself saves, without the base, has
 //! neither the names of adapters nor those two, but the rest.
 
@@ -36,6 +36,9 @@ struct Parsed {
 /// The matrices of a LoRA adapter.
 const MATRICES: [&str; 2] = ["lora_A", "lora_B"];
 
+/// The lengths of rows of DoRA. In memory it is a module with a `weight`, which PEFT leaves out of the name that it saves.
+pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
+
 fn parse(name: &str) -> Parsed {
     let inside = name.split_once("base_model.model.").filter(|(before, _)| {
         // Before it, only wrappers of the whole model are left, and keys of the checkpoint.
@@ -55,7 +58,7 @@ fn parse(name: &str) -> Parsed {
                 parsed.copy = Some(Copies::Trained);
                 parsed.adapter = steps.next().map(str::to_owned);
             }
-            step if MATRICES.contains(&step) => {
+            step if step == MAGNITUDE || MATRICES.contains(&step) => {
                 parsed.is_adapter = true;
                 parsed.adapter = steps.next().map(str::to_owned);
                 kept.push(step);
@@ -63,7 +66,10 @@ fn parse(name: &str) -> Parsed {
             step => kept.push(step),
         }
     }
-    kept.push(last);
+    parsed.is_adapter |= last == MAGNITUDE;
+    if kept.last() != Some(&MAGNITUDE) {
+        kept.push(last);
+    }
     parsed.name = kept.join(".");
     parsed
 }
@@ -95,13 +101,13 @@ impl Checkpoint {
         self.peft_names().any(|parsed| parsed.is_base_layer)
     }
 
-    /// Returns the same checkpoint under the names that its model would have without PEFT, but for `lora_A` and
-    /// `lora_B`. Of modules that are there twice, the other copy is left out.
+    /// Returns the same checkpoint under the names that its model would have without PEFT, but for those of
+    /// adapters. Of modules that are there twice, the other copy is left out.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] for several adapters, parts that plain LoRA does not have, and names that become the same.
+    /// [`Error::BadRequest`] for several adapters, parts that LoRA and DoRA do not have, and names that become the same.
     pub(crate) fn without_peft(mut self, copies: Copies) -> Result<Checkpoint, Error> {
-        self.check_plain_lora()?;
+        self.check_lora()?;
         let mut tensors = BTreeMap::new();
         for (name, mut tensor) in std::mem::take(&mut self.tensors) {
             let Some((span, parsed)) =
@@ -153,7 +159,7 @@ impl Checkpoint {
         parsed.filter(is_trained).map(|one| one.name).collect()
     }
 
-    fn check_plain_lora(&self) -> Result<(), Error> {
+    fn check_lora(&self) -> Result<(), Error> {
         let adapters: BTreeSet<String> = self.peft_names().filter_map(|one| one.adapter).collect();
         if adapters.len() > 1 {
             let names: Vec<String> = adapters.into_iter().collect();
@@ -162,12 +168,15 @@ impl Checkpoint {
         }
         let is_other = |parsed: &Parsed| {
             let lora = parsed.name.split('.').find(|step| step.starts_with("lora_"));
-            lora.is_some_and(|step| !MATRICES.contains(&step) || !parsed.name.ends_with(".weight"))
+            lora.is_some_and(|step| match step {
+                MAGNITUDE => !parsed.name.ends_with(MAGNITUDE),
+                step => !MATRICES.contains(&step) || !parsed.name.ends_with(".weight"),
+            })
         };
         if let Some(other) = self.peft_names().find(is_other) {
             let reason = format!(
-                "it holds `{}`, which plain LoRA of linear maps does not have (adapters of embeddings, DoRA and biases of \
-                 adapters are not supported)",
+                "it holds `{}`, which LoRA and DoRA of linear maps do not have (adapters of embeddings and biases of adapters are \
+                 not supported)",
                 other.name
             );
             return Err(Error::bad_request(&self.path, reason));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{ViewedModel, Wanted, names::is_constant};
 use crate::{
-    checkpoint::{Checkpoint, Copies, ExpertNames, Experts, Key, Role, Source, join},
+    checkpoint::{Checkpoint, Copies, ExpertNames, Experts, Key, MAGNITUDE, Role, Source, join},
     error::Error,
     formats,
 };
@@ -31,7 +31,7 @@ pub(super) fn without_peft(checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<
         (true, true) => {}
         (true, false) => {
             let reason = format!(
-                "it is of a model with LoRA adapters: set [adapter] with {}, and adapter.alpha and adapter.rslora to that \
+                "it is of a model with adapters: set [adapter] with {}, and adapter.alpha and adapter.rslora to that \
                  run's lora_alpha and use_rslora",
                 settings(&checkpoint)?
             );
@@ -92,6 +92,9 @@ fn settings(checkpoint: &Checkpoint) -> Result<String, Error> {
     modules.dedup();
     let rank = firsts.first().map_or(0, |(_, rank)| *rank);
     let mut text = format!("rank = {rank}, target_modules = [{}]", modules.join(", "));
+    if plain.tensors.keys().any(|name| name.ends_with(MAGNITUDE)) {
+        text += ", dora = true";
+    }
     let trained = checkpoint.trained_beside_adapters();
     if !trained.is_empty() {
         let modules =
@@ -126,7 +129,9 @@ impl ViewedModel {
             let Some(Key::Name(name)) = tensor.path.last().filter(|_| tensor.role == Role::Model) else {
                 continue;
             };
-            if name.contains(".lora_A.") || name.contains(".lora_B.") || is_constant(name) {
+            let is_adapter =
+                name.contains(".lora_A.") || name.contains(".lora_B.") || name.ends_with(MAGNITUDE);
+            if is_adapter || is_constant(name) {
                 continue;
             }
             let name = name.clone();

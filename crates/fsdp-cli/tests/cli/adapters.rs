@@ -228,7 +228,7 @@ fn patterns_of_adapters_are_read_or_refused_by_key() {
         ("alpha_pattern", r#"{"v_proj": 3.0}"#, None),
         ("rank_pattern", r#"{"q_proj": 2, "v_proj": 4}"#, Some("adapter.rank is one for all modules")),
         ("alpha_pattern", r#"{"v_proj": 6}"#, Some("adapter.alpha is one for all modules")),
-        ("use_dora", "true", Some("`use_dora` is true, which is not supported")),
+        ("use_dora", "true", Some("`use_dora` is true, but adapter.dora")),
     ] {
         let at = plain.find(&format!("\"{key}\": ")).unwrap();
         let rest = plain[at..].split_once('\n').unwrap().1;

@@ -29,6 +29,7 @@ impl<D: TorchStorage> Backend for Torch<D> {
             match op {
                 Op::Linear(op) => self.linear(op, operands)?,
                 Op::Dequantize(matrix) => self.dequantize(*matrix, operands)?,
+                Op::Dora(op) => self.dora(op, operands)?,
                 Op::Lookup(op) => self.lookup(op, operands)?,
                 Op::Norm(op) => self.norm(op, operands)?,
                 Op::Attention(op) => self.attention(op, operands)?,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::adapter_cases::{linear_add, scale};
+use super::adapter_cases::{dora_norms, linear_add, rescale, scale};
 use super::calls::Calls;
 use super::copy_cases::{columns, pack_latent, regroup, unpack_latent};
 use super::expert_cases;
@@ -65,6 +65,10 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         pack_latent(sizes, true),
         unpack_latent(sizes),
         scale(sizes),
+        dora_norms(sizes, Orientation::OutIn),
+        dora_norms(sizes, Orientation::InOut),
+        rescale(sizes, true),
+        rescale(sizes, false),
         dropout(sizes),
         head(sizes, None, LossTerms::default()),
         head(sizes, Some(2.0), LossTerms::default()),

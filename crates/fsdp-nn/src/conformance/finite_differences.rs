@@ -1,7 +1,7 @@
 //! Compares gradients in `f64` with central differences of the loss, for a model of each kind with all its dropouts
 //! (whose masks are functions of counters, so they do not change) and for one that uses values in unusual ways.
 
-use fsdp_core::model::BlockId;
+use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::{DType, Error};
 
 use super::Subject;
@@ -9,9 +9,11 @@ use super::decoders::relatives;
 use super::models::{Sample, adapted, batch, hf_models, packed_batch, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
-use crate::layer::{Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope};
+use crate::layer::{
+    Adapter, Attention, Describe, Description, Embedding, Head, LayerNorm, Linear, RmsNorm, Rope,
+};
 use crate::model::{Architecture, Batch, Decoder};
-use crate::op::Function;
+use crate::op::{Function, Orientation};
 use fsdp_core::program::Pass;
 use fsdp_core::schedule::Checkpointing;
 
@@ -32,7 +34,7 @@ fn check<M: Backend, A: Architecture + Clone>(
         for element in (0..len).step_by(len.div_ceil(5)) {
             let original = sample.values[param][element];
             let mut loss_at = |value| {
-                sample.values[param][element] = value;
+                sample.set(ParamId(param), element, value);
                 sample.run_on(&(subject.memory)(), &batch, Pass::Train(Checkpointing::Full)).loss
             };
             let slope = (loss_at(original + STEP) - loss_at(original - STEP)) / (2.0 * STEP);
@@ -71,14 +73,54 @@ pub fn model_gradients_match_finite_differences<M: Backend>(subject: &Subject<'_
 /// # Panics
 /// If one is not.
 pub fn adapter_gradients_match_finite_differences<M: Backend>(subject: &Subject<'_, M>) {
-    for dropout in [0.0, 0.25] {
+    for (dropout, dora) in [(0.0, false), (0.25, false), (0.0, true), (0.25, true)] {
         for model in hf_models() {
-            check(subject, Sample::new(adapted(model, dropout), DType::F64), batch(3, 7, 13));
+            check(subject, Sample::new(adapted(model, dropout, dora), DType::F64), batch(3, 7, 13));
         }
-        check(subject, Sample::new(adapted(small(), dropout), DType::F64), batch(3, 7, 13));
-        check(subject, Sample::new(adapted(Odd::new(), dropout), DType::F64), batch(3, 7, 13));
-        check(subject, Sample::new(adapted(Capped::new(), dropout), DType::F64), batch(3, 7, 13));
+        check(subject, Sample::new(adapted(small(), dropout, dora), DType::F64), batch(3, 7, 13));
+        check(subject, Sample::new(adapted(Odd::new(), dropout, dora), DType::F64), batch(3, 7, 13));
+        check(subject, Sample::new(adapted(Capped::new(), dropout, dora), DType::F64), batch(3, 7, 13));
     }
+}
+
+impl<A: Architecture> Sample<A> {
+    /// Changes an element. Gradients treat the lengths that rows have with an adapter as constants, so a change of these
+    /// lengths is undone by the magnitudes.
+    fn set(&mut self, param: ParamId, element: usize, value: f64) {
+        let linears = &self.architecture.description().linears;
+        let adapted = linears.iter().filter_map(|(_, linear)| {
+            let adapter = self.architecture.description().adapters.get(&linear.weight)?;
+            let is_changed = [linear.weight, adapter.down.weight, adapter.up.weight].contains(&param);
+            Some((linear, adapter, adapter.magnitude.filter(|_| is_changed)?))
+        });
+        let Some((linear, adapter, magnitude)) = adapted.last() else {
+            self.values[param.0][element] = value;
+            return;
+        };
+        let before = row_norms(&self.values, linear, adapter);
+        self.values[param.0][element] = value;
+        let after = row_norms(&self.values, linear, adapter);
+        let factors = after.into_iter().zip(before).map(|(after, before)| after / before);
+        self.values[magnitude.0].iter_mut().zip(factors).for_each(|(length, factor)| *length *= factor);
+    }
+}
+
+/// The lengths of the rows of an adapted weight.
+fn row_norms(values: &[Vec<f64>], linear: &Linear, adapter: &Adapter) -> Vec<f64> {
+    let Adapter { down, up, scale, .. } = adapter;
+    let rank = down.outputs;
+    let weight = |row: usize, column: usize| {
+        let at = match linear.orientation {
+            Orientation::OutIn => row * linear.inputs + column,
+            Orientation::InOut => column * linear.outputs + row,
+        };
+        let low = |k: usize| {
+            values[up.weight.0][row * rank + k] * values[down.weight.0][k * linear.inputs + column]
+        };
+        values[linear.weight.0][at] + scale * (0..rank).map(low).sum::<f64>()
+    };
+    let square = |row| (0..linear.inputs).map(|column| weight(row, column).powi(2)).sum::<f64>();
+    (0..linear.outputs).map(|row| square(row).sqrt()).collect()
 }
 
 /// A model with features that other families add to a Llama: norms of heads (Qwen 3), GELU as a gate, capped scores

@@ -79,6 +79,8 @@ fn accumulates(operation: &str, gradient: usize) -> bool {
         | "copy_columns" => true,
         // The gradient of the addend is the gradient of the sum.
         "linear_add" => gradient < 2,
+        // That of the values replaces the gradient of the output.
+        "rescale" => gradient > 0,
         // The gradient of what a bias is added to is that of the sum.
         "expert_bias" => gradient > 0,
         // The gradient of the hidden states is overwritten.

@@ -168,10 +168,10 @@ pub(crate) fn hf_models() -> [HfModel; 2] {
 }
 
 /// Adds adapters to all linear maps of a model, and also trains one of its own parameters.
-pub(crate) fn adapted<A: Architecture>(base: A, dropout: f64) -> Adapted<A> {
+pub(crate) fn adapted<A: Architecture>(base: A, dropout: f64, dora: bool) -> Adapted<A> {
     let mut description = base.description().clone();
     let targets: Vec<usize> = (0..description.linears.len()).collect();
-    description.adapt(&targets, &[ParamId(1)].into(), Lora { rank: 2, scale: 1.5, dropout });
+    description.adapt(&targets, &[ParamId(1)].into(), Lora { rank: 2, scale: 1.5, dropout, dora });
     Adapted::new(base, description)
 }
 

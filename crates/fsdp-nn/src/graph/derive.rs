@@ -108,12 +108,17 @@ impl<'a> Backward<'a> {
         self.graph.nodes.iter().filter(|node| node.reads().any(|id| id == value)).count() == 1
     }
 
+    /// Takes the gradient of an output, in a place that may be overwritten with the gradient of an input of its shape.
+    pub(crate) fn take_in_place(&mut self, input: usize, output: usize) -> Option<usize> {
+        let gradient = self.gradients[output].take()?;
+        let gradient = self.make_exportable(input, gradient);
+        Some(self.make_exclusive(input, gradient, None))
+    }
+
     /// Turns the gradient of the output of an in-place operation into the gradient of its input, by `op`.
     pub(crate) fn in_place(&mut self, node: &Node, output: usize, op: Op) {
-        let Some(gradient) = self.gradients[output].take() else { return };
         let input = node.update.expect("it works in place");
-        let gradient = self.make_exportable(input, gradient);
-        let gradient = self.make_exclusive(input, gradient, None);
+        let Some(gradient) = self.take_in_place(input, output) else { return };
         let writes = vec![(self.draft.whole(gradient), false)];
         let Call { reads, site, .. } = node.main().clone();
         self.draft.calls.push(Call { op, reads, writes, site });

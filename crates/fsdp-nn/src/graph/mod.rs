@@ -15,6 +15,7 @@
 //! | rms_norm, layer_norm | its input and two numbers (one for rms_norm) per row |
 //! | activations (swiglu, gelu, ..) | their input |
 //! | attention | packed projections, output, one number per head and row |
+//! | rescale | its input, and the norms |
 //! | rope, add, dropout, embedding, regroup, exchange | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!
@@ -22,7 +23,7 @@
 //! balancing loss, the loss and every router's backward read the whole table. A second forward writes the same numbers
 //! again.
 //!
-//! The output of a norm or an activation is never kept: backward recomputes it from values that are kept anyway, in
+//! The output of a norm, an activation or a rescaling is never kept: backward recomputes it from values that are kept anyway, in
 //! one pass over memory, with the same bits. The first contribution to a value's gradient is written, later ones are
 //! added, in backward order.
 //!

@@ -24,6 +24,7 @@ impl Backend for HostMemory {
         for_float!(dtype.unwrap_or(DType::U32), E => match op {
             Op::Linear(op) => self.linear::<E>(op, operands),
             Op::Dequantize(matrix) => self.dequantize::<E>(*matrix, operands),
+            Op::Dora(op) => self.dora::<E>(op, operands),
             Op::Lookup(op) => self.lookup::<E>(op, operands),
             Op::Norm(op) => self.norm::<E>(op, operands),
             Op::Attention(op) => self.attention::<E>(op, operands),

@@ -1,4 +1,4 @@
-//! LoRA: low-rank adapters for the linear maps of a described model.
+//! Low-rank adapters for the linear maps of a described model: LoRA, and DoRA.
 
 use std::collections::BTreeSet;
 
@@ -20,6 +20,16 @@ pub struct Adapter {
     pub scale: f64,
     /// Dropout rate of the input.
     pub dropout: f64,
+    /// The length of every row of the adapted weight, `outputs` numbers (DoRA: Liu et al., 2024). `None` if rows have the
+    /// lengths that the sum gives them.
+    pub magnitude: Option<ParamId>,
+}
+
+impl Adapter {
+    /// Its parameters.
+    pub fn params(&self) -> impl Iterator<Item = ParamId> + use<> {
+        [self.down.weight, self.up.weight].into_iter().chain(self.magnitude)
+    }
 }
 
 /// The settings of LoRA.
@@ -32,15 +42,18 @@ pub struct Lora {
     pub scale: f64,
     /// Dropout rate of the input of `A`.
     pub dropout: f64,
+    /// Whether adapted weights have trained magnitudes (DoRA).
+    pub dora: bool,
 }
 
 impl Description {
     /// Adds an adapter to each of the linear maps `targets`, numbered as in [`Description::linears`], and freezes all
     /// other parameters except `trained`.
     ///
-    /// The parameters of an adapter are named `<module>.lora_A.weight` and `<module>.lora_B.weight`. As in PEFT, `A`
-    /// is initialized uniformly (`kaiming_uniform_` with `a = sqrt(5)`: within `1 / sqrt(inputs)`) and `B` with
-    /// zeros, so that the adapted model initially equals its base.
+    /// The parameters of an adapter are named `<module>.lora_A.weight`, `<module>.lora_B.weight` and
+    /// `<module>.lora_magnitude_vector`. As in PEFT, `A` is initialized uniformly (`kaiming_uniform_` with `a = sqrt(5)`:
+    /// within `1 / sqrt(inputs)`) and `B` with zeros, so that the adapted model initially equals its base. That takes
+    /// magnitudes which are the lengths of the base's rows; [`Description::init`], which knows no base, says ones.
     ///
     /// # Panics
     /// If a linear map does not exist or already has an adapter.
@@ -53,10 +66,11 @@ impl Description {
             let bound = 1.0 / (base.inputs as f64).sqrt();
             let down = self.low_rank(module, "lora_A", [base.inputs, lora.rank], Init::Uniform { bound });
             let up = self.low_rank(module, "lora_B", [lora.rank, base.outputs], Init::Zeros);
+            let magnitude = lora.dora.then(|| self.magnitude(module, base.outputs));
+            let adapter = Adapter { down, up, scale: lora.scale, dropout: lora.dropout, magnitude };
             for block in self.spec.blocks.iter_mut().filter(|block| block.params.contains(&base.weight)) {
-                block.params.extend([down.weight, up.weight]);
+                block.params.extend(adapter.params());
             }
-            let adapter = Adapter { down, up, scale: lora.scale, dropout: lora.dropout };
             let before = self.adapters.insert(base.weight, adapter);
             assert!(before.is_none(), "a linear map has one adapter");
         }
@@ -92,11 +106,26 @@ impl Description {
 
     /// Adds a module below the module of a linear map.
     fn low_rank(&mut self, parent: usize, name: &str, [inputs, outputs]: [usize; 2], init: Init) -> Linear {
-        let spec = &mut self.spec;
-        let (fqn, weight) = (format!("{}.{name}", spec.modules[parent].fqn), ParamId(spec.params.len()));
-        let (shape, aliases) = (vec![outputs, inputs], Vec::new());
-        spec.params.push(ParamSpec {
-            fqn: format!("{fqn}.weight"),
+        let fqn = format!("{}.{name}", self.spec.modules[parent].fqn);
+        let weight = self.trained(format!("{fqn}.weight"), vec![outputs, inputs], init);
+        let (class, parent, params) = ("Linear".to_owned(), Some(parent), vec![weight]);
+        self.spec.modules.push(ModuleSpec { fqn, class, parent, params });
+        Linear { weight, bias: None, inputs, outputs, orientation: Orientation::OutIn }
+    }
+
+    /// Adds a magnitude to the module of a linear map, under the name that PEFT saves it by.
+    fn magnitude(&mut self, module: usize, outputs: usize) -> ParamId {
+        let fqn = format!("{}.lora_magnitude_vector", self.spec.modules[module].fqn);
+        let magnitude = self.trained(fqn, vec![outputs], Init::Ones);
+        self.spec.modules[module].params.push(magnitude);
+        magnitude
+    }
+
+    fn trained(&mut self, fqn: String, shape: Vec<usize>, init: Init) -> ParamId {
+        let id = ParamId(self.spec.params.len());
+        let aliases = Vec::new();
+        self.spec.params.push(ParamSpec {
+            fqn,
             aliases,
             shape,
             trainable: true,
@@ -104,8 +133,6 @@ impl Description {
             quantized: None,
         });
         self.init.push(init);
-        let (class, parent, params) = ("Linear".to_owned(), Some(parent), vec![weight]);
-        spec.modules.push(ModuleSpec { fqn, class, parent, params });
-        Linear { weight, bias: None, inputs, outputs, orientation: Orientation::OutIn }
+        id
     }
 }

@@ -208,7 +208,8 @@ impl Attention {
 fn derive_attention(b: &mut Backward<'_>, call: &Call, (dims, scores): (AttentionDims, Scores), dy: usize) {
     let input = call.reads[0].local().expect("attention reads a value");
     let Some(dqkv) = b.overwrite(input) else { return };
-    let reads = vec![call.reads[0], call.writes[0].0, call.writes[1].0, b.draft.whole(dy)];
+    let qkv = b.load_operand(call.reads[0]);
+    let reads = vec![qkv, call.writes[0].0, call.writes[1].0, b.draft.whole(dy)];
     let op = Op::Attention(Attention::Backward { dims, scores });
     let backward = Call::new(op, reads, [(b.draft.whole(dqkv), false)]);
     b.draft.calls.push(Call { site: call.site, ..backward });

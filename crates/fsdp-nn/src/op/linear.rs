@@ -101,6 +101,9 @@ impl Builder<'_> {
     /// # Errors
     /// As [`Builder::linear`].
     pub fn linear_columns(&mut self, x: Tensor, layers: &[layer::Linear]) -> Result<Tensor, Error> {
+        if layers.iter().any(|layer| self.magnitude(layer).is_some()) {
+            return self.decomposed_columns(x, layers);
+        }
         let y = self.rows(layers.iter().map(|layer| layer.outputs).sum());
         let mut offset = 0;
         let mut calls = Vec::new();
@@ -122,6 +125,9 @@ impl Builder<'_> {
         first: &layer::Linear,
         second: &layer::Linear,
     ) -> Result<[Tensor; 2], Error> {
+        if [first, second].into_iter().any(|layer| self.magnitude(layer).is_some()) {
+            return Ok([self.linear(x, first)?, self.linear(x, second)?]);
+        }
         let outputs = [self.rows(first.outputs), self.rows(second.outputs)];
         let mut calls = Vec::new();
         self.product(&mut calls, x, first, outputs[0], 0)?;
@@ -138,24 +144,47 @@ impl Builder<'_> {
     fn adapted(&mut self, x: Tensor, layers: &[layer::Linear], y: Tensor) -> Result<Tensor, Error> {
         let (mut y, mut offset) = (y, 0);
         for layer in layers {
-            if let Some(layer::Adapter { down, up, scale, dropout }) = self.adapter(layer.weight) {
-                let dropped = self.dropout(x, dropout);
-                let low = self.linear(dropped, &down)?;
-                let low = self.scale(low, scale);
-                let sum = self.rows(y.width());
-                let mut calls = Vec::new();
-                self.product(&mut calls, low, &up, sum, offset)?;
-                calls.iter_mut().flat_map(|call| &mut call.writes).for_each(|(_, add)| *add = true);
-                self.node(calls, Some(y));
-                y = sum;
+            if let Some(adapter) = self.adapter(layer.weight) {
+                let dropped = self.dropout(x, adapter.dropout);
+                y = self.low_rank(dropped, &adapter, y, offset)?;
             }
             offset += layer.outputs;
         }
         Ok(y)
     }
 
+    /// Adds the product with an adapter's matrices to columns of `y`, `offset` elements into the rows.
+    pub(super) fn low_rank(
+        &mut self,
+        x: Tensor,
+        adapter: &layer::Adapter,
+        y: Tensor,
+        offset: usize,
+    ) -> Result<Tensor, Error> {
+        let low = self.linear(x, &adapter.down)?;
+        let low = self.scale(low, adapter.scale);
+        self.add_product(low, &adapter.up, y, offset)
+    }
+
+    /// Adds a product to columns of `y`, `offset` elements into the rows.
+    pub(super) fn add_product(
+        &mut self,
+        x: Tensor,
+        layer: &layer::Linear,
+        y: Tensor,
+        offset: usize,
+    ) -> Result<Tensor, Error> {
+        let sum = self.rows(y.width());
+        let mut calls = Vec::new();
+        self.product(&mut calls, x, layer, sum, offset)?;
+        // The last call is the product; another one may decode its weight.
+        calls.last_mut().expect("a product is a call").writes[0].1 = true;
+        self.node(calls, Some(y));
+        Ok(sum)
+    }
+
     /// Adds the calls of a product, whose outputs begin `offset` elements into the rows of `y`.
-    fn product(
+    pub(super) fn product(
         &mut self,
         calls: &mut Vec<Call>,
         x: Tensor,

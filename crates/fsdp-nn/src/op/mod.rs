@@ -15,6 +15,7 @@ mod check;
 mod cost;
 mod dequantize;
 mod describe;
+mod dora;
 mod exchange;
 mod expert_axis;
 mod experts;
@@ -32,6 +33,7 @@ pub use attention::{Attention, AttentionDims, Scores};
 pub use balance::Balance;
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
+pub use dora::{AdaptedDims, Dora};
 pub use exchange::Exchange;
 pub(crate) use exchange::Rows;
 pub use expert_axis::ExpertAxis;
@@ -54,6 +56,7 @@ use crate::quantized::Packed;
 pub enum Op {
     Linear(Linear),
     Dequantize(Packed),
+    Dora(Dora),
     Lookup(Lookup),
     Norm(Norm),
     Attention(Attention),
@@ -75,6 +78,7 @@ impl Op {
         match self {
             Op::Linear(op) => op.describe(),
             Op::Dequantize(op) => op.describe(),
+            Op::Dora(op) => op.describe(),
             Op::Lookup(op) => op.describe(),
             Op::Norm(op) => op.describe(),
             Op::Attention(op) => op.describe(),
@@ -107,6 +111,7 @@ impl Op {
     pub(crate) fn derive(&self, backward: &mut Backward<'_>, node: &Node, output: usize) {
         match self {
             Op::Linear(_) => linear::derive(backward, node, output),
+            Op::Dora(op) => op.derive(backward, node, output),
             Op::Lookup(_) => lookup::derive(backward, node, output),
             Op::Norm(op) => op.derive(backward, node, output),
             Op::Attention(op) => op.derive(backward, node, output),

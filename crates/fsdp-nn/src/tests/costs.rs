@@ -9,8 +9,8 @@ use crate::footprint::RunShape;
 use crate::listing::listings;
 use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, Kinds};
 use crate::op::{
-    Attention, AttentionDims, Cost, Head, HeadDims, Linear, LinearDims, Lookup, LossTerms, Norm, Op,
-    Orientation, Pointwise, Scores,
+    AdaptedDims, Attention, AttentionDims, Cost, Dora, Head, HeadDims, Linear, LinearDims, Lookup, LossTerms,
+    Norm, Op, Orientation, Pointwise, Scores,
 };
 use fsdp_core::program::Pass;
 use fsdp_core::schedule::Checkpointing;
@@ -62,6 +62,8 @@ fn products_cost_two_flops_per_inner_iteration() {
         ] {
             assert_eq!(products(&op), counted, "{op:?}");
         }
+        let dims = AdaptedDims { inputs, outputs, rank: rows, scale: 0.5, orientation: Orientation::InOut };
+        assert_eq!(products(&Op::Dora(Dora::Norms { dims })), counted);
         let dims = HeadDims::new([rows, inputs, outputs], 2);
         assert_eq!(products(&Op::Head(Head::Loss { dims })), counted);
         assert_eq!(
@@ -105,6 +107,13 @@ fn cost_bytes_match_operands() {
     assert_eq!(
         of(&Op::Norm(Norm::Rms { rows: 3, width: 4, eps: 1e-5, offset: 0.0 })),
         (2 * (12 + 4), 2 * 12 + 4 * 3)
+    );
+    let dims = AdaptedDims { inputs: 5, outputs: 2, rank: 3, scale: 0.5, orientation: Orientation::OutIn };
+    assert_eq!(of(&Op::Dora(Dora::Norms { dims })), (2 * (10 + 15 + 6), 2 * 2));
+    assert_eq!(of(&Op::Dora(Dora::Rescale { rows: 3, width: 4, bias: true })), (2 * (12 + 3 * 4), 2 * 12));
+    assert_eq!(
+        of(&Op::Dora(Dora::RescaleBackward { rows: 3, width: 4 })),
+        (2 * (12 + 2 * 4 + 12), 2 * 12 + 4 * 4)
     );
     // In place: both read and written.
     assert_eq!(of(&Op::Pointwise(Pointwise::Dropout { len: 12, samples: 3, p: 0.5 })), (24, 24));

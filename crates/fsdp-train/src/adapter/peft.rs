@@ -23,7 +23,7 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 const PREFIX: &str = "base_model.model.";
 
 /// Keys whose values need no check here: the tensors imply them, or they are compared separately.
-const HARMLESS: [&str; 20] = [
+const HARMLESS: [&str; 21] = [
     "auto_mapping",
     "base_model_name_or_path",
     "exclude_modules",
@@ -43,6 +43,7 @@ const HARMLESS: [&str; 20] = [
     "runtime_config",
     "target_modules",
     "task_type",
+    "use_dora",
     "use_rslora",
 ];
 
@@ -61,14 +62,16 @@ pub struct PeftConfig {
     pub alpha: f64,
     /// `use_rslora`: whether the scale is `alpha / sqrt(rank)` instead of `alpha / rank`.
     pub rslora: bool,
+    /// `use_dora`: whether rows have trained magnitudes.
+    pub dora: bool,
 }
 
 impl PeftConfig {
     /// Reads the settings in the directory of an adapter.
     ///
     /// # Errors
-    /// [`TrainError::Config`] if the file cannot be read, [`TrainError::Input`] for anything but the plain LoRA that
-    /// is supported here.
+    /// [`TrainError::Config`] if the file cannot be read, [`TrainError::Input`] for anything but LoRA and
+    /// DoRA.
     pub fn read(dir: &Path) -> Result<Self, TrainError> {
         let path = dir.join(CONFIG_FILE);
         let text = input_file::read_text(&path, CONFIG_BYTES_MAX)
@@ -79,8 +82,9 @@ impl PeftConfig {
         let missing = |key: &str| failed(&path, format!("`{key}` is missing or not a number"));
         let rank = fields.get("r").and_then(Value::as_u64).ok_or_else(|| missing("r"))?;
         let alpha = fields.get("lora_alpha").and_then(Value::as_f64).ok_or_else(|| missing("lora_alpha"))?;
-        let rslora = fields.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
-        Ok(Self { rank: usize::try_from(rank).unwrap_or(usize::MAX), alpha, rslora, path })
+        let is_on = |key: &str| fields.get(key).and_then(Value::as_bool).unwrap_or(false);
+        let (rslora, dora) = (is_on("use_rslora"), is_on("use_dora"));
+        Ok(Self { rank: usize::try_from(rank).unwrap_or(usize::MAX), alpha, rslora, dora, path })
     }
 
     /// Checks that the run file agrees with the adapter from which training starts.
@@ -92,6 +96,7 @@ impl PeftConfig {
             ("rank", "r", self.rank.to_string(), adapter.rank.to_string()),
             ("alpha", "lora_alpha", self.alpha.to_string(), adapter.alpha.to_string()),
             ("rslora", "use_rslora", self.rslora.to_string(), adapter.rslora.to_string()),
+            ("dora", "use_dora", self.dora.to_string(), adapter.dora.to_string()),
         ];
         let Some((ours, theirs, found, given)) =
             pairs.into_iter().find(|(_, _, found, given)| found != given)
@@ -109,7 +114,7 @@ fn failed(path: &Path, what: String) -> TrainError {
     TrainError::Input(format!("{}: {what}", path.display()))
 }
 
-/// Checks that the fields describe a plain LoRA: any other setting would change the computation.
+/// Checks that the fields describe a plain LoRA or DoRA: any other setting would change the computation.
 fn expect_lora(fields: &Map<String, Value>) -> Result<(), String> {
     let kind = fields.get("peft_type").and_then(Value::as_str).unwrap_or_default();
     if kind != "LORA" {
@@ -135,7 +140,7 @@ fn expect_lora(fields: &Map<String, Value>) -> Result<(), String> {
             return Err(format!("`{key}` is {value}, but adapter.{ours} is one for all modules"));
         }
         if !is_unset && !is_plain {
-            return Err(format!("`{key}` is {value}, which is not supported: only plain LoRA is"));
+            return Err(format!("`{key}` is {value}, which is not supported: only plain LoRA and DoRA are"));
         }
     }
     Ok(())
@@ -165,7 +170,7 @@ pub(crate) fn config_json(config: &Resolved, description: &Description) -> Strin
         "target_modules": target_modules(description, &adapter.target_modules),
         "modules_to_save": saved_modules(spec, &adapter.modules_to_save),
         "use_rslora": adapter.rslora,
-        "use_dora": false,
+        "use_dora": adapter.dora,
         "bias": "none",
         "fan_in_fan_out": is_transposed,
         "init_lora_weights": true,

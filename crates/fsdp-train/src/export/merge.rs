@@ -1,5 +1,6 @@
 //! Merges adapters into their base: `W + scale * B A`, a few rows at a time, from files to files. `W` is what the adapters
-//! were trained beside: of a quantized base, its decoded weights.
+//! were trained beside: of a quantized base, its decoded weights. With DoRA, the weights of every output are then stretched to
+//! the length that was trained.
 //!
 //! Sums are computed in double precision and rounded once, to the dtype of the export. In bf16, with its 8 significant
 //! bits, that drops changes smaller than half a unit in the last place: a merged model is only as precise as its dtype.
@@ -7,19 +8,19 @@
 use std::ops::Range;
 use std::path::Path;
 
-use fsdp_ckpt::export::ExportPlan;
+use fsdp_ckpt::export::{ExportPlan, ExportWriter};
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
-use fsdp_nn::layer::{Adapter, Description};
+use fsdp_nn::layer::{Adapter, Description, Linear};
 use fsdp_nn::op::Orientation;
 use rayon::prelude::*;
 
 use super::{place_of, published};
 use crate::adapter::peft;
 use crate::error::TrainError;
-use crate::init::{QuantizedWeight, stored_name};
+use crate::init::{QuantizedWeight, ReadRows, row_lengths, stored_name};
 
 /// Elements of a parameter to merge at a time.
 const PART_ELEMS: usize = 1 << 22;
@@ -43,73 +44,91 @@ impl Merge<'_> {
     /// # Errors
     /// [`TrainError::Checkpoint`]. After an error there is no file at `path`.
     pub(super) fn write(&self, path: &Path) -> Result<(), TrainError> {
-        let spec = &self.description.spec;
         let named = base_params(self.description).map(|(_, param)| (param.fqn.clone(), param));
         let plan = ExportPlan::new(path, published(named, self.dtype), [].into())?;
         let export = plan.create()?;
         let mut writer = plan.writer();
         for (id, param) in base_params(self.description) {
-            let row_len = param.row_len().unwrap_or(1);
-            let rows = param.len() / row_len;
-            let low_rank = match self.description.adapters.get(&id) {
-                Some(adapter) => {
-                    let base = self.description.linears.iter().find(|(_, layer)| layer.weight == id);
-                    let (_, base) = base.expect("linear maps are adapted");
-                    Some(LowRank::read(adapter, base.orientation, spec, self.adapter)?)
-                }
-                None => None,
-            };
-            let of_base = |rows: Range<usize>, values: &mut [f64]| {
-                Ok(self.base.read_rows_f64(stored_name(self.base, param), rows, values)?)
-            };
-            let matrix = self.description.quantized.get(&id);
-            let quantized = matrix
-                .map(|&matrix| QuantizedWeight::new(param, matrix, Some(self.base), &of_base))
-                .transpose()?;
-            let block = (PART_ELEMS / row_len).max(1);
-            for first in (0..rows).step_by(block) {
-                let rows = first..rows.min(first + block);
-                let mut values = vec![0.0; rows.len() * row_len];
-                match (peft::names(param).next().filter(|_| param.trainable), &quantized) {
-                    (Some(name), _) => self.adapter.read_rows_f64(&name, rows, &mut values)?,
-                    (None, Some(weight)) => weight.values(rows, &mut values)?,
-                    (None, None) => of_base(rows, &mut values)?,
-                }
-                if let Some(low_rank) = &low_rank {
-                    low_rank.add(first, row_len, &mut values);
-                }
-                let (tensor, begin) = place_of(param.fqn.clone(), param);
-                writer.write_f64(&tensor, begin + (first * row_len) as u64, &values)?;
-            }
+            self.write_param(&mut writer, id, param)?;
         }
         Ok(export.commit([writer.finish()?])?)
+    }
+
+    fn write_param(
+        &self,
+        writer: &mut ExportWriter,
+        id: ParamId,
+        param: &ParamSpec,
+    ) -> Result<(), TrainError> {
+        let row_len = param.row_len().unwrap_or(1);
+        let low_rank = self.low_rank(id)?;
+        let of_base = |rows: Range<usize>, values: &mut [f64]| {
+            Ok(self.base.read_rows_f64(stored_name(self.base, param), rows, values)?)
+        };
+        let matrix = self.description.quantized.get(&id);
+        let quantized = matrix
+            .map(|&matrix| QuantizedWeight::new(param, matrix, Some(self.base), &of_base))
+            .transpose()?;
+        let trained = peft::names(param).next().filter(|_| param.trainable);
+        let sum = |rows: Range<usize>, values: &mut [f64]| -> Result<(), TrainError> {
+            match (&trained, &quantized) {
+                (Some(name), _) => self.adapter.read_rows_f64(name, rows.clone(), values)?,
+                (None, Some(weight)) => weight.values(rows.clone(), values)?,
+                (None, None) => of_base(rows.clone(), values)?,
+            }
+            if let Some(low_rank) = &low_rank {
+                low_rank.add(rows.start, row_len, values);
+            }
+            Ok(())
+        };
+        let factors = low_rank.as_ref().map(|low_rank| low_rank.factors(&param.fqn, &sum)).transpose()?;
+        let (tensor, begin) = place_of(param.fqn.clone(), param);
+        let (rows, block) = (param.len() / row_len, (PART_ELEMS / row_len).max(1));
+        for first in (0..rows).step_by(block) {
+            let mut values = vec![0.0; (rows.min(first + block) - first) * row_len];
+            sum(first..rows.min(first + block), &mut values)?;
+            if let (Some(low_rank), Some(Some(factors))) = (&low_rank, &factors) {
+                low_rank.rescale(factors, first, row_len, &mut values);
+            }
+            writer.write_f64(&tensor, begin + (first * row_len) as u64, &values)?;
+        }
+        Ok(())
+    }
+
+    /// The adapter of the linear map with this weight, if it has one.
+    fn low_rank(&self, weight: ParamId) -> Result<Option<LowRank>, TrainError> {
+        let Some(adapter) = self.description.adapters.get(&weight) else { return Ok(None) };
+        let base = self.description.linears.iter().find(|(_, layer)| layer.weight == weight);
+        let (_, base) = base.expect("linear maps are adapted");
+        LowRank::read(adapter, *base, &self.description.spec, self.adapter).map(Some)
     }
 }
 
 /// The parameters of the base, without those of adapters.
 fn base_params(description: &Description) -> impl Iterator<Item = (ParamId, &ParamSpec)> {
-    let is_added = |id: ParamId| {
-        description.adapters.values().any(|adapter| adapter.down.weight == id || adapter.up.weight == id)
-    };
+    let is_added =
+        |id: ParamId| description.adapters.values().any(|adapter| adapter.params().any(|of| of == id));
     let params = description.spec.params.iter().enumerate().map(|(id, param)| (ParamId(id), param));
     params.filter(move |(id, _)| !is_added(*id))
 }
 
-/// The two matrices of an adapter, in memory.
+/// An adapter, in memory.
 struct LowRank {
     /// `rank x inputs`.
     down: Vec<f64>,
     /// `outputs x rank`.
     up: Vec<f64>,
+    /// The trained length of the weights of every output, if there is one.
+    magnitude: Option<Vec<f64>>,
     adapter: Adapter,
-    /// How the base stores its weight.
-    orientation: Orientation,
+    /// The linear map of the base.
+    base: Linear,
 }
 
 impl LowRank {
     fn read(
         adapter: &Adapter,
-        orientation: Orientation,
+        base: Linear,
         spec: &ModelSpec,
         reader: &ModelReader,
     ) -> Result<Self, TrainError> {
@@ -121,7 +140,29 @@ impl LowRank {
             Ok(values)
         };
         let (down, up) = (read(adapter.down.weight)?, read(adapter.up.weight)?);
-        Ok(Self { down, up, adapter: *adapter, orientation })
+        let magnitude = adapter.magnitude.map(read).transpose()?;
+        Ok(Self { down, up, magnitude, adapter: *adapter, base })
+    }
+
+    /// What the weights of every output are multiplied by, if they have a trained length, given how to read their sum with this
+    /// adapter.
+    fn factors(&self, name: &str, sum: &ReadRows<'_>) -> Result<Option<Vec<f64>>, TrainError> {
+        let Some(magnitude) = &self.magnitude else { return Ok(None) };
+        let mut lengths = vec![0.0; self.base.outputs];
+        row_lengths(name, &self.base, 0..self.base.outputs, sum, &mut lengths)?;
+        Ok(Some(magnitude.iter().zip(lengths).map(|(magnitude, length)| magnitude / length).collect()))
+    }
+
+    /// Multiplies rows of the weight, starting at row `first`, by the factors of their outputs.
+    fn rescale(&self, factors: &[f64], first: usize, row_len: usize, values: &mut [f64]) {
+        for (row, values) in values.chunks_mut(row_len).enumerate() {
+            match self.base.orientation {
+                Orientation::OutIn => values.iter_mut().for_each(|value| *value *= factors[first + row]),
+                Orientation::InOut => {
+                    values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+                }
+            }
+        }
     }
 
     /// Adds the scaled product to rows of the weight, starting at row `first`.
@@ -131,7 +172,7 @@ impl LowRank {
         values.par_chunks_mut(row_len).enumerate().for_each(|(row, values)| {
             let row = first + row;
             for r in 0..rank {
-                match self.orientation {
+                match self.base.orientation {
                     Orientation::OutIn => {
                         let b = scale * self.up[row * rank + r];
                         let a = &self.down[r * inputs..][..inputs];

@@ -15,10 +15,10 @@ use fsdp_core::engine::Origin;
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_core::update::Piece;
 use fsdp_nn::Init;
-use fsdp_nn::layer::{Description, PackedWeight};
+use fsdp_nn::layer::{Description, Linear, PackedWeight};
 use rayon::prelude::*;
 
-use super::{InitSource, QuantizedWeight, check_pretrained, names, stored_name};
+use super::{InitSource, QuantizedWeight, check_pretrained, names, row_lengths, stored_name};
 use crate::adapter::merges;
 use crate::adapter::peft::{self, ADAPTER_FILE, PeftConfig};
 use crate::error::TrainError;
@@ -44,6 +44,8 @@ pub struct AdaptedInit {
     init: Vec<Init>,
     /// Weights of the base that are quantized.
     quantized: BTreeMap<ParamId, PackedWeight>,
+    /// The linear maps whose rows have the lengths that magnitudes begin with.
+    magnitudes: BTreeMap<ParamId, Linear>,
     /// Index of the first parameter that belongs to an adapter.
     first_added: usize,
 }
@@ -72,7 +74,8 @@ impl AdaptedInit {
         mut base: InitSource,
         taken: Option<&Path>,
     ) -> Result<Self, TrainError> {
-        let first_added = description.spec.params.len() - 2 * description.adapters.len();
+        let added: usize = description.adapters.values().map(|adapter| adapter.params().count()).sum();
+        let first_added = description.spec.params.len() - added;
         let params = &description.spec.params[..first_added];
         let mut base_digest = match &base {
             InitSource::Pretrained(reader) => Some(checked_digest(reader, params)?),
@@ -101,7 +104,11 @@ impl AdaptedInit {
         };
         let (seed, init, quantized) =
             (config.model.seed, description.init.clone(), description.quantized.clone());
-        Ok(Self { base, base_digest, taken_base, adapter, seed, init, quantized, first_added })
+        let magnitude = |(_, linear): &(usize, Linear)| {
+            Some((description.adapters.get(&linear.weight)?.magnitude?, *linear))
+        };
+        let magnitudes = description.linears.iter().filter_map(magnitude).collect();
+        Ok(Self { base, base_digest, taken_base, adapter, seed, init, quantized, magnitudes, first_added })
     }
 
     pub(super) fn base(&self) -> &InitSource {
@@ -128,15 +135,39 @@ impl AdaptedInit {
                 let first = piece.param_offset / piece.row_len;
                 reader.read_rows_f64(&name, first..first + piece.len / piece.row_len, values)?;
             }
-            _ if id >= self.first_added => {
-                self.init[id].fill_f64(self.seed, &param.fqn, piece.param_offset, values);
-            }
+            _ if id >= self.first_added => match self.magnitudes.get(&piece.param) {
+                Some(linear) => self.fill_magnitude(spec, piece, linear, values)?,
+                None => self.init[id].fill_f64(self.seed, &param.fqn, piece.param_offset, values),
+            },
             _ => match self.quantized.get(&piece.param) {
                 Some(&weight) => self.fill_quantized(spec, piece, weight, values)?,
                 None => self.base.fill(spec, piece, values)?,
             },
         }
         Ok(())
+    }
+
+    /// Writes the lengths of the rows of a weight of the base: of what is decoded, if it is quantized.
+    fn fill_magnitude(
+        &self,
+        spec: &ModelSpec,
+        piece: &Piece,
+        linear: &Linear,
+        values: &mut [f64],
+    ) -> Result<(), TrainError> {
+        let weight = spec.param(linear.weight);
+        let of_base =
+            |rows: Range<usize>, values: &mut [f64]| self.read_base(spec, linear.weight, rows, values);
+        let quantized = self.quantized.get(&linear.weight);
+        let quantized = quantized
+            .map(|&matrix| QuantizedWeight::new(weight, matrix, self.base.pretrained(), &of_base))
+            .transpose()?;
+        let read = |rows: Range<usize>, values: &mut [f64]| match &quantized {
+            Some(weight) => weight.values(rows, values),
+            None => of_base(rows, values),
+        };
+        let outputs = piece.param_offset..piece.param_offset + piece.len;
+        row_lengths(&weight.fqn, linear, outputs, &read, values)
     }
 
     /// Writes the bytes of a piece as numbers.
@@ -147,18 +178,26 @@ impl AdaptedInit {
         weight: PackedWeight,
         values: &mut [f64],
     ) -> Result<(), TrainError> {
-        let param = spec.param(piece.param);
-        let read = |rows: Range<usize>, values: &mut [f64]| {
-            let (row_len, len) = (param.row_len().unwrap_or(1), values.len());
-            let of_base =
-                Piece { param: piece.param, offset: 0, len, param_offset: rows.start * row_len, row_len };
-            self.base.fill(spec, &of_base, values)
-        };
-        let weight = QuantizedWeight::new(param, weight, self.base.pretrained(), &read)?;
+        let read = |rows: Range<usize>, values: &mut [f64]| self.read_base(spec, piece.param, rows, values);
+        let weight = QuantizedWeight::new(spec.param(piece.param), weight, self.base.pretrained(), &read)?;
         let first = piece.param_offset / piece.row_len;
         let bytes = weight.bytes(first..first + piece.len / piece.row_len)?;
         values.iter_mut().zip(bytes).for_each(|(value, byte)| *value = f64::from(byte));
         Ok(())
+    }
+
+    /// Reads rows of a matrix of the base.
+    fn read_base(
+        &self,
+        spec: &ModelSpec,
+        param: ParamId,
+        rows: Range<usize>,
+        values: &mut [f64],
+    ) -> Result<(), TrainError> {
+        let row_len = values.len() / rows.len().max(1);
+        let piece =
+            Piece { param, offset: 0, len: values.len(), param_offset: rows.start * row_len, row_len };
+        self.base.fill(spec, &piece, values)
     }
 
     /// Checks that the adapter files hold exactly the trained parameters; [`AdaptedInit::open`] has checked the base.

@@ -19,7 +19,7 @@ use crate::error::TrainError;
 const PART_ELEMS: usize = 1 << 20;
 
 /// Reads elements of rows.
-type ReadRows<'a> = dyn Fn(Range<usize>, &mut [f64]) -> Result<(), TrainError> + Sync + 'a;
+pub(crate) type ReadRows<'a> = dyn Fn(Range<usize>, &mut [f64]) -> Result<(), TrainError> + Sync + 'a;
 
 /// A weight that is or will be quantized.
 pub(crate) struct QuantizedWeight<'a> {

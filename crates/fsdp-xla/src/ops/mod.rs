@@ -5,6 +5,7 @@
 
 mod activation;
 mod attention;
+mod dora;
 mod head;
 mod linear;
 mod lookup;
@@ -44,6 +45,7 @@ impl Backend for XlaMemory {
         let Some(trace) = &mut *self.lock() else { return self.execute_on_host(op, operands) };
         match op {
             Op::Linear(op) => trace.linear(*op, operands),
+            Op::Dora(op) => trace.dora(*op, operands),
             Op::Lookup(op) => trace.lookup(*op, operands),
             Op::Norm(op) => trace.norm(*op, operands),
             Op::Attention(op) => trace.attention(op, operands),

@@ -62,6 +62,20 @@ fn what_peft_saves_alone_has_no_base() {
     assert!(!checkpoint(&["model.q.weight"], &[]).has_adapters());
 }
 
+/// PEFT saves magnitudes without the name of the parameter that they are in memory.
+#[test]
+fn magnitudes_have_one_name() {
+    let in_memory = "base_model.model.model.q.lora_magnitude_vector.default.weight";
+    let mut whole = WHOLE.to_vec();
+    whole.push(in_memory);
+    let plain = names(checkpoint(&whole, &[in_memory]), Copies::Trained);
+    assert!(plain.contains(&"model.model.q.lora_magnitude_vector".to_owned()), "{plain:?}");
+    assert!(plain.contains(&"optim.state.model.q.lora_magnitude_vector.exp_avg".to_owned()), "{plain:?}");
+    let saved = checkpoint(&["base_model.model.model.q.lora_magnitude_vector"], &[]);
+    assert!(saved.has_adapters() && saved.trained_beside_adapters().is_empty());
+    assert_eq!(names(saved, Copies::Trained), ["model.model.q.lora_magnitude_vector"]);
+}
+
 #[test]
 fn members_of_groups_are_renamed() {
     let mut whole = checkpoint(&WHOLE, &[]);
@@ -84,10 +98,9 @@ fn anything_but_one_plain_adapter_is_refused() {
     assert!(two.contains("several adapters (default, other)"), "{two}");
     for name in [
         "base_model.model.model.embed.lora_embedding_A.default",
-        "base_model.model.model.q.lora_magnitude_vector.default.weight",
         "base_model.model.model.q.lora_B.default.bias",
     ] {
-        assert!(refused(name).contains("plain LoRA"), "{name}");
+        assert!(refused(name).contains("LoRA and DoRA of linear maps do not have"), "{name}");
     }
     let same = refused("base_model.model.model.q.weight");
     assert!(same.contains("two tensors would be `model.model.q.weight`"), "{same}");

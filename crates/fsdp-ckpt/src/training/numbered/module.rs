@@ -56,7 +56,7 @@ pub(super) fn published(wanted: &[Wanted]) -> Vec<Parameter> {
 fn place(wanted: &[Wanted], index: usize) -> (usize, usize) {
     let name = &wanted[index].names[0];
     let place_of = |name: &str| wanted.iter().position(|one| one.names[0] == name);
-    let adapters = [".lora_A.weight", ".lora_B.weight"].into_iter().enumerate();
+    let adapters = [".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"].into_iter().enumerate();
     for (number, ending) in adapters {
         if let Some(module) = name.strip_suffix(ending)
             && let Some(base) = place_of(&format!("{module}.weight"))
@@ -189,9 +189,11 @@ mod tests {
             "l.q.lora_B.weight",
             "l.v.lora_A.weight",
             "l.v.lora_B.weight",
+            "l.q.lora_magnitude_vector",
+            "l.v.lora_magnitude_vector",
         ];
         let all: Vec<Wanted> = names.iter().map(|name| wanted(name, &[4])).collect();
         let numbers: Vec<usize> = published(&all).iter().map(|one| one.wanted[0]).collect();
-        assert_eq!(numbers, [0, 1, 2, 5, 6, 3, 7, 8, 4]);
+        assert_eq!(numbers, [0, 1, 2, 5, 6, 9, 3, 7, 8, 10, 4]);
     }
 }

@@ -244,8 +244,10 @@ impl Folder {
                 _ => {}
             }
         }
-        if adapter.is_on("use_rslora") {
-            lines.push(Line::known("rslora", true, from("use_rslora")));
+        for (key, theirs) in [("rslora", "use_rslora"), ("dora", "use_dora")] {
+            if adapter.is_on(theirs) {
+                lines.push(Line::known(key, true, from(theirs)));
+            }
         }
         Lines(lines)
     }

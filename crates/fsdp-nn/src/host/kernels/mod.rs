@@ -4,6 +4,7 @@
 mod activation;
 mod attention;
 mod dequantize;
+mod dora;
 mod experts;
 mod head;
 mod latent;

@@ -51,9 +51,9 @@ impl Subject {
         };
         let decoder = |config: &DecoderConfig| Arc::new(Decoder::new(config).unwrap()) as HfModel;
         let config = Gpt2Config { embd_pdrop: 0.1, resid_pdrop: 0.1, ..gpt2() };
-        let gpt2 = Arc::new(adapted(Gpt2::new(&config).unwrap(), 0.2)) as HfModel;
+        let gpt2 = |dora| Arc::new(adapted(Gpt2::new(&config).unwrap(), 0.2, dora)) as HfModel;
         let mut models: Vec<_> = relatives().iter().map(|config| (decoder(config), whole)).collect();
-        models.push((gpt2, whole));
+        models.extend([false, true].map(|dora| (gpt2(dora), whole)));
         let half = Chunks { count: 2, first: 0, here: 1 };
         let chunked = RunShape { cuts: Cuts { samples: half, ..Cuts::WHOLE }, ..whole };
         let cut = relatives().into_iter().take(3);
