@@ -71,6 +71,11 @@ fn facts(lengths: &[usize; 1]) -> BatchFacts<'_> {
     BatchFacts { targets: lengths[0] as u64, counted_rows: lengths[0], lengths, ..BatchFacts::default() }
 }
 
+/// Terms with a scale of their gradients, which changes no loss.
+fn with_scale(terms: RouterTerms) -> RouterTerms {
+    RouterTerms { loss_scale: 8.0, ..terms }
+}
+
 /// The balancing loss of two mixtures.
 fn balance<M: Backend>(sizes: Sizes, gating: Gating) -> Case<M> {
     let (routing, rows) = (routing(sizes, 2), sizes.rows);
@@ -88,6 +93,7 @@ fn balance<M: Backend>(sizes: Sizes, gating: Gating) -> Case<M> {
         inputs: vec![logits(sizes.seed, rows), logits(sizes.seed + 9, rows)],
         doutput: vec![1.5],
         forward: Box::new(move |kit, inputs| {
+            let terms = with_scale(terms);
             let load = |logits: &Vec<f64>| {
                 loaded(kit, (routing, gating, terms), facts(&lengths), &kit.put(logits)).0
             };
@@ -143,6 +149,7 @@ fn of_one<M: Backend>(
             let documents = documents.clone();
             move |kit, inputs| {
                 let facts = BatchFacts { documents: &documents, ..facts(&lengths) };
+                let terms = with_scale(terms);
                 let (load, _) = loaded(kit, (routing, gating, terms), facts, &kit.put(&inputs[0]));
                 vec![load[2 * EXPERTS]]
             }
