@@ -10,7 +10,7 @@ use crate::runs::train;
 use crate::support::{config, job, threads};
 
 /// Returns the reports of two steps of a golden mixture-of-experts model, and the decoder for their sums.
-fn reports(case: &str, ranks: usize, more: &[&str]) -> (Vec<StepReport>, Counted) {
+pub(crate) fn reports(case: &str, ranks: usize, more: &[&str]) -> (Vec<StepReport>, Counted) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/families").join(case);
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let vocab = HfConfig::parse(&text).unwrap().summary().vocab as u32;
@@ -83,7 +83,7 @@ fn f16_step_reports_are_independent_of_loss_scale() {
                 .zip(&wide.sums)
                 .chain([(&narrow.loss, &wide.loss), (&narrow.grad_norm, &wide.grad_norm)]);
             for (narrow, wide) in pairs {
-                assert!((narrow - wide).abs() < 0.02 * wide, "{step}: {narrow} {wide}");
+                assert!((narrow - wide).abs() <= 0.02 * wide, "{step}: {narrow} {wide}");
             }
         }
     }

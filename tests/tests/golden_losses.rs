@@ -4,7 +4,7 @@
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
 use fsdp_nn::backend::{Backend, BatchFacts, IGNORED_TARGET, Operands, Write};
-use fsdp_nn::op::{Balance, Experts, Gating, Head, LogitsDims, LossTerms, Op, Routing};
+use fsdp_nn::op::{Experts, Gating, Head, LogitsDims, LossTerms, Op, RouterTerms, Routing};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
 use serde_json::Value;
 
@@ -87,7 +87,14 @@ fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
         })
         .collect();
     let routing = Routing::whole(6 * lengths.len(), experts, top);
-    let balance = Balance { layers: logits.len(), experts, coefficient: 1.0, loss_scale: 1.0 };
+    let terms = RouterTerms {
+        layers: logits.len(),
+        experts,
+        balance: 1.0,
+        z_loss: 0.0,
+        sequence: 0.0,
+        loss_scale: 1.0,
+    };
     let gating = Gating::softmax(true);
     let counted_rows = lengths.iter().sum();
     let batch = BatchFacts { targets: 1, counted_rows, lengths: &lengths, ..BatchFacts::default() };
@@ -99,18 +106,18 @@ fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
     let zeros = |len| filled(memory, &vec![0.0; len]);
     let (mut loads, mut routes) = (Vec::new(), Vec::new());
     for logits in &logits {
-        let (mut weights, mut load) = (zeros(routing.slots()), zeros(balance.load_len()));
+        let (mut weights, mut load) = (zeros(routing.slots()), zeros(terms.load_len()));
         let mut chosen = memory.allocate(Category::Workspace, DType::U32, routing.slots()).unwrap();
-        let op = Experts::Route { routing, gating, load: Some(balance) };
+        let op = Experts::Route { routing, gating, load: Some(terms) };
         run(op, &[Slice::whole(logits)], &mut [&mut weights, &mut chosen, &mut load]);
         loads.extend(read(memory, &load));
         routes.push(chosen);
     }
     let (loads, mut loss, dweights) = (filled(memory, &loads), zeros(1), zeros(routing.slots()));
-    run(Experts::BalanceLoss { balance }, &[Slice::whole(&loads)], &mut [&mut loss]);
+    run(Experts::BalanceLoss { terms }, &[Slice::whole(&loads)], &mut [&mut loss]);
     let gradient = |(logits, routes): (&HostBuffer, &HostBuffer)| {
         let mut dlogits = zeros(routing.rows * experts);
-        let op = Experts::RouteBackward { routing, gating, balance: Some(balance) };
+        let op = Experts::RouteBackward { routing, gating, terms: Some(terms) };
         run(op, &[logits, routes, &dweights, &loads].map(Slice::whole), &mut [&mut dlogits]);
         read(memory, &dlogits)
     };

@@ -2,7 +2,7 @@
 
 use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
 
-use crate::support::{GPT2, LLAMA, config, job, threads};
+use crate::support::{GPT2, LLAMA, config, job, packed, threads};
 
 fn check(model: &str, vocab: u32, worlds: &[usize], overrides: &[&str]) -> VerifyReport {
     let dir = tempfile::tempdir().unwrap();
@@ -31,17 +31,11 @@ fn gpt2_with_dropout_is_bitwise_equal_at_every_world_size() {
 fn packed_documents_are_bitwise_equal_at_every_world_size() {
     for (model, vocab, class) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
         let dir = tempfile::tempdir().unwrap();
-        let documents = dir.path().join("documents");
-        std::fs::create_dir(&documents).unwrap();
-        for document in 0..90_u16 {
-            let ids = (0..1 + document * 7 % 9).map(|i| (i * i + document) % vocab);
-            let bytes: Vec<u8> = ids.flat_map(u16::to_le_bytes).collect();
-            std::fs::write(documents.join(format!("{document}.bin")), bytes).unwrap();
-        }
+        let [data, packing, eos] = packed(dir.path(), vocab);
         let overrides = [
-            &format!("data.train=[\"{}\"]", documents.display()),
-            "data.packing=\"packed\"",
-            "data.eos=2",
+            data.as_str(),
+            &packing,
+            &eos,
             &format!("fsdp.wrap=[\"{class}\"]"),
             "fsdp.activation_checkpointing=\"selective\"",
         ];

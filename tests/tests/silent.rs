@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fsdp_core::Queue;
 use fsdp_core::memory::{Arithmetic, Memory, SliceMut};
 use fsdp_nn::backend::Operands;
-use fsdp_nn::op::{Attention, Balance, Experts, Head, Linear, Norm, Op, Pointwise};
+use fsdp_nn::op::{Attention, Experts, Head, Linear, Norm, Op, Pointwise, RouterTerms};
 use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions};
 use fsdp_sim::Threads;
 use fsdp_train::verify::{VerifyOptions, verify};
@@ -165,12 +165,10 @@ fn ranks(planted: &'static Planted) -> Threads<Hooked<HostMemory>> {
                 operands.writes.iter_mut().for_each(|write| write.accumulate = false);
             }
             let mut op = op.clone();
-            if let (
-                Fault::Balance(factor),
-                Op::Experts(Experts::RouteBackward { balance: Some(balance), .. }),
-            ) = (planted.fault, &mut op)
+            if let (Fault::Balance(factor), Op::Experts(Experts::RouteBackward { terms: Some(terms), .. })) =
+                (planted.fault, &mut op)
             {
-                *balance = Balance { coefficient: balance.coefficient * factor, ..*balance };
+                *terms = RouterTerms { balance: terms.balance * factor, ..*terms };
             }
             let outcome = memory.execute(&op, operands.reborrow())?;
             match planted.fault {

@@ -36,6 +36,19 @@ pub(crate) fn tokens(dir: &Path, vocab: u32, count: u32) -> String {
     path.display().to_string()
 }
 
+/// Writes 90 short documents; returns the settings that pack them.
+pub(crate) fn packed(dir: &Path, vocab: u16) -> [String; 3] {
+    let documents = dir.join("documents");
+    std::fs::create_dir(&documents).unwrap();
+    for document in 0..90_u16 {
+        let ids = (0..1 + document * 7 % 9).map(|i| (i * i + document) % vocab);
+        let bytes: Vec<u8> = ids.flat_map(u16::to_le_bytes).collect();
+        std::fs::write(documents.join(format!("{document}.bin")), bytes).unwrap();
+    }
+    let data = format!("data.train=[\"{}\"]", documents.display());
+    [data, "data.packing=\"packed\"".to_owned(), "data.eos=2".to_owned()]
+}
+
 /// Returns the configuration of a tiny run; `overrides` have the syntax of `--set`.
 pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
     let tokens = tokens(dir, vocab, 700);

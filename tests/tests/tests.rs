@@ -13,6 +13,9 @@ mod expert_axis;
 // Corrections of routers that follow loads.
 mod router_bias;
 
+// What routers add to the loss.
+mod router_terms;
+
 // Planted errors in which losses look healthy.
 mod silent;
 mod silent_state;

@@ -21,10 +21,12 @@ use step::Step;
 const RANKS_SHOWN: usize = 16;
 
 /// Charts of step columns: column, title, unit, and whether the axis may be logarithmic.
-const CHARTS: [(&str, &str, &str, bool); 9] = [
+const CHARTS: [(&str, &str, &str, bool); 11] = [
     ("loss", "Training loss", "cross-entropy", false),
     ("cross_entropy", "Cross-entropy, without what training adds", "cross-entropy", false),
     ("router_loss", "Balancing loss of routers", "part of the loss", false),
+    ("router_z_loss", "z-loss of routers", "part of the loss", false),
+    ("router_sequence_loss", "Sequence-wise balance loss of routers", "part of the loss", false),
     ("z_loss", "z-loss", "part of the loss", false),
     ("expert_imbalance", "Imbalance of experts", "largest load / mean, in the worst layer", false),
     ("lr", "Learning rate", "learning rate", true),

@@ -49,6 +49,8 @@ ema_decay = "none"
 label_smoothing = 0.0
 z_loss = 0.0
 router_aux_loss_coef = "none"
+router_z_loss_coef = 0.0
+router_sequence_loss_coef = 0.0
 router_bias_update_speed = 0.0
 optimizer = { name = "adamw", lr = 3e-3, betas = [0.9, 0.95], eps = 1e-8, weight_decay = 0.1, no_decay = [], group = [] }
 lr_schedule = { name = "warmup-cosine", warmup_steps = 20, start_factor = 0.1, min_lr = 0.0 }

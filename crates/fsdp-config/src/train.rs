@@ -34,6 +34,10 @@ table! {
         z_loss: f64 = or(NON_NEGATIVE, 0.0),
         /// Coefficient of the load-balancing loss of routers; none means that of the model's `config.json`.
         router_aux_loss_coef: Option<f64> = or_none(NON_NEGATIVE),
+        /// Coefficient of the z-loss of routers, the squared log-sum-exp of their logits.
+        router_z_loss_coef: f64 = or(NON_NEGATIVE, 0.0),
+        /// Coefficient of the sequence-wise balance loss of routers: within each document, or sample that is not packed.
+        router_sequence_loss_coef: f64 = or(NON_NEGATIVE, 0.0),
         /// How far a step moves the corrections of routers towards even loads; 0 leaves them as they are.
         router_bias_update_speed: f64 = or(NON_NEGATIVE, 0.0),
         /// Learning rate schedule.
@@ -50,7 +54,14 @@ impl TrainConfig {
     pub fn loss_terms(&self, model: &Description) -> LossTerms {
         let router_loss = self.router_aux_loss_coef.unwrap_or(model.router_loss);
         let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
-        LossTerms { label_smoothing, z_loss, router_loss, ..LossTerms::default() }
+        LossTerms {
+            label_smoothing,
+            z_loss,
+            router_loss,
+            router_z_loss: self.router_z_loss_coef,
+            router_sequence_loss: self.router_sequence_loss_coef,
+            ..LossTerms::default()
+        }
     }
 
     /// V: the number of micro-batches per step, independent of the world size.

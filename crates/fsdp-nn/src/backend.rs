@@ -83,6 +83,22 @@ impl<'o> BatchFacts<'o> {
         let seq = rows / self.lengths.len().max(1);
         self.lengths.iter().flat_map(move |&length| (0..seq).map(move |row| row < length))
     }
+
+    /// The counted rows of each sequence that has any, in order, among `rows` rows of whole samples: of a document, or of a
+    /// sample that is not packed.
+    pub fn sequences(&self, rows: usize) -> Vec<Range<usize>> {
+        let seq = rows / self.lengths.len().max(1);
+        let counted = |rows: Range<usize>| {
+            let sample = rows.start / seq;
+            let end = rows.end.min(sample * seq + self.lengths[sample]);
+            (rows.start < end).then_some(rows.start..end)
+        };
+        let samples = (0..self.lengths.len()).map(|sample| sample * seq..(sample + 1) * seq);
+        match self.documents {
+            [] => samples.filter_map(counted).collect(),
+            documents => documents.iter().cloned().filter_map(counted).collect(),
+        }
+    }
 }
 
 impl<'o, 'a, B: Buffer> Operands<'o, 'a, B> {

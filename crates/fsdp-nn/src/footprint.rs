@@ -81,8 +81,8 @@ pub fn footprints<A: Architecture>(
     }
     let (rows, reads_positions) = shape.cuts.samples.rows(shape.samples * shape.seq, shape.packed);
     let tokens = rows * token_bytes(reads_positions, shape.terms.z_loss > 0.0);
-    let balance = architecture.description().balance(shape.terms);
-    let data_bytes = tokens + balance.map_or(0, |balance| router_bytes(balance, shape.cuts.samples));
+    let routers = architecture.description().router_terms(shape.terms);
+    let data_bytes = tokens + routers.map_or(0, |terms| router_bytes(terms, shape.cuts.samples));
     Ok(Footprints { calls: footprints, data_bytes })
 }
 

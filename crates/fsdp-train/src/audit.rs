@@ -144,8 +144,8 @@ impl<A: Architecture + Clone> Audit<'_, A> {
         let states = [&before, &after];
         let steps = Counts::of(job, states, self.at_step, self.steps.len(), self.stop)?;
         let terms = job.config.train.loss_terms(job.architecture.description());
-        if terms.router_loss != 0.0 && self.steps.iter().flatten().any(|batch| batch.runs_on) {
-            let message = "attention_mask: rows have padding in front of text, and the balancing loss of routers cannot be \
+        if terms.has_routers() && self.steps.iter().flatten().any(|batch| batch.runs_on) {
+            let message = "attention_mask: rows have padding in front of text, and the losses of routers cannot be \
                            computed for such rows; pad after the text for the audited step";
             return Err(TrainError::Input(message.to_owned()));
         }

@@ -75,8 +75,10 @@ pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architectur
     Err(TrainError::Misfit { key: "run.device", reason })
 }
 
-/// Rejects a balancing loss for a model without routers, and moving corrections that routers do not have, or that belong to
-/// a frozen model.
+const SEQUENCE_LOSS: &str = "train.router_sequence_loss_coef";
+
+/// Rejects losses of routers for a model without them, or with samples that are cut, and moving corrections that routers do
+/// not have, or that belong to a frozen model.
 fn expect_routers(config: &Resolved, model: &Description) -> Result<(), TrainError> {
     if config.train.router_bias_update_speed > 0.0 {
         let reason = match (&config.adapter, model.score_biases.is_empty()) {
@@ -91,12 +93,23 @@ fn expect_routers(config: &Resolved, model: &Description) -> Result<(), TrainErr
             return Err(TrainError::Misfit { key: "train.router_bias_update_speed", reason });
         }
     }
-    match config.train.router_aux_loss_coef {
-        Some(coefficient) if coefficient > 0.0 && model.mixtures.is_empty() => {
-            let reason = "the model has no mixture of experts whose routers it could balance; remove the key"
-                .to_owned();
-            Err(TrainError::Misfit { key: "train.router_aux_loss_coef", reason })
-        }
-        _ => Ok(()),
+    let losses = [
+        ("train.router_aux_loss_coef", config.train.router_aux_loss_coef, "balance"),
+        ("train.router_z_loss_coef", Some(config.train.router_z_loss_coef), "keep small"),
+        (SEQUENCE_LOSS, Some(config.train.router_sequence_loss_coef), "balance"),
+    ];
+    for (key, _, effect) in losses.into_iter().filter(|(_, it, _)| it.is_some_and(|it| it > 0.0)) {
+        let reason = if model.mixtures.is_empty() {
+            format!("the model has no mixture of experts whose routers it could {effect}; remove the key")
+        } else if key == SEQUENCE_LOSS && config.fsdp.chunks() > 1 {
+            let (chunks, cut) = (config.fsdp.chunks(), config.fsdp.chunks_key());
+            format!(
+                "samples are cut into {chunks} chunks, and it needs whole ones; set {cut} = 1, or remove the key"
+            )
+        } else {
+            continue;
+        };
+        return Err(TrainError::Misfit { key, reason });
     }
+    Ok(())
 }

@@ -190,6 +190,8 @@ fn impossible_settings_are_rejected() {
             "run.ranks",
         ),
         ("--set train.router_aux_loss_coef=0.1", "train.router_aux_loss_coef"),
+        ("--set train.router_z_loss_coef=0.1", "train.router_z_loss_coef"),
+        ("--set train.router_sequence_loss_coef=0.1", "train.router_sequence_loss_coef"),
     ] {
         let checked = sandbox.fsdp(&format!("check run.toml {overrides}"));
         let message = checked.stdout.lines().find_map(|line| line.strip_prefix("error    settings      "));

@@ -6,15 +6,16 @@ use super::calls::Calls;
 use super::cases::{Sizes, magnitudes};
 use super::kit::{Case, Kit, Operand, integers, numbers};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
-use crate::op::{Balance, Experts, Gating, Groups, Op, Routing, Scoring};
+use crate::op::{Experts, Gating, Groups, Op, RouterTerms, Routing, Scoring};
 
 const EXPERTS: usize = 6;
 
 /// Returns all operations of routers at these sizes.
-pub(super) fn all<M: Backend>(sizes: Sizes) -> [Case<M>; 8] {
+pub(super) fn all<M: Backend>(sizes: Sizes) -> [Case<M>; 12] {
     let [softmax, normalized] = [false, true].map(Gating::softmax);
     let sigmoid = Gating { scoring: Scoring::Sigmoid, ..softmax };
     let deepseek = Gating { biased: true, groups: Groups { count: 3, top: 2 }, normalized: true, ..sigmoid };
+    let [z_loss, sequence] = [[0.5, 0.0], [0.0, 0.5]];
     [
         route(sizes, 1, softmax),
         route(sizes, 2, softmax),
@@ -24,6 +25,10 @@ pub(super) fn all<M: Backend>(sizes: Sizes) -> [Case<M>; 8] {
         route(sizes, 2, Gating { biased: true, ..softmax }),
         balance(sizes, normalized),
         balance(sizes, Gating { normalized: true, ..sigmoid }),
+        of_one("router_z_loss", sizes, normalized, z_loss),
+        of_one("router_z_loss", sizes, sigmoid, z_loss),
+        of_one("router_sequence_loss", sizes, normalized, sequence),
+        of_one("router_sequence_loss", sizes, sigmoid, sequence),
     ]
 }
 
@@ -49,7 +54,7 @@ fn logits(seed: u64, rows: usize) -> Vec<f64> {
 /// Computes the load and the routes of a mixture whose last row does not count.
 fn loaded<M: Backend>(
     kit: &Kit<M>,
-    (routing, gating, load): (Routing, Gating, Balance),
+    (routing, gating, load): (Routing, Gating, RouterTerms),
     facts: BatchFacts<'_>,
     logits: &Operand<M::Buffer>,
 ) -> (Vec<f64>, Operand<M::Buffer>) {
@@ -61,40 +66,55 @@ fn loaded<M: Backend>(
     (kit.get(&loads), routes)
 }
 
+/// Facts about one sample, whose counted rows have targets.
+fn facts(lengths: &[usize; 1]) -> BatchFacts<'_> {
+    BatchFacts { targets: lengths[0] as u64, counted_rows: lengths[0], lengths, ..BatchFacts::default() }
+}
+
+/// Terms with a scale of their gradients, which changes no loss.
+fn with_scale(terms: RouterTerms) -> RouterTerms {
+    RouterTerms { loss_scale: 8.0, ..terms }
+}
+
 /// The balancing loss of two mixtures.
 fn balance<M: Backend>(sizes: Sizes, gating: Gating) -> Case<M> {
     let (routing, rows) = (routing(sizes, 2), sizes.rows);
-    let balance = Balance { layers: 2, experts: EXPERTS, coefficient: 0.5, loss_scale: 1.0 };
+    let terms = RouterTerms {
+        layers: 2,
+        experts: EXPERTS,
+        balance: 0.5,
+        z_loss: 0.0,
+        sequence: 0.0,
+        loss_scale: 1.0,
+    };
     let lengths = [rows - 1];
-    fn facts(lengths: &[usize; 1]) -> BatchFacts<'_> {
-        BatchFacts { targets: lengths[0] as u64, counted_rows: lengths[0], lengths, ..BatchFacts::default() }
-    }
     Case {
         name: "balance_loss",
         inputs: vec![logits(sizes.seed, rows), logits(sizes.seed + 9, rows)],
         doutput: vec![1.5],
         forward: Box::new(move |kit, inputs| {
+            let terms = with_scale(terms);
             let load = |logits: &Vec<f64>| {
-                loaded(kit, (routing, gating, balance), facts(&lengths), &kit.put(logits)).0
+                loaded(kit, (routing, gating, terms), facts(&lengths), &kit.put(logits)).0
             };
             let loads = kit.put_as(DType::F64, &inputs.iter().flat_map(load).collect::<Vec<f64>>());
             let mut loss = kit.allocate(DType::F64, 1);
             let writes = &mut [Write::over(loss.write())];
-            let op = Op::Experts(Experts::BalanceLoss { balance });
+            let op = Op::Experts(Experts::BalanceLoss { terms });
             let operands = Operands { reads: &[loads.read()], writes, batch: facts(&lengths) };
             kit.memory.run(&op, operands).unwrap();
             kit.get(&loss)
         }),
         backward: Box::new(move |kit, inputs, dy| {
             let (facts, logits) = (facts(&lengths), [0, 1].map(|i| kit.put(&inputs[i])));
-            let found = [0, 1].map(|i| loaded(kit, (routing, gating, balance), facts, &logits[i]));
+            let found = [0, 1].map(|i| loaded(kit, (routing, gating, terms), facts, &logits[i]));
             let loads: Vec<f64> = found.iter().flat_map(|(load, _)| load.clone()).collect();
             let (loads, dweights) = (kit.put_as(DType::F64, &loads), kit.put(&vec![0.0; routing.slots()]));
-            let balance = Balance { coefficient: balance.coefficient * dy[0], ..balance };
+            let terms = RouterTerms { balance: terms.balance * dy[0], ..terms };
             let gradient = |(logits, (_, routes)): (&Operand<M::Buffer>, &(Vec<f64>, _))| {
                 let routes: &Operand<M::Buffer> = routes;
                 let mut dx = kit.result(rows * EXPERTS);
-                let op = Op::Experts(Experts::RouteBackward { routing, gating, balance: Some(balance) });
+                let op = Op::Experts(Experts::RouteBackward { routing, gating, terms: Some(terms) });
                 let reads = &[logits.read(), routes.read(), dweights.read(), loads.read()];
                 let writes = &mut [Write::over(dx.write())];
                 kit.memory.run(&op, Operands { reads, writes, batch: facts }).unwrap();
@@ -106,6 +126,48 @@ fn balance<M: Backend>(sizes: Sizes, gating: Gating) -> Case<M> {
         bound: Box::new(|inputs, y| {
             (4.0 * largest(&inputs[0]).max(largest(&inputs[1])) + 16.0, magnitudes(y))
         }),
+    }
+}
+
+/// A term that one of two mixtures has for itself: its z-loss or its sequence-wise loss, with these coefficients.
+fn of_one<M: Backend>(
+    name: &'static str,
+    sizes: Sizes,
+    gating: Gating,
+    [z_loss, sequence]: [f64; 2],
+) -> Case<M> {
+    let (routing, rows) = (routing(sizes, 2), sizes.rows);
+    let terms = RouterTerms { layers: 2, experts: EXPERTS, balance: 0.0, z_loss, sequence, loss_scale: 1.0 };
+    // The first row is a document.
+    let documents: Vec<_> = [0..1, 1..rows].into_iter().filter(|rows| !rows.is_empty()).collect();
+    let lengths = [rows - 1];
+    Case {
+        name,
+        inputs: vec![logits(sizes.seed, rows)],
+        doutput: vec![1.5],
+        forward: Box::new({
+            let documents = documents.clone();
+            move |kit, inputs| {
+                let facts = BatchFacts { documents: &documents, ..facts(&lengths) };
+                let terms = with_scale(terms);
+                let (load, _) = loaded(kit, (routing, gating, terms), facts, &kit.put(&inputs[0]));
+                vec![load[2 * EXPERTS]]
+            }
+        }),
+        backward: Box::new(move |kit, inputs, dy| {
+            let facts = BatchFacts { documents: &documents, ..facts(&lengths) };
+            let logits = kit.put(&inputs[0]);
+            let (_, routes) = loaded(kit, (routing, gating, terms), facts, &logits);
+            let (dweights, mut dx) = (kit.put(&vec![0.0; routing.slots()]), kit.result(rows * EXPERTS));
+            let terms = RouterTerms { z_loss: z_loss * dy[0], sequence: sequence * dy[0], ..terms };
+            let op = Op::Experts(Experts::RouteBackward { routing, gating, terms: Some(terms) });
+            let reads = &[logits.read(), routes.read(), dweights.read()];
+            let writes = &mut [Write::over(dx.write())];
+            kit.memory.run(&op, Operands { reads, writes, batch: facts }).unwrap();
+            vec![kit.get(&dx)]
+        }),
+        // As for routes; also a logarithm of each row, which is then squared.
+        bound: Box::new(|inputs, y| (4.0 * largest(&inputs[0]) + 16.0, magnitudes(y))),
     }
 }
 
@@ -133,7 +195,7 @@ fn route<M: Backend>(sizes: Sizes, top: usize, gating: Gating) -> Case<M> {
         backward: Box::new(move |kit, inputs, dy| {
             let (logits, _, routes) = run(kit, &inputs[0]);
             let (dy, mut dx) = (kit.put(dy), kit.result(rows * EXPERTS));
-            let op = Op::Experts(Experts::RouteBackward { routing, gating, balance: None });
+            let op = Op::Experts(Experts::RouteBackward { routing, gating, terms: None });
             kit.memory.call(op, &[logits.read(), routes.read(), dy.read()], [dx.write()]).unwrap();
             vec![kit.get(&dx)]
         }),

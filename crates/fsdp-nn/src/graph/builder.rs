@@ -9,7 +9,7 @@ use super::{BlockGraph, Call, Decl, Node, Operand};
 use crate::cuts::{Chunks, Cuts};
 use crate::error::ModelError;
 use crate::layer::{Adapter, Description as Described};
-use crate::op::{Balance, Op};
+use crate::op::{Op, RouterTerms};
 use crate::quantized::Packed;
 
 /// A handle to the rows that an operation produces. It may be used any number of times.
@@ -48,7 +48,7 @@ pub struct Builder<'a> {
     training: bool,
     packed: bool,
     cuts: Cuts,
-    balance: Option<Balance>,
+    router_terms: Option<RouterTerms>,
     values: Vec<Decl>,
     nodes: Vec<Node>,
     sites: u64,
@@ -77,7 +77,7 @@ impl<'a> Builder<'a> {
             training,
             packed,
             cuts: Cuts::WHOLE,
-            balance: None,
+            router_terms: None,
             values,
             nodes,
             sites: 0,
@@ -85,8 +85,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Sets the balancing loss of the model's mixtures.
-    pub(crate) fn balanced(self, balance: Option<Balance>) -> Self {
-        Self { balance, ..self }
+    pub(crate) fn with_router_terms(self, router_terms: Option<RouterTerms>) -> Self {
+        Self { router_terms, ..self }
     }
 
     /// Cuts samples, whose rows are those of one chunk, and the experts of mixtures.
@@ -187,8 +187,8 @@ impl<'a> Builder<'a> {
     }
 
     /// The model's mixtures with their balancing loss; `None` without mixtures and outside of training.
-    pub(crate) fn balance(&self) -> Option<Balance> {
-        self.balance.filter(|_| self.training)
+    pub(crate) fn router_terms(&self) -> Option<RouterTerms> {
+        self.router_terms.filter(|_| self.training)
     }
 
     /// Whether samples pack several documents.

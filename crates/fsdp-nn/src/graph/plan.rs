@@ -6,7 +6,7 @@ use super::derive::Backward;
 use super::forward::{Forward, at};
 use super::list::{Draft, List};
 use super::{BlockGraph, Call, Decl, Operand, Trained};
-use crate::op::{Balance, Experts, Head, HeadDims, LossTerms, Op};
+use crate::op::{Experts, Head, HeadDims, LossTerms, Op, RouterTerms};
 
 /// A way to run a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +53,8 @@ pub(crate) struct HeadCall {
     pub(crate) trained: bool,
     /// Whether the gradient of the logits has a buffer of its own.
     pub(crate) is_rounded: bool,
-    /// The balancing loss that training adds, if any.
-    pub(crate) balance: Option<Balance>,
+    /// What the routers add to the loss of training, if the model has any.
+    pub(crate) routers: Option<RouterTerms>,
 }
 
 /// A plan for one way to run a block.
@@ -254,7 +254,7 @@ impl HeadCall {
     /// Adds the calls of the head to the place `x`; returns the place of the logits, or of the gradient of `x`, if the
     /// route has one.
     pub(super) fn emit(self, draft: &mut Draft, x: usize, route: Route) -> Option<usize> {
-        let HeadCall { dims, weight, trained, is_rounded, balance } = self;
+        let HeadCall { dims, weight, trained, is_rounded, routers } = self;
         let rows = draft.places[x];
         let (losses, workspace) = ((Operand::Losses, false), Category::Workspace);
         let mut reads = vec![draft.whole(x), Operand::Param(weight)];
@@ -281,8 +281,8 @@ impl HeadCall {
                 writes.extend((dims.terms.z_loss > 0.0).then_some((Operand::ZLosses, false)));
                 let op = Op::Head(Head::LossBackward { dims, weight: trained, is_rounded });
                 draft.call(op, reads, writes);
-                if let Some(balance) = balance.and_then(Balance::loss) {
-                    let op = Op::Experts(Experts::BalanceLoss { balance });
+                if let Some(terms) = routers.and_then(RouterTerms::balancing) {
+                    let op = Op::Experts(Experts::BalanceLoss { terms });
                     draft.call(op, vec![Operand::Loads], vec![(Operand::RouterLoss, false)]);
                 }
                 Some(dx)

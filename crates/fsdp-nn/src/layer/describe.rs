@@ -11,7 +11,8 @@ use fsdp_core::{Error, Tallies};
 
 use super::{Adapter, Embedding, ExpertMaps, Head, Init, Layer, LayerNorm, Linear, PackedWeight, RmsNorm};
 use crate::backend::Orientation;
-use crate::op::{Balance, LossTerms};
+use crate::model::ROUTER_SUMS;
+use crate::op::{LossTerms, RouterTerms};
 
 /// A described model.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,19 +45,20 @@ impl Description {
         self.init[id.0]
     }
 
-    /// Returns the model's mixtures with the coefficient of their balancing loss, or `None` if it has none. All
+    /// Returns the model's mixtures with the coefficients of what they add to the loss, or `None` if it has none. All
     /// mixtures have the same number of experts.
-    pub fn balance(&self, terms: LossTerms) -> Option<Balance> {
-        let LossTerms { router_loss: coefficient, loss_scale, .. } = terms;
+    pub fn router_terms(&self, terms: LossTerms) -> Option<RouterTerms> {
+        let LossTerms { router_loss: balance, router_z_loss: z_loss, loss_scale, .. } = terms;
+        let sequence = terms.router_sequence_loss;
         let &experts = self.mixtures.values().next()?;
-        Some(Balance { layers: self.mixtures.len(), experts, coefficient, loss_scale })
+        Some(RouterTerms { layers: self.mixtures.len(), experts, balance, z_loss, sequence, loss_scale })
     }
 
     /// Returns the range of a block's load among the loads of all mixtures; empty if the block is not a mixture.
-    pub(crate) fn load(&self, block: BlockId) -> Range<usize> {
-        let len = |experts: &usize| 2 * experts;
-        let start = self.mixtures.range(..block).map(|(_, experts)| len(experts)).sum();
-        start..start + self.mixtures.get(&block).map_or(0, len)
+    pub(crate) fn load(&self, block: BlockId, terms: LossTerms) -> Range<usize> {
+        let len = self.router_terms(terms).map_or(0, |terms| terms.load_len());
+        let start = self.mixtures.range(..block).count() * len;
+        start..start + if self.mixtures.contains_key(&block) { len } else { 0 }
     }
 }
 
@@ -288,9 +290,9 @@ impl Describe {
     /// # Errors
     /// [`Error::Model`] if it is inconsistent (see [`ModelSpec::validate`]).
     pub fn finish(mut self) -> Result<Description, Error> {
-        // The routers' balancing loss, and the load of every expert: `model::Counted` finds them.
+        // The losses of the routers, and the load of every expert: `model::Counted` finds them.
         let counts = self.description.mixtures.values().sum();
-        self.description.spec.tallies = Tallies { sums: usize::from(counts > 0), counts };
+        self.description.spec.tallies = Tallies { sums: if counts > 0 { ROUTER_SUMS } else { 0 }, counts };
         self.description.spec.validate()?;
         Ok(self.description)
     }

@@ -17,7 +17,7 @@ use crate::cuts::Chunks;
 use crate::error::ModelError;
 use crate::graph::{MicroBatch, Routers};
 use crate::lengths::expect;
-use crate::op::Balance;
+use crate::op::RouterTerms;
 
 /// One micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -189,7 +189,7 @@ impl<B: Buffer> StepData<B> {
     pub(super) fn set<M: Backend<Buffer = B>, A: Architecture>(
         &mut self,
         memory: &M,
-        (architecture, balance, z_loss): (&A, Option<Balance>, bool),
+        (architecture, routers, z_loss): (&A, Option<RouterTerms>, bool),
         chunks: Chunks,
         step: u64,
         batches: Vec<Batch>,
@@ -221,7 +221,7 @@ impl<B: Buffer> StepData<B> {
         self.unread_losses.clear();
         let of_chunks = |(lengths, batch): (Vec<usize>, &Batch)| chunks.lengths(&lengths, batch.seq);
         self.lengths = lengths.into_iter().zip(&self.batches).map(of_chunks).collect();
-        self.reserve(memory, (rows, positions, z_loss), balance.map(|balance| (balance, chunks)))?;
+        self.reserve(memory, (rows, positions, z_loss), routers.map(|terms| (terms, chunks)))?;
         self.upload(memory)
     }
 
@@ -229,7 +229,7 @@ impl<B: Buffer> StepData<B> {
         &mut self,
         memory: &M,
         (rows, with_positions, z_loss): (usize, bool, bool),
-        routers: Option<(Balance, Chunks)>,
+        routers: Option<(RouterTerms, Chunks)>,
     ) -> Result<(), Error> {
         let count = self.batches.len();
         let has_routers =
@@ -364,6 +364,17 @@ impl<B: Buffer> StepData<B> {
                 let index = counted.router_loss().expect("mixtures have a sum of their losses");
                 compute(Arithmetic::ExactSum(loss), LOSS)?;
                 compute(Arithmetic::ExactSum(loss), tallies.sum(index))?;
+            }
+            let terms = routers.terms();
+            let sums = [
+                (terms.z_loss_at(), counted.router_z_loss()),
+                (terms.sequence_at(), counted.router_sequence_loss()),
+            ];
+            for (at, index) in sums.into_iter().filter_map(|(at, index)| at.zip(index)) {
+                for loss in routers.own_losses(round, at) {
+                    compute(Arithmetic::ExactSum(loss), LOSS)?;
+                    compute(Arithmetic::ExactSum(loss), tallies.sum(index))?;
+                }
             }
             for (layer, routes) in routers.routes(round) {
                 let start = tallies.counts().start + layer * routes.len;

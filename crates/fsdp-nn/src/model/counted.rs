@@ -7,8 +7,12 @@ use fsdp_core::model::ModelSpec;
 
 use crate::layer::Description;
 
-/// The layout of a model's sums and counts within its [`Tallies`]. Sums: the routers' balancing loss first, if the
-/// model has mixtures, then the z-loss, if it is reported separately. Counts: by mixture and expert.
+/// Number of sums of a model with mixtures: the balancing loss of the routers, their z-loss, and their
+/// sequence-wise loss.
+pub(crate) const ROUTER_SUMS: usize = 3;
+
+/// The layout of a model's sums and counts within its [`Tallies`]. Sums: those of the routers first, if the model has
+/// mixtures, then the z-loss, if it is reported separately. Counts: by mixture and expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// Experts per mixture.
@@ -22,6 +26,10 @@ pub struct StepParts {
     /// The sum of balancing losses over all targets, including their coefficient. `None` if the model has no
     /// mixtures.
     pub router_loss: Option<f64>,
+    /// As [`StepParts::router_loss`], the sum of the routers' z-losses.
+    pub router_z_loss: Option<f64>,
+    /// As [`StepParts::router_loss`], the sum of the routers' sequence-wise balance losses.
+    pub router_sequence_loss: Option<f64>,
     /// The sum of z-losses over all targets, including their coefficient. `None` if it is not reported separately.
     pub z_loss: Option<f64>,
     /// For each mixture, in block order, the number of tokens routed to each expert. Tokens after the last counted
@@ -46,9 +54,19 @@ impl Counted {
         (self.experts > 0).then_some(0)
     }
 
+    /// Returns the index of the sum of the routers' z-losses.
+    pub(crate) fn router_z_loss(self) -> Option<usize> {
+        (self.experts > 0).then_some(1)
+    }
+
+    /// Returns the index of the sum of the routers' sequence-wise losses.
+    pub(crate) fn router_sequence_loss(self) -> Option<usize> {
+        (self.experts > 0).then_some(2)
+    }
+
     /// Returns the index of the sum of z-losses.
     pub(crate) fn z_loss(self) -> Option<usize> {
-        let index = usize::from(self.experts > 0);
+        let index = if self.experts > 0 { ROUTER_SUMS } else { 0 };
         (self.tallies.sums > index).then_some(index)
     }
 
@@ -61,6 +79,12 @@ impl Counted {
     pub fn read(self, report: &StepReport) -> StepParts {
         let sum = |index: usize| report.sums[index];
         let loads = report.counts.chunks(self.experts.max(1)).map(<[u64]>::to_vec).collect();
-        StepParts { router_loss: self.router_loss().map(sum), z_loss: self.z_loss().map(sum), loads }
+        StepParts {
+            router_loss: self.router_loss().map(sum),
+            router_z_loss: self.router_z_loss().map(sum),
+            router_sequence_loss: self.router_sequence_loss().map(sum),
+            z_loss: self.z_loss().map(sum),
+            loads,
+        }
     }
 }

@@ -66,13 +66,13 @@ impl Kinds {
         let first_trainable = spec.first_trainable_block();
         let last = spec.blocks.len() - 1;
         let description = architecture.description();
-        let balance = description.balance(shape.terms);
+        let terms = description.router_terms(shape.terms);
         let mut width = 0;
         for block in (0..=last).map(BlockId) {
             let Shape { samples, seq, length, dtype, training, packed, .. } = shape;
             let mut builder =
                 Builder::new((spec, block), description, (samples, seq, length), dtype, (training, packed))
-                    .balanced(balance)
+                    .with_router_terms(terms)
                     .cut(shape.cuts);
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
@@ -160,5 +160,5 @@ fn head<A: Architecture>(
     let dims =
         HeadDims { rows, hidden: head.hidden, vocab, chunk_rows, softcap: head.softcap, terms: shape.terms };
     let (trained, is_rounded) = (spec.param(head.weight).trainable, shape.head_chunks.round(shape.dtype));
-    Ok(HeadCall { dims, weight, trained, is_rounded, balance: builder.balance() })
+    Ok(HeadCall { dims, weight, trained, is_rounded, routers: builder.router_terms() })
 }

@@ -18,6 +18,7 @@ pub use adapted::Adapted;
 pub use architecture::Architecture;
 pub(crate) use batch::token_bytes;
 pub use batch::{Batch, RowFacts};
+pub(crate) use counted::ROUTER_SUMS;
 pub use counted::{Counted, StepParts};
 pub use decoder::{
     Decoder, DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace,

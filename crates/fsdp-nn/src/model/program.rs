@@ -20,7 +20,7 @@ use crate::backend::Backend;
 use crate::cuts::Cuts;
 use crate::error::ModelError;
 use crate::graph::{DeviceRunner, Inputs, Request, Route};
-use crate::op::{Balance, LossTerms};
+use crate::op::{LossTerms, RouterTerms};
 
 /// The settings of a [`ModelProgram`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,9 +87,9 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     /// [`ModelError::BatchShape`](crate::ModelError::BatchShape), `Token`, `Positions` or `Position` inside
     /// [`Error::Program`], or those of the memory.
     pub fn set_batches(&mut self, memory: &M, step: u64, batches: Vec<Batch>) -> Result<(), Error> {
-        let balance = self.balance();
+        let routers = self.router_terms();
         let z_loss = self.options.terms.z_loss > 0.0;
-        self.data.set(memory, (&self.architecture, balance, z_loss), self.options.cuts.samples, step, batches)
+        self.data.set(memory, (&self.architecture, routers, z_loss), self.options.cuts.samples, step, batches)
     }
 
     /// Replaces facts about the rows of the next [`set_batches`](Self::set_batches), which has one micro-batch: audits compute
@@ -123,9 +123,9 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         Ok(self.values[logits].take().expect("a plan of logits leaves them"))
     }
 
-    /// Returns the model's mixtures with the balancing loss of training, if it has any.
-    fn balance(&self) -> Option<Balance> {
-        self.architecture.description().balance(self.options.terms)
+    /// Returns the model's mixtures with what they add to the loss of training, if it has any.
+    fn router_terms(&self) -> Option<RouterTerms> {
+        self.architecture.description().router_terms(self.options.terms)
     }
 
     /// The shape of the graphs of this micro-batch.
@@ -158,7 +158,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         comms: &mut Comms<M>,
     ) -> Result<(), Error> {
         let block = call.call.block();
-        let load_range = self.architecture.description().load(block);
+        let load_range = self.architecture.description().load(block, self.options.terms);
         let place = (self.round, self.options.seed);
         let Parts { batch, losses, z_losses, routers } = self.data.parts(place, load_range);
         let inputs = Inputs { memory, spec: &self.spec, block, params, batch };

@@ -1,4 +1,4 @@
-//! What the routers of a rank's micro-batches leave for the balancing loss: loads of each chunk, and their sums over all
+//! What the routers of a rank's micro-batches leave for their terms of the loss: loads of each chunk, and their sums over all
 //! chunks of the samples.
 
 use std::ops::Range;
@@ -9,11 +9,11 @@ use fsdp_core::{DType, Error, Group, Queue};
 
 use crate::cuts::Chunks;
 use crate::graph::Routers;
-use crate::op::Balance;
+use crate::op::RouterTerms;
 
 /// The router data of all micro-batches, kept from step to step.
 pub(super) struct RouterBuffers<B> {
-    balance: Balance,
+    terms: RouterTerms,
     chunks: Chunks,
     /// By micro-batch, chunk and mixture.
     loads: B,
@@ -34,22 +34,22 @@ struct LoadSums<B> {
 }
 
 /// Lengths of what is allocated per micro-batch: loads, loss, loads to send, and loads of all chunks with both sums.
-fn lens(balance: Balance, chunks: Chunks) -> [usize; 4] {
-    let adds = usize::from(chunks.count > 1 && balance.loss().is_some());
+fn lens(terms: RouterTerms, chunks: Chunks) -> [usize; 4] {
+    let adds = usize::from(chunks.count > 1 && terms.balancing().is_some());
     let sends = adds * usize::from(chunks.here < chunks.count);
-    let [here, all] = [chunks.here, chunks.count].map(|chunks| chunks * balance.loads_len());
+    let [here, all] = [chunks.here, chunks.count].map(|chunks| chunks * terms.loads_len());
     [here, 1, sends * here, adds * 2 * all]
 }
 
 /// Bytes per micro-batch.
-pub(crate) fn router_bytes(balance: Balance, chunks: Chunks) -> usize {
-    lens(balance, chunks).iter().sum::<usize>() * DType::F64.size_bytes()
+pub(crate) fn router_bytes(terms: RouterTerms, chunks: Chunks) -> usize {
+    lens(terms, chunks).iter().sum::<usize>() * DType::F64.size_bytes()
 }
 
 impl<B: Buffer> RouterBuffers<B> {
     pub(super) fn new<M: Memory<Buffer = B>>(
         memory: &M,
-        (balance, chunks): (Balance, Chunks),
+        (terms, chunks): (RouterTerms, Chunks),
         rounds: usize,
     ) -> Result<Self, Error> {
         // Zeroed now, so that their storage is allocated from the first step on.
@@ -58,7 +58,7 @@ impl<B: Buffer> RouterBuffers<B> {
             memory.zero(Queue::Compute, SliceMut::whole(&mut numbers))?;
             Ok::<_, Error>(numbers)
         };
-        let [loads, losses, own, all] = lens(balance, chunks);
+        let [loads, losses, own, all] = lens(terms, chunks);
         let sum = |_| {
             let own = if own > 0 { Some(numbers(own)?) } else { None };
             let sums = [numbers(all / 4)?, numbers(all / 4)?];
@@ -66,7 +66,7 @@ impl<B: Buffer> RouterBuffers<B> {
         };
         let sums = (0..if all > 0 { rounds } else { 0 }).map(sum).collect::<Result<_, _>>()?;
         let (loads, losses) = (numbers(rounds * loads)?, numbers(rounds * losses)?);
-        Ok(Self { balance, chunks, loads, losses, sums })
+        Ok(Self { terms, chunks, loads, losses, sums })
     }
 
     /// Whether there is room for so many micro-batches.
@@ -76,12 +76,12 @@ impl<B: Buffer> RouterBuffers<B> {
 
     /// The destinations of a block of a micro-batch, whose load is at this range of its loads.
     pub(super) fn part(&mut self, round: usize, load_range: Range<usize>) -> Routers<'_, B> {
-        let len = self.chunks.here * self.balance.loads_len();
+        let len = self.chunks.here * self.terms.loads_len();
         Routers {
             loads: SliceMut::new(&mut self.loads, round * len, len),
             load_range,
             loss: SliceMut::new(&mut self.losses, round, 1),
-            total: self.sums.get(round).map(|sums| Slice::new(&sums.sums[0], 0, self.balance.loads_len())),
+            total: self.sums.get(round).map(|sums| Slice::new(&sums.sums[0], 0, self.terms.loads_len())),
         }
     }
 
@@ -93,7 +93,7 @@ impl<B: Buffer> RouterBuffers<B> {
         comms: &mut Comms<M>,
         round: usize,
     ) -> Result<(), Error> {
-        let (len, here) = (self.balance.loads_len(), self.chunks.here * self.balance.loads_len());
+        let (len, here) = (self.terms.loads_len(), self.chunks.here * self.terms.loads_len());
         let Some(LoadSums { own, gathered, sums: [sums, spare] }) = self.sums.get_mut(round) else {
             return Ok(());
         };
@@ -131,16 +131,31 @@ impl<B: Buffer> RouterBuffers<B> {
     /// The balancing loss of a micro-batch, if there is one, and this rank is the one of those that share it that reports
     /// it.
     pub(super) fn loss(&self, round: usize) -> Option<Slice<'_, B>> {
-        let reports = self.balance.loss().is_some() && self.chunks.first == 0;
+        let reports = self.terms.balancing().is_some() && self.chunks.first == 0;
         reports.then(|| Slice::new(&self.losses, round, 1))
+    }
+
+    /// What the routers add to the loss.
+    pub(super) fn terms(&self) -> RouterTerms {
+        self.terms
+    }
+
+    /// A loss that each mixture has for itself, at `at` in its load, in the chunks of this rank.
+    pub(super) fn own_losses(&self, round: usize, at: usize) -> impl Iterator<Item = Slice<'_, B>> {
+        self.loads(round).map(move |(_, load)| Slice::new(load.buffer, load.offset + at, 1))
     }
 
     /// The routes to each expert in the chunks of this rank, with the number of the mixture.
     pub(super) fn routes(&self, round: usize) -> impl Iterator<Item = (usize, Slice<'_, B>)> {
-        let Balance { layers, experts, .. } = self.balance;
-        let first = round * self.chunks.here * layers;
-        (0..self.chunks.here * layers).map(move |load| {
-            (load % layers, Slice::new(&self.loads, (first + load) * self.balance.load_len(), experts))
-        })
+        let experts = self.terms.experts;
+        self.loads(round).map(move |(layer, load)| (layer, Slice::new(load.buffer, load.offset, experts)))
+    }
+
+    /// The loads of a micro-batch in the chunks of this rank, with the number of the mixture.
+    fn loads(&self, round: usize) -> impl Iterator<Item = (usize, Slice<'_, B>)> {
+        let (layers, len) = (self.terms.layers, self.terms.load_len());
+        let count = self.chunks.here * layers;
+        (0..count)
+            .map(move |load| (load % layers, Slice::new(&self.loads, (round * count + load) * len, len)))
     }
 }

@@ -13,10 +13,10 @@ use fsdp_core::memory::Category;
 use fsdp_core::model::ParamId;
 use fsdp_core::{DType, Error};
 
-use super::balance::Balance;
 use super::describe::{Description, Role};
 use super::gating::{Gating, Scoring};
 use super::linear::Orientation;
+use super::router_terms::RouterTerms;
 use super::routing::Routing;
 use crate::error::ModelError;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
@@ -63,15 +63,16 @@ impl ExpertDims {
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Experts {
     /// Selects the `top` best experts of every row, in descending order (of equal ones, the first), and their weights, as
-    /// `gating` says. In training also computes the *load*: the number of routes to each expert, and the sum of its
-    /// probabilities, over the rows up to the last counted target of each sample.
-    Route { routing: Routing, gating: Gating, load: Option<Balance> },
-    /// Backward of [`Experts::Route`] from the gradients of the weights; with `balance` also from the balancing
-    /// loss, using the loads of all mixtures.
-    RouteBackward { routing: Routing, gating: Gating, balance: Option<Balance> },
+    /// `gating` says. In training also computes the *load*: the number of routes to each expert, the sum of its
+    /// probabilities, and the z-loss and the sequence-wise loss, if there are any, over the rows up to the last counted
+    /// target of each sample.
+    Route { routing: Routing, gating: Gating, load: Option<RouterTerms> },
+    /// Backward of [`Experts::Route`] from the gradients of the weights, and from the terms of the loss; a balancing loss
+    /// uses the loads of all mixtures.
+    RouteBackward { routing: Routing, gating: Gating, terms: Option<RouterTerms> },
     /// The balancing loss of a micro-batch from the loads of all mixtures, times its coefficient and the number of
     /// counted targets.
-    BalanceLoss { balance: Balance },
+    BalanceLoss { terms: RouterTerms },
     /// Copies to every slot the row that is routed there.
     Dispatch { routing: Routing, width: usize },
     /// Sums the slots of every row, in the order of its routes.
@@ -97,12 +98,11 @@ impl Experts {
     pub(super) fn describe(&self) -> Description {
         match *self {
             Experts::Route { routing, gating, load } => describe_route(routing, gating, load),
-            Experts::RouteBackward { routing, balance, .. } => describe_route_backward(routing, balance),
-            Experts::BalanceLoss { balance } => Description::new("balance_loss")
-                .read([Role::double("loads", balance.loads_len())])
+            Experts::RouteBackward { routing, terms, .. } => describe_route_backward(routing, terms),
+            Experts::BalanceLoss { terms } => Description::new("balance_loss")
+                .read([Role::double("loads", terms.loads_len())])
                 .write([Role::double("loss", 1)])
-                .constant(balance.coefficient)
-                .flops(balance.loads_len() + balance.load_len()),
+                .flops(terms.loads_len() + terms.load_len()),
             Experts::Dispatch { routing, .. }
             | Experts::DispatchBackward { routing, .. }
             | Experts::Product { routing, .. }
@@ -198,10 +198,10 @@ impl Experts {
                 let logits = call.reads[0].local().expect("logits are a value");
                 let (read, routes) = (b.load(logits), call.writes[1].0);
                 let Some(place) = b.overwrite(logits) else { return };
-                let balance = load.and_then(Balance::loss);
-                let op = Op::Experts(Experts::RouteBackward { routing, gating, balance });
+                let terms = load.and_then(RouterTerms::any);
+                let op = Op::Experts(Experts::RouteBackward { routing, gating, terms });
                 let mut reads = vec![b.draft.whole(read), routes, b.draft.whole(dweights)];
-                reads.extend(balance.map(|_| Operand::Loads));
+                reads.extend(terms.and_then(RouterTerms::balancing).map(|_| Operand::Loads));
                 b.draft.call(op, reads, vec![(b.draft.whole(place), false)]);
                 b.put(logits, place);
             }
@@ -246,19 +246,25 @@ impl Experts {
     }
 }
 
-fn describe_route(routing: Routing, gating: Gating, load: Option<Balance>) -> Description {
+fn describe_route(routing: Routing, gating: Gating, load: Option<RouterTerms>) -> Description {
     let Routing { rows, experts, .. } = routing;
     let slots = routing.slots();
     Description::new("route")
         .read([Role::value("logits", rows * experts)])
         .read(gating.biased.then(|| Role::value("bias", experts)))
         .write([Role::value("weights", slots), Role::ids("routes", slots)])
-        .write(load.map(|balance| Role::double("load", balance.load_len())))
+        .write(load.map(|terms| Role::double("load", terms.load_len())))
         .of_counted(if load.is_some() { rows } else { 0 })
-        .flops((5 + usize::from(load.is_some())) * rows * experts)
+        .flops((5 + load.map_or(0, |terms| 1 + term_flops(terms, [3, 5]))) * rows * experts)
 }
 
-fn describe_route_backward(routing: Routing, balance: Option<Balance>) -> Description {
+/// Operations per logit for a z-loss and a sequence-wise loss, if there are any.
+fn term_flops(terms: RouterTerms, [z_loss, sequence]: [usize; 2]) -> usize {
+    let of = |coefficient: f64, flops| if coefficient == 0.0 { 0 } else { flops };
+    of(terms.z_loss, z_loss) + of(terms.sequence, sequence)
+}
+
+fn describe_route_backward(routing: Routing, terms: Option<RouterTerms>) -> Description {
     let Routing { rows, experts, .. } = routing;
     let slots = routing.slots();
     let described = Description::new("route_backward")
@@ -268,13 +274,14 @@ fn describe_route_backward(routing: Routing, balance: Option<Balance>) -> Descri
             Role::value("dweights", slots),
         ])
         .write([Role::value("dlogits", rows * experts)]);
-    match balance {
-        None => described.flops(8 * rows * experts),
-        Some(balance) => described
-            .read([Role::double("loads", balance.loads_len())])
-            .constant(balance.coefficient)
-            .of_counted(rows)
-            .flops(13 * rows * experts + balance.loads_len()),
+    let Some(terms) = terms else { return described.flops(8 * rows * experts) };
+    let more = term_flops(terms, [6, 1]) * rows * experts;
+    let described = described.of_counted(rows);
+    match terms.balancing() {
+        None => described.flops(8 * rows * experts + more),
+        Some(terms) => described
+            .read([Role::double("loads", terms.loads_len())])
+            .flops(13 * rows * experts + more + terms.loads_len()),
     }
 }
 
@@ -343,7 +350,7 @@ impl Builder<'_> {
         let weights = self.rows(top);
         let routes = self.value(top, DType::U32, Category::Workspace);
         let mut writes = vec![(self.whole(weights), false), (self.whole(routes), false)];
-        let load = self.balance();
+        let load = self.router_terms();
         writes.extend(load.map(|_| (Operand::Load, false)));
         let op = Op::Experts(Experts::Route { routing, gating, load });
         let mut reads = vec![self.whole(logits)];

@@ -14,9 +14,14 @@ pub struct LossTerms {
     /// Coefficient of the squared log-sum-exp of the logits (z-loss: PaLM, Chowdhery et al. 2022, section 5): at
     /// least 0.
     pub z_loss: f64,
-    /// Coefficient of the routers' [balancing loss](super::Balance): at least 0. The operations of the head ignore
+    /// Coefficient of the routers' [balancing loss](super::RouterTerms): at least 0. The operations of the head ignore
     /// it.
     pub router_loss: f64,
+    /// Coefficient of the routers' [z-loss](super::RouterTerms): at least 0. The operations of the head ignore it.
+    pub router_z_loss: f64,
+    /// Coefficient of the routers' sequence-wise [balance loss](super::RouterTerms): at least 0. The operations of the head
+    /// ignore it.
+    pub router_sequence_loss: f64,
     /// Factor of the gradients of all losses: a power of two, 1 unless gradients would underflow in f16. Loss values
     /// are not scaled.
     pub loss_scale: f64,
@@ -24,11 +29,23 @@ pub struct LossTerms {
 
 impl Default for LossTerms {
     fn default() -> Self {
-        Self { label_smoothing: 0.0, z_loss: 0.0, router_loss: 0.0, loss_scale: 1.0 }
+        Self {
+            label_smoothing: 0.0,
+            z_loss: 0.0,
+            router_loss: 0.0,
+            router_z_loss: 0.0,
+            router_sequence_loss: 0.0,
+            loss_scale: 1.0,
+        }
     }
 }
 
 impl LossTerms {
+    /// Whether routers add to the loss.
+    pub fn has_routers(&self) -> bool {
+        [self.router_loss, self.router_z_loss, self.router_sequence_loss].iter().any(|&it| it != 0.0)
+    }
+
     /// The z-losses of rows, if there is a z-loss.
     fn z_losses(&self, rows: usize) -> Option<Role> {
         (self.z_loss > 0.0).then(|| Role::double("z_losses", rows))

@@ -10,7 +10,6 @@
 
 mod activation;
 mod attention;
-mod balance;
 mod check;
 mod cost;
 mod dequantize;
@@ -26,11 +25,11 @@ mod linear;
 mod lookup;
 mod norm;
 mod pointwise;
+mod router_terms;
 mod routing;
 
 pub use activation::{Activation, CLAMP, Function, Pass, SWISH_SCALE};
 pub use attention::{Attention, AttentionDims, Scores};
-pub use balance::Balance;
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
 pub use dora::{AdaptedDims, Dora};
@@ -45,6 +44,7 @@ pub use linear::{Linear, LinearDims, Orientation};
 pub use lookup::Lookup;
 pub use norm::Norm;
 pub use pointwise::{Dropout, Pointwise};
+pub use router_terms::RouterTerms;
 pub use routing::{Places, Routing};
 
 use crate::graph::{Backward, Node};

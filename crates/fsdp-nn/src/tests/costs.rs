@@ -21,7 +21,14 @@ const SHAPE: RunShape = RunShape {
     dtype: DType::Bf16,
     gradient_dtype: DType::F32,
     head_chunks: HeadChunks::Small,
-    terms: LossTerms { label_smoothing: 0.0, z_loss: 0.0, router_loss: 0.0, loss_scale: 1.0 },
+    terms: LossTerms {
+        label_smoothing: 0.0,
+        z_loss: 0.0,
+        router_loss: 0.0,
+        router_z_loss: 0.0,
+        router_sequence_loss: 0.0,
+        loss_scale: 1.0,
+    },
     packed: false,
     cuts: Cuts::WHOLE,
 };

@@ -101,6 +101,21 @@ micro-batches, weighted by their counted targets (transformers' trainer sums it 
 `micro_batch_size` therefore sets the number of tokens among which experts are balanced, and the number of ranks changes nothing. Tokens after
 the last counted target of their sample, including padding, are excluded; transformers excludes what `attention_mask` does, which keeps
 tokens that are not padding. Evaluations report the cross-entropy alone.
+
+### z-loss of routers
+
+`train.router_z_loss_coef` = c adds c times the mean, over the same tokens and over all mixtures, of the squared log-sum-exp of a router's logits (ST-MoE, Zoph et al. 2022,
+equation 5, with c = 1e-3). It keeps logits small, which matters in 16 bits. Programs that add the z-losses of layers up instead of taking their mean have a coefficient that is
+smaller by the number of mixtures. Gates of shared experts are not among the logits.
+
+### Sequence-wise balance loss
+
+`train.router_sequence_loss_coef` = a adds a times the sequence-wise balance loss of DeepSeek V3 (2024, equations 17 to 20), beside or instead of the balancing loss above. With E experts of
+which K have a token, and T tokens in a sequence, it is the sum over experts of f P, where f is E / (K T) times the number of the sequence's routes to the expert, and P the mean of its
+scores there, each divided by the sum of all experts' scores. It is the mean over the sequences of a micro-batch and over all mixtures, weighted by targets like the balancing loss;
+the report of DeepSeek V3 has 1e-4, beside [corrections](#corrections). Programs that add the losses of layers up, as DeepSeek's published code, have a coefficient that is smaller by
+the number of mixtures. A sequence is a document of a packed sample, or a sample that is not packed; tokens after the last counted target of their sample are excluded.
+Samples must be whole: a [context axis](parallelism.md#context-axis), or `fsdp.chunks.context` above 1, is refused.
 ";
 
 fn golden(family: &Family) -> PathBuf {

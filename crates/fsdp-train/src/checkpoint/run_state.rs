@@ -53,7 +53,7 @@ const FREE: [&str; 25] = [
     "run",
 ];
 /// Keys, and tables of keys, that may change between two steps.
-const RECORDED: [&str; 11] = [
+const RECORDED: [&str; 13] = [
     "model.padding_row",
     "train.steps",
     "train.grad_clip",
@@ -62,6 +62,8 @@ const RECORDED: [&str; 11] = [
     "train.label_smoothing",
     "train.z_loss",
     "train.router_aux_loss_coef",
+    "train.router_z_loss_coef",
+    "train.router_sequence_loss_coef",
     "train.router_bias_update_speed",
     "train.loss_scale",
     "fsdp.chunks",

@@ -14,7 +14,7 @@ pub(crate) const STEPS: &str = "metrics.csv";
 pub(crate) const EVALUATIONS: &str = "evaluations.csv";
 
 /// The columns of [`STEPS`]: all figures that a step can have. The cell of a missing figure is empty.
-const STEP_COLUMNS: [&str; 21] = [
+const STEP_COLUMNS: [&str; 23] = [
     "step",
     "loss",
     "grad_norm",
@@ -34,6 +34,8 @@ const STEP_COLUMNS: [&str; 21] = [
     "cross_entropy",
     "z_loss",
     "router_loss",
+    "router_z_loss",
+    "router_sequence_loss",
     "expert_imbalance",
     "idle_experts",
 ];
@@ -143,7 +145,7 @@ mod tests {
         let nan = [Figure { name: "eval_loss".to_owned(), value: f64::NAN }];
         tables.evaluation(1, "books", &nan).unwrap();
         let steps = fs::read_to_string(dir.path().join(STEPS)).unwrap();
-        assert_eq!(steps.lines().nth(1), Some("1,5.5,1.25,0.0003,2048,2000,1000.5,2047,,,,,,,,,,,,,"));
+        assert_eq!(steps.lines().nth(1), Some("1,5.5,1.25,0.0003,2048,2000,1000.5,2047,,,,,,,,,,,,,,,"));
         let evaluations = fs::read_to_string(dir.path().join(EVALUATIONS)).unwrap();
         assert_eq!(evaluations, "step,set,eval_loss,eval_perplexity,eval_tokens\n1,books,NaN,,\n");
     }

@@ -25,7 +25,7 @@ const HEAD_MAX: usize = 8 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The exposed figures of a step: name in `metrics.jsonl`, name in Prometheus, and description.
-const STEP_FIGURES: [(&str, &str, &str); 13] = [
+const STEP_FIGURES: [(&str, &str, &str); 15] = [
     (
         "loss",
         "fsdp_loss",
@@ -41,6 +41,12 @@ const STEP_FIGURES: [(&str, &str, &str); 13] = [
     ("cross_entropy", "fsdp_cross_entropy", "The part of the loss that is cross-entropy."),
     ("z_loss", "fsdp_z_loss", "The part of the loss that is z-loss."),
     ("router_loss", "fsdp_router_loss", "The part of the loss that balances routers."),
+    ("router_z_loss", "fsdp_router_z_loss", "The part of the loss that is z-loss of routers."),
+    (
+        "router_sequence_loss",
+        "fsdp_router_sequence_loss",
+        "The part of the loss that balances routers within sequences.",
+    ),
     (
         "expert_imbalance",
         "fsdp_expert_imbalance",

@@ -5,6 +5,7 @@ use std::time::Duration;
 use fsdp_comm::process::cluster;
 use fsdp_core::engine::StepReport;
 use fsdp_nn::model::{Counted, StepParts};
+use fsdp_nn::op::LossTerms;
 use serde::Serialize;
 
 use super::experts::ExpertLoads;
@@ -72,28 +73,41 @@ pub struct LossParts {
     /// The load-balancing loss of routers; `None` if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_loss: Option<f64>,
+    /// The z-loss of routers; `None` if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_z_loss: Option<f64>,
+    /// The sequence-wise balance loss of routers; `None` if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_sequence_loss: Option<f64>,
 }
 
 impl LossParts {
     /// Returns the components of a step's loss; `None` if there is only one. `parts` are sums over all targets.
     #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
-    fn of(report: &StepReport, parts: &StepParts, router_loss: bool) -> Option<Self> {
+    fn of(report: &StepReport, parts: &StepParts, terms: LossTerms) -> Option<Self> {
         let mean = |sum: f64| sum / report.targets.max(1) as f64;
-        let router_loss = parts.router_loss.filter(|_| router_loss).map(mean);
-        let z_loss = parts.z_loss.map(mean);
-        let added = [z_loss, router_loss].into_iter().flatten().reduce(|a, b| a + b)?;
-        Some(Self { cross_entropy: report.loss - added, z_loss, router_loss })
+        let of = |sum: Option<f64>, coefficient: f64| sum.filter(|_| coefficient > 0.0).map(mean);
+        let parts = Self {
+            cross_entropy: report.loss,
+            z_loss: of(parts.z_loss, terms.z_loss),
+            router_loss: of(parts.router_loss, terms.router_loss),
+            router_z_loss: of(parts.router_z_loss, terms.router_z_loss),
+            router_sequence_loss: of(parts.router_sequence_loss, terms.router_sequence_loss),
+        };
+        let added = [parts.z_loss, parts.router_loss, parts.router_z_loss, parts.router_sequence_loss];
+        let added = added.into_iter().flatten().reduce(|a, b| a + b)?;
+        Some(Self { cross_entropy: report.loss - added, ..parts })
     }
 }
 
-/// Returns the metrics that a model reports besides its loss; `router_loss` says whether training balances its routers.
+/// Returns the metrics that a model reports besides its loss, in training with these terms.
 pub(crate) fn parts(
     report: &StepReport,
     counted: Counted,
-    router_loss: bool,
+    terms: LossTerms,
 ) -> (Option<LossParts>, Option<ExpertLoads>) {
     let parts = counted.read(report);
-    (LossParts::of(report, &parts, router_loss), ExpertLoads::of(parts.loads))
+    (LossParts::of(report, &parts, terms), ExpertLoads::of(parts.loads))
 }
 
 /// Scaling of the gradients of a step in f16.

@@ -36,7 +36,13 @@ pub(super) fn full(step: u64) -> StepMetrics {
     StepMetrics {
         scaling: Some(Scaling { loss_scale: 1024.0, skipped: false }),
         waiting: Some(waiting),
-        parts: Some(LossParts { cross_entropy: 5.0, z_loss: Some(0.25), router_loss: Some(0.25) }),
+        parts: Some(LossParts {
+            cross_entropy: 5.0,
+            z_loss: Some(0.25),
+            router_loss: Some(0.25),
+            router_z_loss: Some(0.125),
+            router_sequence_loss: Some(0.5),
+        }),
         experts: ExpertLoads::of(vec![vec![3, 1], vec![4, 0]]),
         ..metrics(step, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }))
     }
@@ -45,7 +51,7 @@ pub(super) fn full(step: u64) -> StepMetrics {
 #[test]
 fn step_line_includes_loss_parts_and_expert_tokens() {
     let text = written(|file| file.write(&full(1)).unwrap());
-    let expected = r#""cross_entropy":5.0,"z_loss":0.25,"router_loss":0.25,"expert_imbalance":2.0,"idle_experts":1,"expert_tokens":[[3,1],[4,0]]}"#;
+    let expected = r#""cross_entropy":5.0,"z_loss":0.25,"router_loss":0.25,"router_z_loss":0.125,"router_sequence_loss":0.5,"expert_imbalance":2.0,"idle_experts":1,"expert_tokens":[[3,1],[4,0]]}"#;
     assert!(text.trim_end().ends_with(expected), "{text}");
 }
 

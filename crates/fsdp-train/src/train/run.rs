@@ -190,8 +190,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             .map(|(peak, flops)| flops.utilization(tokens_per_s, self.job.plan.mesh.world(), peak));
         let described = self.job.architecture.description();
         let counted = Counted::of(described, &self.job.plan.spec);
-        let (parts, experts) =
-            metrics::parts(report, counted, config.train.loss_terms(described).router_loss > 0.0);
+        let (parts, experts) = metrics::parts(report, counted, config.train.loss_terms(described));
         let metrics = StepMetrics {
             step: step + 1,
             loss: report.loss,

@@ -10,7 +10,7 @@ use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 use fsdp_core::update::RuleDecl;
 use fsdp_core::{Axis, DType};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::op::{Balance, Exchange, ExpertAxis, Op};
+use fsdp_nn::op::{Exchange, ExpertAxis, Op, RouterTerms};
 
 use crate::error::TrainError;
 use crate::job::{Job, listed};
@@ -114,9 +114,9 @@ pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic
         return Ok(traffic);
     }
     let description = job.architecture.description();
-    let balance = description.balance(job.config.train.loss_terms(description));
-    if let Some(balance) = balance.and_then(Balance::loss) {
-        let bytes = job.plan.policy.chunks * balance.loads_len() * DType::F64.size_bytes();
+    let terms = description.router_terms(job.config.train.loss_terms(description));
+    if let Some(terms) = terms.and_then(RouterTerms::balancing) {
+        let bytes = job.plan.policy.chunks * terms.loads_len() * DType::F64.size_bytes();
         add_gather(&mut traffic, job.plan.step.rounds, bytes, job.plan.mesh.size(Axis::Context));
     }
     Ok(traffic)

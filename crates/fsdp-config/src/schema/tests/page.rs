@@ -133,6 +133,8 @@ const NOTES: &[(&str, Note)] = &[
     ("train.label_smoothing", more("[Loss](training.md#loss).")),
     ("train.z_loss", more("[Loss](training.md#loss).")),
     ("train.router_aux_loss_coef", more("[Mixtures of experts](models.md#mixtures-of-experts).")),
+    ("train.router_z_loss_coef", more("[Mixtures of experts](models.md#z-loss-of-routers).")),
+    ("train.router_sequence_loss_coef", more("[Mixtures of experts](models.md#sequence-wise-balance-loss).")),
     (
         "train.lr_schedule",
         both("`{ name = \"constant\" }`; a table", "[Learning rate](training.md#learning-rate)."),

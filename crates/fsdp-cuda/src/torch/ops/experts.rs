@@ -2,6 +2,7 @@
 //!
 //! Slots that are unused may hold anything, so they are not read: a product with zero would leave what is not finite.
 
+mod router_terms;
 mod routers;
 
 use std::ops::Range;

@@ -1,6 +1,7 @@
 //! Kernels of mixtures of experts: routing, dispatch of rows, products per expert, weighted sums.
 
 mod route;
+mod routers;
 
 use fsdp_core::Error;
 use fsdp_core::memory::Slice;
@@ -18,9 +19,8 @@ use crate::host::floats::Target;
 use crate::host::math::sum2;
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
-use crate::op::{Balance, ExpertDims, Experts, Orientation, Places, Routing};
+use crate::op::{ExpertDims, Experts, Orientation, Places, Routing};
 use crate::quantized::Packed;
-use route::{Rows, route, route_backward};
 
 impl HostMemory {
     pub(in crate::host) fn experts<E: Element>(
@@ -68,49 +68,6 @@ impl HostMemory {
             }
         }
         Ok(Outcome::Done)
-    }
-
-    fn routers<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
-        let workers = self.workers();
-        match *op {
-            Experts::Route { routing, gating, load } => {
-                let rows = load.map(|_| operands.batch.counted(routing.rows).collect::<Vec<bool>>());
-                let bias: &[E] = operands.reads.get(1).map_or(Ok(&[][..]), |bias| self.elements(*bias))?;
-                let ([logits], [weights, routes], mut load) = operands.split();
-                let logits = self.elements::<E>(logits)?;
-                let (weights, routes) = (self.elements_mut(weights.slice)?, self.elements_mut(routes.slice)?);
-                let rows = Rows { routing, gating, counted: rows.as_deref() };
-                let found = route(workers, rows, (logits, bias), weights, routes);
-                if let Some(load) = load.next() {
-                    self.elements_mut::<f64>(load.slice)?.copy_from_slice(&found);
-                }
-            }
-            Experts::RouteBackward { routing, gating, balance } => {
-                let counted = balance.map(|_| operands.batch.counted(routing.rows).collect::<Vec<bool>>());
-                let (facts, loads) = (operands.batch, operands.reads.get(3).copied());
-                let ([logits, routes, dweights], [dlogits], _) = operands.split();
-                let slopes: Vec<E::Acc> = match balance.zip(loads) {
-                    None => Vec::new(),
-                    Some((balance, loads)) => {
-                        let sums = balance.sums(self.elements(loads)?);
-                        let slope = |count: &f64| E::Acc::of(balance.slope(facts) * count);
-                        sums[..balance.experts].iter().map(slope).collect()
-                    }
-                };
-                let (logits, routes) = (self.elements::<E>(logits)?, self.elements(routes)?);
-                let (dweights, dlogits) = (self.elements(dweights)?, self.elements_mut(dlogits.slice)?);
-                let rows = Rows { routing, gating, counted: counted.as_deref() };
-                route_backward(workers, rows, &slopes, (logits, routes, dweights), dlogits);
-            }
-            Experts::BalanceLoss { balance } => {
-                let facts = operands.batch;
-                let ([loads], [loss], _) = operands.split();
-                let found = balance_loss(balance, self.elements(loads)?) * balance.scale(facts);
-                self.elements_mut::<f64>(loss.slice)?[0] = found;
-            }
-            _ => unreachable!("the caller asks for routers only"),
-        }
-        Ok(())
     }
 
     fn expert_products<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
@@ -246,13 +203,6 @@ impl<E: Element> Weights<'_, E> {
             }
         }
     }
-}
-
-/// Returns the sum over experts of routes times probabilities.
-fn balance_loss(balance: Balance, loads: &[f64]) -> f64 {
-    let sums = balance.sums(loads);
-    let (routes, probabilities) = sums.split_at(balance.experts);
-    routes.iter().zip(probabilities).map(|(routes, probability)| routes * probability).sum()
 }
 
 /// Gives each expert its slots of `x` and `y`, source by source.

@@ -1,10 +1,11 @@
-//! Routers: which experts a row is sent to, and the loss that balances their loads.
+//! Routers: which experts a row is sent to, and the gradients of their logits.
 
 use fsdp_core::memory::Buffer;
-use fsdp_nn::backend::{BatchFacts, Operands};
-use fsdp_nn::op::{Balance, Experts, Gating, Groups, Routing, SCORES_EPS, Scoring};
-use tch::{Device, Kind, Tensor};
+use fsdp_nn::backend::Operands;
+use fsdp_nn::op::{Experts, Gating, Groups, Routing, SCORES_EPS, Scoring};
+use tch::{Kind, Tensor};
 
+use super::router_terms::one_hot;
 use super::{In, To};
 use crate::torch::error::Failure;
 use crate::torch::memory::{Torch, arithmetic};
@@ -15,57 +16,56 @@ impl<D: TorchStorage> Torch<D> {
     pub(super) fn routers(&self, op: &Experts, operands: Operands<'_, '_, D::Buffer>) -> Result<(), Failure> {
         let reads = operands.reads;
         match *op {
-            Experts::Route { routing, gating, .. } => {
+            Experts::Route { routing, gating, load } => {
                 let (facts, bias) = (operands.batch, reads.get(1).copied());
-                let ([logits], [weights, routes], mut load) = operands.split();
+                let ([logits], [weights, routes], mut write) = operands.split();
                 let (scores, order) = self.aten_route((routing, gating), logits, bias, weights, routes)?;
-                match load.next() {
-                    None => Ok(()),
-                    Some(load) => {
-                        let probabilities = probabilities(gating.scoring, scores)?;
-                        self.put(load, &expert_loads(routing, facts, &probabilities, &order)?)
-                    }
-                }
+                let Some((terms, write)) = load.zip(write.next()) else { return Ok(()) };
+                let probabilities = probabilities(gating.scoring, scores)?.f_to_kind(Kind::Double)?;
+                let routes = one_hot(&order, routing.experts)?;
+                let load = self.load(terms, routing, facts, (logits, &probabilities, &routes))?;
+                self.put(write, &load)
             }
-            Experts::RouteBackward { routing, gating, balance } => {
+            Experts::RouteBackward { routing, gating, terms } => {
                 let (facts, loads) = (operands.batch, reads.get(3).copied());
                 let (reads, [dlogits], _) = operands.split();
-                let slopes = match balance.zip(loads) {
+                let sizes = [int(routing.rows), int(routing.top)];
+                let order = self.view(reads[1], &sizes)?.f_to_kind(Kind::Int64)?;
+                let slopes = match terms {
                     None => None,
-                    Some((balance, loads)) => Some(self.slopes(balance, facts, loads)?),
+                    Some(terms) => self.slopes(terms, routing, facts, (&order, loads))?,
                 };
-                self.aten_route_backward((routing, gating), (facts, slopes), reads, dlogits)
+                let gradients = self.aten_route_backward((routing, gating), (order, slopes), reads)?;
+                let gradients = match terms.filter(|terms| terms.z_loss != 0.0) {
+                    None => gradients,
+                    Some(terms) => gradients.f_add(&self.z_gradient(terms, routing, facts, reads[0])?)?,
+                };
+                self.put(dlogits, &gradients)
             }
-            Experts::BalanceLoss { balance } => {
+            Experts::BalanceLoss { terms } => {
                 let facts = operands.batch;
                 let ([loads], [loss], _) = operands.split();
-                let product = self.sums(balance, loads)?.f_prod_dim_int(0, false, None)?;
+                let product = self.sums(terms, loads)?.f_prod_dim_int(0, false, None)?;
                 let sum = product.f_sum_dim_intlist(0_i64, true, None)?;
-                self.put(loss, &sum.f_mul_scalar(balance.slope(facts))?)
+                self.put(loss, &sum.f_mul_scalar(terms.balance_scale(facts))?)
             }
             _ => unreachable!("the caller asks for routers only"),
         }
     }
 
     /// The scores of all experts, in the arithmetic type.
-    fn scores(&self, routing: Routing, scoring: Scoring, logits: In<'_, D>) -> Result<Tensor, Failure> {
+    pub(super) fn scores(
+        &self,
+        routing: Routing,
+        scoring: Scoring,
+        logits: In<'_, D>,
+    ) -> Result<Tensor, Failure> {
         let kind = arithmetic(logits.buffer.dtype())?;
         let logits = self.view(logits, &[int(routing.rows), int(routing.experts)])?;
         Ok(match scoring {
             Scoring::Softmax => logits.f_softmax(-1, kind)?,
             Scoring::Sigmoid => logits.f_to_kind(kind)?.f_sigmoid()?,
         })
-    }
-
-    /// Routes and probabilities of each expert, summed over all mixtures: 2 x experts.
-    fn sums(&self, balance: Balance, loads: In<'_, D>) -> Result<Tensor, Failure> {
-        let loads = self.view(loads, &[int(balance.layers), 2, int(balance.experts)])?;
-        Ok(loads.f_sum_dim_intlist(0_i64, false, None)?)
-    }
-
-    /// The derivatives of the balancing loss with respect to the probabilities of a counted row.
-    fn slopes(&self, balance: Balance, facts: BatchFacts<'_>, loads: In<'_, D>) -> Result<Tensor, Failure> {
-        Ok(self.sums(balance, loads)?.f_select(0, 0)?.f_mul_scalar(balance.slope(facts))?)
     }
 
     /// Computes weights and routes; returns all scores, and the chosen experts of each row.
@@ -93,28 +93,18 @@ impl<D: TorchStorage> Torch<D> {
     fn aten_route_backward(
         &self,
         (routing, gating): (Routing, Gating),
-        (facts, slopes): (BatchFacts<'_>, Option<Tensor>),
-        [logits, routes, dweights]: [In<'_, D>; 3],
-        dlogits: To<'_, D>,
-    ) -> Result<(), Failure> {
+        (order, slopes): (Tensor, Option<Tensor>),
+        [logits, _, dweights]: [In<'_, D>; 3],
+    ) -> Result<Tensor, Failure> {
         let scores = self.scores(routing, gating.scoring, logits)?;
-        let sizes = [int(routing.rows), int(routing.top)];
-        let order = self.view(routes, &sizes)?.f_to_kind(Kind::Int64)?;
         let chosen = scores.f_gather(1, &order, false)?;
-        let dweights = self.view(dweights, &sizes)?.f_to_kind(chosen.f_kind()?)?;
-        let slopes = match slopes {
-            None => None,
-            Some(slopes) => {
-                let mask = row_mask(routing, facts, scores.device())?;
-                Some(mask.f_to_kind(scores.f_kind()?)?.f_mul(&slopes.f_to_kind(scores.f_kind()?)?)?)
-            }
-        };
+        let dweights = self.view(dweights, &order.size())?.f_to_kind(chosen.f_kind()?)?;
+        let slopes = slopes.map(|slopes| slopes.f_to_kind(scores.f_kind()?)).transpose()?;
         let chosen = (&order, chosen, dweights);
-        let gradients = match gating.scoring {
-            Scoring::Softmax => softmax_gradients(gating, &scores, chosen, slopes)?,
-            Scoring::Sigmoid => sigmoid_gradients(gating, &scores, chosen, slopes)?,
-        };
-        self.put(dlogits, &gradients)
+        match gating.scoring {
+            Scoring::Softmax => softmax_gradients(gating, &scores, chosen, slopes),
+            Scoring::Sigmoid => sigmoid_gradients(gating, &scores, chosen, slopes),
+        }
     }
 }
 
@@ -199,26 +189,6 @@ fn probabilities(scoring: Scoring, scores: Tensor) -> Result<Tensor, Failure> {
 /// The sum of each row.
 fn row_sums(numbers: &Tensor) -> Result<Tensor, Failure> {
     Ok(numbers.f_sum_dim_intlist(1_i64, true, None)?)
-}
-
-/// The load of each expert: the number of routes to it, and the sum of its probabilities, over all counted rows.
-fn expert_loads(
-    routing: Routing,
-    facts: BatchFacts<'_>,
-    probabilities: &Tensor,
-    order: &Tensor,
-) -> Result<Tensor, Failure> {
-    let rows = row_mask(routing, facts, probabilities.device())?.f_to_kind(Kind::Double)?;
-    let probabilities = probabilities.f_to_kind(Kind::Double)?;
-    let routes = probabilities.f_zeros_like()?.f_scatter_value(1, order, 1.0)?;
-    let both = Tensor::f_cat(&[routes, probabilities], 1)?;
-    Ok(both.f_mul(&rows)?.f_sum_dim_intlist(0_i64, false, None)?)
-}
-
-/// 1 for each counted row, 0 for the others: rows x 1.
-fn row_mask(routing: Routing, facts: BatchFacts<'_>, device: Device) -> Result<Tensor, Failure> {
-    let rows: Vec<f32> = facts.counted(routing.rows).map(|counts| f32::from(u8::from(counts))).collect();
-    Ok(Tensor::f_from_slice(&rows)?.f_view([-1, 1])?.f_to_device(device)?)
 }
 
 /// Each number's share of the sum of its row.

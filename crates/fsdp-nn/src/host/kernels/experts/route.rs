@@ -1,6 +1,7 @@
 //! Selection of experts and their weights for each row.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 
 use crate::host::element::{Element, Float};
 use crate::host::workers::{Workers, task_rows};
@@ -11,7 +12,7 @@ use crate::op::{Gating, Groups, Routing, SCORES_EPS, Scoring};
 pub(super) struct Rows<'a> {
     pub(super) routing: Routing,
     pub(super) gating: Gating,
-    /// Which rows contribute to loads and their loss; `None` if these are not computed.
+    /// Which rows contribute to loads and to the terms of the loss; `None` if there are neither.
     pub(super) counted: Option<&'a [bool]>,
 }
 
@@ -47,6 +48,7 @@ pub(super) fn route<E: Element>(
                 (*weight, *route) = (E::store(scores[expert] / divisor), expert as u32);
             }
             if options.counts(task * rows + row) {
+                let chosen = chosen.iter().copied();
                 add_load(load, probabilities(options.gating.scoring, &mut scores), chosen);
             }
         }
@@ -104,9 +106,9 @@ fn probabilities<A: Float>(scoring: Scoring, scores: &mut [A]) -> &[A] {
 }
 
 /// Adds the contribution of a row to a load.
-fn add_load<A: Float>(load: &mut [f64], probabilities: &[A], chosen: &[usize]) {
+fn add_load<A: Float>(load: &mut [f64], probabilities: &[A], chosen: impl Iterator<Item = usize>) {
     let (routes, sums) = load.split_at_mut(probabilities.len());
-    chosen.iter().for_each(|&expert| routes[expert] += 1.0);
+    chosen.for_each(|expert| routes[expert] += 1.0);
     sums.iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += p.as_f64());
 }
 
@@ -116,13 +118,60 @@ fn ordered<A: Float>(value: A) -> i64 {
     bits ^ (((bits >> 63) as u64) >> 1) as i64
 }
 
+/// Returns the sum of the squared log-sum-exp of the counted rows, added in row order within blocks of rows, then in block
+/// order.
+pub(super) fn z_sum<E: Element>(workers: &Workers, counted: &[bool], logits: &[E]) -> f64 {
+    let (experts, rows) = (logits.len() / counted.len(), task_rows(logits.len() / counted.len()));
+    let mut sums = vec![0.0; counted.len().div_ceil(rows)];
+    let tasks = logits.chunks(rows * experts).zip(counted.chunks(rows)).zip(&mut sums);
+    workers.each(tasks, |((logits, counted), sum)| {
+        let rows = logits.chunks_exact(experts).zip(counted).filter(|(_, counts)| **counts);
+        *sum = rows.map(|(logits, _)| log_sum_exp(logits).powi(2)).sum();
+    });
+    sums.iter().sum()
+}
+
+/// Returns the sum over sequences of the products of each expert's routes and probabilities, times the sequence's factor: added
+/// in row order, then in the order of sequences.
+pub(super) fn sequence_sum<E: Element>(
+    workers: &Workers,
+    options: Rows<'_>,
+    sequences: &[(Range<usize>, f64)],
+    (logits, routes): (&[E], &[u32]),
+) -> f64 {
+    let (Routing { experts, top, .. }, scoring) = (options.routing, options.gating.scoring);
+    let mut losses = vec![0.0; sequences.len()];
+    workers.each(sequences.iter().zip(&mut losses), |((rows, scale), loss)| {
+        let (mut scores, mut load) = (vec![E::Acc::ZERO; experts], vec![0.0; 2 * experts]);
+        for row in rows.clone() {
+            score(scoring, &logits[row * experts..][..experts], &mut scores);
+            let chosen = routes[row * top..][..top].iter().map(|&expert| expert as usize);
+            add_load(&mut load, probabilities(scoring, &mut scores), chosen);
+        }
+        let (routes, probabilities) = load.split_at(experts);
+        *loss = scale * routes.iter().zip(probabilities).map(|(routes, p)| routes * p).sum::<f64>();
+    });
+    losses.iter().sum()
+}
+
+/// The logarithm of the sum of the exponentials of a row's logits.
+fn log_sum_exp<E: Element>(logits: &[E]) -> f64 {
+    let max = largest(logits);
+    let sum = logits.iter().map(|x| (x.load() - max).exp()).sum::<E::Acc>();
+    max.as_f64() + sum.as_f64().ln()
+}
+
+fn largest<E: Element>(logits: &[E]) -> E::Acc {
+    logits.iter().fold(E::Acc::LOWEST, |max, x| if x.load() > max { x.load() } else { max })
+}
+
 /// Computes the scores of all experts.
 fn score<E: Element>(scoring: Scoring, logits: &[E], scores: &mut [E::Acc]) {
     if scoring == Scoring::Sigmoid {
         let logistic = |x: E::Acc| E::Acc::ONE / (E::Acc::ONE + (-x).exp());
         return scores.iter_mut().zip(logits).for_each(|(score, x)| *score = logistic(x.load()));
     }
-    let max = logits.iter().fold(E::Acc::LOWEST, |max, x| if x.load() > max { x.load() } else { max });
+    let max = largest(logits);
     let mut sum = E::Acc::ZERO;
     for (score, x) in scores.iter_mut().zip(logits) {
         *score = (x.load() - max).exp();
@@ -131,12 +180,31 @@ fn score<E: Element>(scoring: Scoring, logits: &[E], scores: &mut [E::Acc]) {
     scores.iter_mut().for_each(|score| *score = *score / sum);
 }
 
+/// The derivatives of the terms of the loss at counted rows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slopes<A> {
+    /// Those of balancing losses with respect to the probabilities of a row, in sets that rows share; empty if there is no
+    /// such loss.
+    pub(super) probabilities: Vec<A>,
+    /// The set of each row; empty if there is one for all.
+    pub(super) set_of_row: Vec<usize>,
+    /// That of the z-loss with respect to logits, without the factors log-sum-exp and softmax.
+    pub(super) z: Option<A>,
+}
+
+impl<A> Slopes<A> {
+    /// The set of a row with so many experts.
+    fn of_row(&self, row: usize, experts: usize) -> &[A] {
+        let set = self.set_of_row.get(row).copied().unwrap_or(0);
+        if self.probabilities.is_empty() { &[] } else { &self.probabilities[set * experts..][..experts] }
+    }
+}
+
 /// Computes the gradient of the logits of [`route`].
-/// `slopes` are the derivatives of the balancing loss with respect to the probabilities of each counted row.
 pub(super) fn route_backward<E: Element>(
     workers: &Workers,
     options: Rows<'_>,
-    slopes: &[E::Acc],
+    slopes: &Slopes<E::Acc>,
     (logits, routes, dweights): (&[E], &[u32], &[E]),
     dlogits: &mut [E],
 ) {
@@ -153,15 +221,19 @@ pub(super) fn route_backward<E: Element>(
             let inputs = logits.chunks_exact(experts).zip(inputs).zip(dlogits.chunks_exact_mut(experts));
             for (row, ((logits, (routes, dweights)), dlogits)) in inputs.enumerate() {
                 score(gating.scoring, logits, &mut scores);
-                let slopes = if options.counts(task * rows + row) { slopes } else { &[] };
+                let counts = options.counts(task * rows + row);
+                let balance = if counts { slopes.of_row(task * rows + row, experts) } else { &[] };
                 match gating.scoring {
                     Scoring::Softmax => {
                         softmax_gradients::<E>(gating, &scores, (routes, dweights), &mut gradients);
-                        add_slopes(&scores, slopes, &mut gradients);
+                        add_slopes(&scores, balance, &mut gradients);
                     }
                     Scoring::Sigmoid => {
-                        sigmoid_gradients::<E>(gating, &scores, (routes, dweights), slopes, &mut gradients);
+                        sigmoid_gradients::<E>(gating, &scores, (routes, dweights), balance, &mut gradients);
                     }
+                }
+                if let Some(slope) = slopes.z.filter(|_| counts) {
+                    add_z_gradient(logits, slope, &mut gradients);
                 }
                 for (dlogit, &gradient) in dlogits.iter_mut().zip(&gradients) {
                     *dlogit = E::store(gradient);
@@ -196,6 +268,14 @@ fn add_slopes<A: Float>(probabilities: &[A], slopes: &[A], gradients: &mut [A]) 
     let mean = probabilities.iter().zip(slopes).map(|(&p, &slope)| p * slope).sum::<A>();
     for (gradient, (&p, &slope)) in gradients.iter_mut().zip(probabilities.iter().zip(slopes)) {
         *gradient += p * (slope - mean);
+    }
+}
+
+/// Adds the gradient of the z-loss of a row.
+fn add_z_gradient<E: Element>(logits: &[E], slope: E::Acc, gradients: &mut [E::Acc]) {
+    let normalizer = E::Acc::of(log_sum_exp(logits));
+    for (gradient, x) in gradients.iter_mut().zip(logits) {
+        *gradient += slope * normalizer * (x.load() - normalizer).exp();
     }
 }
 
