@@ -20,7 +20,7 @@ pub(crate) use batch::token_bytes;
 pub use batch::{Batch, RowFacts};
 pub use counted::{Counted, StepParts};
 pub use decoder::{
-    Decoder, DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace,
+    Decoder, DecoderConfig, DeltaNet, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace,
     PackedExperts, QkNorm, RopeConfig, RopeScaling, SharedExpert, Yarn,
 };
 pub use gpt2::{Gpt2, Gpt2Config};

@@ -3,6 +3,7 @@
 mod cohere2;
 mod decoder;
 mod deepseek_v3;
+mod delta;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -31,7 +32,10 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5_moe_text;
+mod qwen3_5_text;
 mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 mod seed_oss;
 mod smollm3;
@@ -71,7 +75,10 @@ pub const FAMILIES: &[Family] = &[
     qwen2::FAMILY,
     qwen2_moe::FAMILY,
     qwen3::FAMILY,
+    qwen3_5_moe_text::FAMILY,
+    qwen3_5_text::FAMILY,
     qwen3_moe::FAMILY,
+    qwen3_next::FAMILY,
     seed_oss::FAMILY,
     smollm3::FAMILY,
     starcoder2::FAMILY,
