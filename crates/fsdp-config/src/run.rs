@@ -32,6 +32,9 @@ const ADDRESS: Kind<SocketAddr> = Kind {
 /// The name of a model's mixtures of experts among what a device [lacks](Device::lacks).
 pub const MIXTURES: &str = "mixtures of experts";
 
+/// The name of linear attention among what a device [lacks](Device::lacks).
+pub const LINEAR_ATTENTION: &str = "linear attention";
+
 /// Stands for a number of ranks that the file does not set.
 pub(super) const RANKS_OF_DEVICE: usize = 0;
 
@@ -184,7 +187,7 @@ impl Device {
         match self {
             Device::Cpu | Device::TorchCpu => &[],
             Device::Cuda => &["muon"],
-            Device::Xla => &["adamw8bit", "muon", MIXTURES],
+            Device::Xla => &["adamw8bit", "muon", MIXTURES, LINEAR_ATTENTION],
         }
     }
 

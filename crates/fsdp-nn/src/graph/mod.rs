@@ -15,6 +15,8 @@
 //! | rms_norm, layer_norm | its input and two numbers (one for rms_norm) per row |
 //! | activations (swiglu, gelu, ..) | their input |
 //! | attention | packed projections, output, one number per head and row |
+//! | short_convolution | its input |
+//! | delta_rule | its convolved rows (recomputed) and gates |
 //! | rope, add, dropout, embedding, regroup, exchange | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!

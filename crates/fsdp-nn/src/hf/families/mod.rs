@@ -103,6 +103,15 @@ pub(in crate::hf) fn family_of(model_type: &Value) -> Result<&'static Family, Co
     })
 }
 
+/// Returns the family of the text part of a model of text and images, if it has one.
+pub(in crate::hf) fn text_family_of(model_type: &str) -> Option<&'static Family> {
+    match model_type {
+        "qwen3_5" => Some(&qwen3_5_text::FAMILY),
+        "qwen3_5_moe" => Some(&qwen3_5_moe_text::FAMILY),
+        _ => None,
+    }
+}
+
 /// Returns the names of all families, formatted as a list in a sentence.
 fn supported() -> String {
     let names: Vec<String> = FAMILIES.iter().map(|family| format!("\"{}\"", family.model_type)).collect();

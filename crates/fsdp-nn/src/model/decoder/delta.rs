@@ -37,6 +37,7 @@ impl LinearAttention {
         let &DeltaNet { key_heads, value_heads, key_dim, value_dim, kernel, by_head } = net;
         let dims = DeltaDims { batch: 0, seq: 0, key_heads, value_heads, key_dim, value_dim, packed: false };
         let (width, inner) = (dims.width(), value_heads * value_dim);
+        d.linear_attention();
         let dt_bias = d.param("dt_bias", &[value_heads], Init::Ones);
         let a_log = d.param("A_log", &[value_heads], Init::LogUniform { low: RATES[0], high: RATES[1] });
         let weight = d.module("conv1d", "Conv1d", |d| d.weight("weight", &[width, 1, kernel]));

@@ -84,3 +84,19 @@ fn unsupported_keys_of_linear_attention_are_named() {
         assert!(error.contains(key), "{error} does not name {key}");
     }
 }
+
+#[test]
+fn whole_models_are_read_as_their_text() {
+    let text = json!({"model_type": "qwen3_5_text", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 36,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16});
+    let whole = json!({"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": text, "vision_config": {"depth": 2}, "tie_word_embeddings": true, "dtype": "bfloat16"});
+    let config = crate::hf::HfConfig::parse(&whole.to_string()).unwrap();
+    assert_eq!(config.family().model_type, "qwen3_5_text");
+    let exported: Value = serde_json::from_str(&config.export(fsdp_core::DType::F32)).unwrap();
+    assert_eq!(exported["architectures"], json!(["Qwen3_5ForCausalLM"]));
+    assert_eq!((&exported["model_type"], &exported["dtype"]), (&json!("qwen3_5_text"), &json!("float32")));
+    assert!(exported["tie_word_embeddings"] == json!(true) && exported.get("vision_config").is_none());
+    let refused = json!({"model_type": "qwen3_5_moe", "text_config": {"hidden_act": "gelu"}});
+    assert!(crate::hf::HfConfig::parse(&refused.to_string()).is_err());
+}
