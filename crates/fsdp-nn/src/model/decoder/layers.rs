@@ -23,7 +23,7 @@ pub(super) struct DecoderLayer {
 /// The first half of a layer.
 #[derive(Clone, Debug)]
 enum Attention {
-    Softmax(SelfAttention),
+    Softmax(Box<SelfAttention>),
     Linear(Box<LinearAttention>),
 }
 
@@ -58,7 +58,7 @@ impl DecoderLayer {
             let first = norms_at(NormsPlace::BeforeAttention, d);
             let attention = match &layer.delta {
                 None => d.module(names.attention, &names.class("Attention"), |d| {
-                    Attention::Softmax(SelfAttention::describe(config, layer, d))
+                    Attention::Softmax(Box::new(SelfAttention::describe(config, layer, d)))
                 }),
                 Some(net) => d.module("linear_attn", &names.class("GatedDeltaNet"), |d| {
                     Attention::Linear(Box::new(LinearAttention::describe(config, net, d)))

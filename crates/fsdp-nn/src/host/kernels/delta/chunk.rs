@@ -144,8 +144,8 @@ impl<A: Float> Decays<A> {
             (sums[i], self.beta[i]) = (sum, gate.beta);
         }
         (self.len, self.whole) = (len, sum.exp());
-        for i in 0..len {
-            (self.from_start[i], self.to_end[i]) = (sums[i].exp(), (sum - sums[i]).exp());
+        for (i, &before) in sums[..len].iter().enumerate() {
+            (self.from_start[i], self.to_end[i]) = (before.exp(), (sum - before).exp());
         }
         for i in 0..len {
             let row = i * len..(i + 1) * len;

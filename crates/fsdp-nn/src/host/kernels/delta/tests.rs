@@ -103,7 +103,7 @@ fn document_has_the_bits_it_has_alone() {
 fn text_in_parts_continues_state_and_rows() {
     let kit = Kit::host(DType::F64);
     let (inputs, width) = (inputs(), DIMS.value_heads * DIMS.value_dim);
-    let whole = scan(&kit, DIMS, &inputs, &[0..DIMS.seq]);
+    let whole = scan(&kit, DIMS, &inputs, std::slice::from_ref(&(0..DIMS.seq)));
     let mut states = kit.put(&vec![0.0; DIMS.value_heads * DIMS.key_dim * DIMS.value_dim]);
     for rows in [0..90, 90..91, 91..150] {
         let dims = DeltaDims { seq: rows.len(), ..DIMS };
