@@ -46,6 +46,17 @@ def latent(**more):
     ) | more  # fmt: skip
 
 
+def linear(**more):
+    """A layer of linear attention, and one of softmax attention. The epsilon is large, because a norm of what heads read from almost
+    empty states would enlarge its roundings."""
+    return dict(
+        layer_types=["linear_attention", "full_attention"], head_dim=8, linear_key_head_dim=6, linear_value_head_dim=5,
+        linear_num_key_heads=2, linear_num_value_heads=4, rms_norm_eps=0.1,
+    ) | rope("default", 100.0, partial_rotary_factor=0.5) | more  # fmt: skip
+
+
+EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=8, shared_expert_intermediate_size=12)
+
 # case -> (model_type, what differs from _SMALL)
 CASES = {
     # Frequencies of a Llama: divided; stretched because 12 tokens are more than 8; by zones of wavelength, all three
@@ -253,6 +264,16 @@ CASES = {
              logits_scaling=2.5, attention_bias=True),
     ),
     "granitemoe-padding": ("granitemoe", padded(4, num_local_experts=3, num_experts_per_tok=2, tie_word_embeddings=True)),
+    # Linear attention by the gated delta rule, then softmax attention with a gate, of which half of a head rotates.
+    "qwen3_5_text": ("qwen3_5_text", linear()),
+    "qwen3_5_text-padding": ("qwen3_5_text", linear(**padded(7, head_dim=8, tie_word_embeddings=True, layer_types=["linear_attention"]))),
+    # The same beside experts and a shared one with a weight; and with projections that are packed by key head, and an MLP.
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", linear(**EXPERTS)),
+    "qwen3_5_moe_text-padding": ("qwen3_5_moe_text", linear(**padded(7, head_dim=8, layer_types=["full_attention"]), **EXPERTS)),
+    "qwen3_next": ("qwen3_next", linear(norm_topk_prob=True, mlp_only_layers=[1], linear_conv_kernel_dim=3, **EXPERTS)),
+    "qwen3_next-padding": (
+        "qwen3_next", linear(**padded(7, head_dim=8, layer_types=["linear_attention"]), norm_topk_prob=False, **EXPERTS)
+    ),
 }  # fmt: skip
 
 

@@ -65,6 +65,22 @@ fn ranks_that_share_samples_are_bitwise_equal_to_all_chunks_on_one_rank() {
     check(TIED, &[4, 8], &["fsdp.mesh={ context = 2, replicate = 2 }"]);
 }
 
+/// States of linear attention would have to travel from rank to rank.
+#[test]
+fn linear_attention_is_refused_on_a_context_axis() {
+    let model = golden("qwen3_5_text");
+    for overrides in [&["run.ranks=2", "fsdp.mesh={ context = 2 }"][..], &["fsdp.chunks={ context = 2 }"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            config(dir.path(), 31, &[&["data.seq_len=8", "fsdp.min_num_params=500"], overrides].concat());
+        let architecture = HfConfig::parse(&model).unwrap().build().unwrap();
+        let init = Arc::new(architecture.description().init.clone());
+        let error = Job::new(config, architecture, InitSource::Random { seed: 0, init }).unwrap_err();
+        let reason = "linear attention carries a state from token to token";
+        assert!(error.to_string().contains(reason) && error.to_string().contains("context"), "{error}");
+    }
+}
+
 /// The number of chunks determines the bits, and not the ranks that share them.
 #[test]
 fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {

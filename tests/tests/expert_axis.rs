@@ -76,7 +76,8 @@ fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
     for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe", "gpt_oss", "granitemoe"] {
         check(&model(case), &meshes, &["fsdp.chunks={ expert = 4 }"]);
     }
-    for case in ["deepseek_v3-direct", "glm4_moe_lite", "minimax_m2", "olmoe", "ernie4_5_moe"] {
+    let others = ["deepseek_v3-direct", "glm4_moe_lite", "minimax_m2", "olmoe", "ernie4_5_moe"];
+    for case in others.into_iter().chain(["qwen3_5_moe_text", "qwen3_next"]) {
         check(&model(case), &meshes[..3], &["fsdp.chunks={ expert = 4 }"]);
     }
 }

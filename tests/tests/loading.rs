@@ -318,3 +318,46 @@ fn layers_that_predict_further_tokens_are_left_out() {
     let error = further(&["mlp.gate.weight"]).unwrap_err().to_string();
     assert!(error.contains("1 not expected: `model.layers.2.mlp.gate.weight`"), "{error}");
 }
+
+/// Qwen 3 Next is published with a module that predicts the token after the next.
+#[test]
+fn module_that_predicts_further_tokens_is_left_out() {
+    let folder = golden().join("../families/qwen3_next-padding");
+    let text = fs::read_to_string(folder.join("config.json")).unwrap();
+    let (model, dir) = (HfConfig::parse(&text).unwrap().build().unwrap(), tempfile::tempdir().unwrap());
+    let (full, more) = (folder.join("model.safetensors"), dir.path().join("model.safetensors"));
+    let reader = ModelReader::open(&full).unwrap();
+    let spec = |name: &str| {
+        let entry = reader.entry(name).unwrap();
+        TensorSpec { name: name.to_owned(), dtype: entry.dtype(), shape: entry.shape().to_vec() }
+    };
+    let mut tensors: Vec<TensorSpec> = reader.names().map(spec).collect();
+    tensors.push(TensorSpec { name: "mtp.fc.weight".to_owned(), dtype: TensorType::F32, shape: vec![2, 2] });
+    let plan = ExportPlan::new(&more, tensors, [].into()).unwrap();
+    let (export, mut writer) = (plan.create().unwrap(), plan.writer());
+    for entry in plan.files()[0].header().entries() {
+        let mut bytes = vec![0; entry.len_bytes() as usize];
+        if reader.entry(entry.name()).is_ok() {
+            reader.read_rows(entry.name(), 0..entry.row_count(), &mut bytes).unwrap();
+        }
+        writer.write_rows(entry.name(), 0, &bytes).unwrap();
+    }
+    export.commit([writer.finish().unwrap()]).unwrap();
+    assert_eq!(loaded(&model, &more).unwrap(), loaded(&model, &full).unwrap());
+}
+
+/// Files of a whole model of text and images hold its text part under other names, and its vision tower.
+#[test]
+fn text_part_of_whole_model_loads() {
+    for case in ["qwen3_5_text", "qwen3_5_moe_text"] {
+        let folder = golden().join("../families").join(case);
+        let text = fs::read_to_string(folder.join("config.json")).unwrap();
+        let (model, dir) = (HfConfig::parse(&text).unwrap().build().unwrap(), tempfile::tempdir().unwrap());
+        let (full, whole) = (folder.join("model.safetensors"), dir.path().join("model.safetensors"));
+        rename(&full, &whole, |name| match name.strip_prefix("model.") {
+            Some(rest) => format!("model.language_model.{rest}"),
+            None => name.to_owned(),
+        });
+        assert_eq!(loaded(&model, &whole).unwrap(), loaded(&model, &full).unwrap(), "{case}");
+    }
+}

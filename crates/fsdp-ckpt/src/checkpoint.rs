@@ -19,6 +19,7 @@ mod peft;
 mod region;
 mod role;
 mod subtree;
+mod text_part;
 mod value;
 mod wrappers;
 
@@ -35,5 +36,6 @@ pub use region::Region;
 pub(crate) use region::{element_count, is_box_inside, len_bytes, packed_strides};
 pub use role::Roles;
 pub(crate) use role::has_model_step;
+pub(crate) use text_part::is_of_text_part;
 pub use value::{Global, Value};
 pub(crate) use wrappers::Wrappers;

@@ -55,7 +55,8 @@ pub use patterns::FqnPatterns;
 pub use reader::nearest;
 pub use resolved::{Ranks, Resolved, World};
 pub use run::{
-    Device, ExportWeights, KernelChoice, MIXTURES, MetricsSink, RunConfig, Transport, XlaConfig, XlaReduction,
+    Device, ExportWeights, KernelChoice, LINEAR_ATTENTION, MIXTURES, MetricsSink, RunConfig, Transport,
+    XlaConfig, XlaReduction,
 };
 pub use schedule::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
 pub use schema::schema;

@@ -35,6 +35,9 @@ pub const MIXTURES: &str = "mixtures of experts";
 /// The key of what a device without weights in 4 bits lacks.
 pub(crate) const QUANTIZE: &str = "adapter.quantize";
 
+/// The name of linear attention among what a device [lacks](Device::lacks).
+pub const LINEAR_ATTENTION: &str = "linear attention";
+
 /// Stands for a number of ranks that the file does not set.
 pub(super) const RANKS_OF_DEVICE: usize = 0;
 
@@ -185,9 +188,10 @@ impl Device {
     /// What its backend has no way to run, by name: update rules, and families of a model's operations.
     pub const fn lacks(self) -> &'static [&'static str] {
         match self {
-            Device::Cpu | Device::TorchCpu => &[],
-            Device::Cuda => &["muon"],
-            Device::Xla => &["adamw8bit", "muon", MIXTURES, QUANTIZE],
+            Device::Cpu => &[],
+            Device::TorchCpu => &[LINEAR_ATTENTION],
+            Device::Cuda => &["muon", LINEAR_ATTENTION],
+            Device::Xla => &["adamw8bit", "muon", MIXTURES, LINEAR_ATTENTION, QUANTIZE],
         }
     }
 

@@ -122,6 +122,15 @@ struct ClampedPlusOne {
     }
 };
 
+struct Logistic {
+    template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
+        Both<w> found;
+        found.value = logistic(x);
+        for (int k = 0; k < w; k++) found.slope.at[k] = found.value.at[k] * (A(1) - found.value.at[k]);
+        return found;
+    }
+};
+
 // Calls body(F()) for the function with this number: its discriminant in `Function` of the crate fsdp-nn.
 template <class Body> __device__ void for_function(u32 function, Body body) {
     switch (function) {
@@ -131,6 +140,7 @@ template <class Body> __device__ void for_function(u32 function, Body body) {
         case 3: return body(Relu());
         case 4: return body(ClampedSwish());
         case 5: return body(ClampedPlusOne());
+        case 6: return body(Logistic());
     }
 }
 

@@ -32,6 +32,15 @@ pub enum ModelError {
         /// The most chunks below that among which they can be shared.
         fitting: usize,
     },
+    /// Linear attention over samples in chunks.
+    #[error(
+        "linear attention carries a state from token to token, so samples cannot be cut into {chunks} chunks for the ranks of a \
+         context axis; without that axis they are whole"
+    )]
+    LinearAttention {
+        /// Number of chunks.
+        chunks: usize,
+    },
     /// The experts of a mixture cannot be cut into chunks.
     #[error("the {experts} experts of a mixture cannot be cut into {chunks} equal chunks")]
     ExpertChunks {

@@ -36,6 +36,13 @@ pub enum Init {
         /// The bound.
         bound: f64,
     },
+    /// The logarithm of what is uniform in `low .. high`.
+    LogUniform {
+        /// The lower bound, above 0.
+        low: f64,
+        /// The upper bound.
+        high: f64,
+    },
 }
 
 impl Init {
@@ -48,6 +55,7 @@ impl Init {
             Init::Table { width, zero_row, .. } if element / width as u64 == zero_row as u64 => 0.0,
             Init::Normal { std } | Init::Table { std, .. } => std * random::normal(key, element),
             Init::Uniform { bound } => bound * (2.0 * random::uniform(key, element) - 1.0),
+            Init::LogUniform { low, high } => (low + (high - low) * random::uniform(key, element)).ln(),
         })
     }
 

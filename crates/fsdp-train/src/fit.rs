@@ -1,6 +1,6 @@
 //! Checks that a run's settings fit its model, before its data is read and its schedule compiled.
 
-use fsdp_config::{MIXTURES, Resolved};
+use fsdp_config::{LINEAR_ATTENTION, MIXTURES, Resolved};
 use fsdp_nn::layer::Description;
 use fsdp_nn::model::Architecture;
 
@@ -65,14 +65,17 @@ pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> 
 /// Checks that the device has all operations of the model.
 ///
 /// # Errors
-/// [`TrainError::Misfit`] for a mixture of experts.
+/// [`TrainError::Misfit`] that names what it lacks.
 pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
-    let device = config.run.device;
-    if !device.lacks().contains(&MIXTURES) || architecture.description().mixtures.is_empty() {
-        return Ok(());
+    let (device, model) = (config.run.device, architecture.description());
+    let needed = [(MIXTURES, !model.mixtures.is_empty()), (LINEAR_ATTENTION, model.linear_attention)];
+    match needed.into_iter().find(|(name, is_needed)| *is_needed && device.lacks().contains(name)) {
+        None => Ok(()),
+        Some((name, _)) => {
+            let reason = format!("\"{}\" does not support {name}; choose another device", device.name());
+            Err(TrainError::Misfit { key: "run.device", reason })
+        }
     }
-    let reason = format!("\"{}\" does not support {MIXTURES}; choose another device", device.name());
-    Err(TrainError::Misfit { key: "run.device", reason })
 }
 
 const SEQUENCE_LOSS: &str = "train.router_sequence_loss_coef";

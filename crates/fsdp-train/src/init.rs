@@ -142,8 +142,12 @@ pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> R
 }
 
 /// Whether a tensor belongs to one of the layers after the last that predict more than the next token (DeepSeek V3, GLM 4.5), which
-/// transformers leaves out, too. Only they project an embedding and a hidden state together.
+/// transformers leaves out, too. Only they project an embedding and a hidden state together; or they have a module of their
+/// own (Qwen 3 Next).
 fn predicts_further_tokens(reader: &ModelWeights, name: &str) -> bool {
+    if name.starts_with("mtp.") {
+        return true;
+    }
     let layer = name.find("layers.").and_then(|start| {
         let number = &name[start + "layers.".len()..];
         Some(&name[..start + "layers.".len() + number.find('.')?])

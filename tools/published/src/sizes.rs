@@ -148,7 +148,7 @@ impl Sizes {
         let rope = self
             .is_gated
             .then(|| Arc::new(RopeConfig { theta: 10_000.0, partial: 1.0, scaling: RopeScaling::Default }));
-        let layer = LayerConfig { rope, window: None, mixture: None };
+        let layer = LayerConfig { rope, window: None, mixture: None, delta: None };
         DecoderConfig {
             names,
             vocab_size: self.vocab,
@@ -179,6 +179,7 @@ impl Sizes {
             tie_word_embeddings: self.is_tied,
             qkv_bias: false,
             sinks: false,
+            attention_gate: false,
             output_bias: false,
             mlp_bias: false,
             attention_dropout: 0.0,

@@ -67,6 +67,8 @@ impl ExpertNames {
                 "mellum",
                 "olmoe",
                 "qwen2_moe",
+                "qwen3_5_moe",
+                "qwen3_5_moe_text",
                 "qwen3_moe",
                 "qwen3_next",
                 "solar_open",

@@ -13,7 +13,7 @@ use super::{
     mxfp4::Mxfp4Weight,
 };
 use crate::{
-    checkpoint::{Checkpoint, Experts, Tensor, is_stack_of_experts},
+    checkpoint::{Checkpoint, Experts, Tensor, is_of_text_part, is_stack_of_experts},
     conversion::expert_names_beside,
     error::Error,
     file_io::Files,
@@ -32,7 +32,8 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 pub enum ModelWeights {
     /// Weights in safetensors, which have no checksums.
     Safetensors(ModelReader),
-    /// Weights that are read through the view of a checkpoint: in `torch.save` files, or with stacked experts.
+    /// Weights that are read through the view of a checkpoint: in `torch.save` files, with stacked experts, or of a model of text
+    /// and images.
     Viewed(ViewedModel),
 }
 
@@ -58,6 +59,10 @@ impl ModelWeights {
             return ViewedModel::open(&file).map(ModelWeights::Viewed);
         }
         let model = ModelReader::open(path)?;
+        if model.names().any(is_of_text_part) {
+            let text = safetensors_files::from_model(&model)?.text_part();
+            return ViewedModel::of(text).map(ModelWeights::Viewed);
+        }
         let is_stack = |name: &str| is_stack_of_experts(name.strip_suffix("_blocks").unwrap_or(name));
         if Bitsandbytes::is_in(&model) || model.names().any(is_stack) {
             let viewed = ViewedModel::of(safetensors_files::from_model(&model)?)?;

@@ -145,7 +145,8 @@ fn unsupported_model_family_is_rejected() {
     "llama", all: "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma2",
     "gemma3_text", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "gpt_oss", "granite",
     "granitemoe", "hunyuan_v1_dense", "llama", "minimax_m2", "mistral", "mixtral", "olmo2", "olmo3",
-    "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3" and "starcoder2"
+    "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
+    "qwen3_next", "seed_oss", "smollm3" and "starcoder2"
     "#);
 }
 

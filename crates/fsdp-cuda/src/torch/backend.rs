@@ -38,7 +38,7 @@ impl<D: TorchStorage> Backend for Torch<D> {
                 Op::Pointwise(op) => self.pointwise(op, operands)?,
                 Op::Experts(op) => self.experts(op, operands)?,
                 Op::Head(op) => return self.head(op, operands),
-                Op::ExpertAxis(_) | Op::Exchange(_) => return Ok(Outcome::Unsupported),
+                Op::Delta(_) | Op::ExpertAxis(_) | Op::Exchange(_) => return Ok(Outcome::Unsupported),
             }
             Ok(Outcome::Done)
         })

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::adapter_cases::{dora_norms, linear_add, rescale, scale};
 use super::calls::Calls;
 use super::copy_cases::{columns, pack_latent, regroup, unpack_latent};
-use super::expert_cases;
 use super::kit::{Case, Kit, integers, numbers};
+use super::{delta_cases, expert_cases};
 use crate::backend::{
     AttentionDims, Backend, BatchFacts, Dropout, HeadDims, IGNORED_TARGET, LinearDims, Operands, Orientation,
     Write,
@@ -79,6 +79,7 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
     .into_iter()
     .chain(activations(sizes))
     .chain(expert_cases::all(sizes))
+    .chain(delta_cases::all(sizes))
     .collect()
 }
 
@@ -254,7 +255,7 @@ fn attention_dims(sizes: Sizes, kv_heads: usize, group: usize) -> AttentionDims 
 }
 
 /// Returns the rows of documents of two samples: two in the first, unless it is short, and one in the second.
-fn documents(seq: usize) -> Vec<Range<usize>> {
+pub(super) fn documents(seq: usize) -> Vec<Range<usize>> {
     let cut = seq.div_ceil(3);
     [0..cut, cut..seq, seq..2 * seq].into_iter().filter(|rows| !rows.is_empty()).collect()
 }
@@ -363,7 +364,7 @@ fn attention_with<M: Backend>(
 }
 
 fn activations<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
-    let functions = [Function::Silu, Function::GeluTanh, Function::Gelu, Function::Relu];
+    let functions = [Function::Silu, Function::GeluTanh, Function::Gelu, Function::Relu, Function::Logistic];
     let clamped = [Function::ClampedSwish, Function::ClampedPlusOne];
     (functions.into_iter().chain(clamped))
         .flat_map(move |function| [false, true].map(move |gated| activation(sizes, function, gated)))
@@ -408,7 +409,7 @@ fn activation<M: Backend>(sizes: Sizes, function: Function, gated: bool) -> Case
         bound: Box::new(move |inputs, y| {
             let x = largest(&inputs[0]);
             let roundings = match function {
-                Function::Silu => 10.0,
+                Function::Silu | Function::Logistic => 10.0,
                 // The exponent has a relative error of five roundings.
                 Function::GeluTanh => 9.0 + 5.0 * 1.6 * (x + 0.05 * x * x * x),
                 // The exponent has a relative error of two roundings; the series has some for each relevant term.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::model::{
-    DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace, PackedExperts, QkNorm,
-    RopeConfig, RopeScaling, SharedExpert,
+    DecoderConfig, DeltaNet, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace,
+    PackedExperts, QkNorm, RopeConfig, RopeScaling, SharedExpert,
 };
 use crate::op::{Function, Gating, Groups, Scoring};
 
@@ -24,7 +24,7 @@ pub(crate) fn llama() -> DecoderConfig {
         num_key_value_heads: 2,
         head_dim: 6,
         latent: None,
-        layers: vec![LayerConfig { rope, window: None, mixture: None }; 2],
+        layers: vec![LayerConfig { rope, window: None, mixture: None, delta: None }; 2],
         is_parallel: false,
         qk_norm: None,
         qkv_by_head: false,
@@ -42,6 +42,7 @@ pub(crate) fn llama() -> DecoderConfig {
         qkv_bias: true,
         output_bias: true,
         sinks: false,
+        attention_gate: false,
         mlp_bias: true,
         attention_dropout: 0.2,
         residual_dropout: 0.0,
@@ -52,12 +53,12 @@ pub(crate) fn llama() -> DecoderConfig {
 }
 
 /// The variations of other families on Llama, two or three per configuration.
-pub(crate) fn relatives() -> [DecoderConfig; 9] {
+pub(crate) fn relatives() -> [DecoderConfig; 10] {
     let layers = |scaling, window| {
         let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
         vec![
-            LayerConfig { rope, window, mixture: None },
-            LayerConfig { rope: None, window: None, mixture: None },
+            LayerConfig { rope, window, mixture: None, delta: None },
+            LayerConfig { rope: None, window: None, mixture: None, delta: None },
         ]
     };
     let packed = Names {
@@ -104,6 +105,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 9] {
         mixture(),
         deepseek(),
         gpt_oss(),
+        delta(),
     ]
 }
 
@@ -174,6 +176,7 @@ fn mixture() -> DecoderConfig {
         rope: None,
         window: None,
         mixture: Some(Mixture::softmax([4, 2], 5, is_normalized)),
+        delta: None,
     };
     DecoderConfig { layers: vec![layer(true), layer(false)], router_loss: 0.4, ..llama() }
 }
@@ -218,6 +221,21 @@ fn gpt_oss() -> DecoderConfig {
         sinks: true,
         activation: Function::ClampedSwish,
         layers: vec![layer(Some(3), interleaved, Some(Function::ClampedPlusOne)), layer(None, not, None)],
+        ..llama()
+    }
+}
+
+/// Linear attention, packed by head or not, with several value heads per key head or one, and attention with gates (Qwen 3
+/// Next).
+pub(crate) fn delta() -> DecoderConfig {
+    let layer = |value_heads, by_head| LayerConfig {
+        delta: Some(DeltaNet { key_heads: 2, value_heads, key_dim: 4, value_dim: 3, kernel: 3, by_head }),
+        ..llama().layers[0].clone()
+    };
+    DecoderConfig {
+        attention_gate: true,
+        qk_norm: Some(QkNorm::Heads),
+        layers: vec![layer(4, true), layer(2, false), llama().layers[0].clone()],
         ..llama()
     }
 }

@@ -151,7 +151,12 @@ fn three_sgd_steps<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &s
         }
     }
     // After three steps, transformers' own Gemma 3 in f32 differs from its f64 by 3.4e-5 of a tensor's largest value.
-    let band = if name == "gemma3_text" { 7e-5 } else { 1e-5 };
+    // Mixtures with linear attention differ by 1e-5, and as much again from ours.
+    let band = match name {
+        "gemma3_text" => 7e-5,
+        "qwen3_5_moe_text" => 3e-5,
+        _ => 1e-5,
+    };
     case.compare("sgd", &case.subject.values, band);
 }
 

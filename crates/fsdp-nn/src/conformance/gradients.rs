@@ -76,13 +76,15 @@ pub fn accumulation_adds<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
 fn accumulates(operation: &str, gradient: usize) -> bool {
     match operation {
         "linear" | "embedding" | "rms_norm" | "layer_norm" | "dispatch" | "expert_product"
-        | "copy_columns" => true,
+        | "copy_columns" | "short convolution" => true,
         // The gradient of the addend is the gradient of the sum.
         "linear_add" => gradient < 2,
         // That of the values replaces the gradient of the output.
         "rescale" => gradient > 0,
         // The gradient of what a bias is added to is that of the sum.
         "expert_bias" => gradient > 0,
+        // Those of rows and gates are overwritten.
+        "delta rule" => gradient > 1,
         // The gradient of the hidden states is overwritten.
         "head_loss" => gradient == 1,
         _ => false,

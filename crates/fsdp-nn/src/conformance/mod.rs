@@ -14,6 +14,7 @@ mod calls;
 mod cases;
 mod copy_cases;
 pub(crate) mod decoders;
+mod delta_cases;
 mod expert_cases;
 mod finite_differences;
 pub(crate) mod golden;

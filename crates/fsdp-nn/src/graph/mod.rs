@@ -16,6 +16,8 @@
 //! | activations (swiglu, gelu, ..) | their input |
 //! | attention | packed projections, output, one number per head and row |
 //! | rescale | its input, and the norms |
+//! | short_convolution | its input |
+//! | delta_rule | its convolved rows (recomputed) and gates |
 //! | rope, add, dropout, embedding, regroup, exchange | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!

@@ -238,7 +238,7 @@ fn rows_of<'b, B: Buffer>(all: &'b mut SliceMut<'_, B>, (chunk, chunks): (usize,
 }
 
 impl<M: Backend> Inputs<'_, M> {
-    fn read<'b>(
+    pub(crate) fn read<'b>(
         &'b self,
         operand: Operand,
         chunk: usize,

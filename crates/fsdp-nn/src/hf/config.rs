@@ -6,7 +6,7 @@ use fsdp_core::{DType, Error};
 use serde_json::{Map, Value, json};
 
 use super::error::ConfigError;
-use super::families::{Family, family_of};
+use super::families::{Family, family_of, text_family_of};
 use super::keys::Keys;
 use super::sizes::{Sizes, Small, Summary};
 use crate::model::Architecture;
@@ -28,7 +28,7 @@ impl HfConfig {
     /// # Errors
     /// [`ConfigError`], which names the key.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let original = object(text)?;
+        let original = text_part(object(text)?);
         let (family, sizes) = read(Keys::new(&original, None))?;
         Ok(Self { family, sizes, original })
     }
@@ -103,6 +103,24 @@ fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
         Value::Object(object) => Ok(object),
         _ => Err(json("its top-level value has another type".into())),
     }
+}
+
+/// The keys of the text model in a model of text and images (Qwen 3.5), as a file of their own; other files as they are.
+fn text_part(mut keys: Map<String, Value>) -> Map<String, Value> {
+    let whole = keys.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let (Some(family), Some(Value::Object(text))) = (text_family_of(whole), keys.get("text_config").cloned())
+    else {
+        return keys;
+    };
+    let mut text = Map::from_iter(text.into_iter().filter(|(_, value)| !value.is_null()));
+    text.insert("model_type".into(), family.model_type.into());
+    text.insert("architectures".into(), json!([family.class]));
+    for key in ["tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"] {
+        if let Some(value) = keys.remove(key).filter(|_| !text.contains_key(key)) {
+            text.insert(key.into(), value);
+        }
+    }
+    text
 }
 
 /// Determines the family of a file, and parses its sizes.

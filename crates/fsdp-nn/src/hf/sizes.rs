@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fsdp_core::Error;
 
 use crate::model::{
-    Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, LatentAttention, LayerConfig, Mixture,
+    Architecture, Decoder, DecoderConfig, DeltaNet, Gpt2, Gpt2Config, LatentAttention, LayerConfig, Mixture,
     SharedExpert,
 };
 use crate::op::{Gating, Groups};
@@ -127,6 +127,7 @@ impl Sizes for DecoderConfig {
         let layers = layers.map(|layer| LayerConfig {
             window: layer.window.map(cut_window),
             mixture: layer.mixture.map(|mixture| small_mixture(mixture, narrow)),
+            delta: layer.delta.map(small_delta),
             ..layer
         });
         let vocab_size = cut(self.vocab_size, to.vocab);
@@ -198,6 +199,18 @@ fn small_mixture(mixture: Mixture, narrow: impl Fn(usize) -> usize) -> Mixture {
         gating: Gating { groups, ..mixture.gating },
         shared: mixture.shared.map(|shared| SharedExpert { inner: narrow(shared.inner), ..shared }),
         ..mixture
+    }
+}
+
+/// Linear attention of few heads, several of values to a key head if there were, with few elements.
+fn small_delta(net: DeltaNet) -> DeltaNet {
+    let key_heads = net.key_heads.min(KV_HEADS_MAX);
+    DeltaNet {
+        key_heads,
+        value_heads: key_heads * (net.value_heads / net.key_heads).min(2),
+        key_dim: net.key_dim.min(HEAD_DIM_MAX),
+        value_dim: net.value_dim.min(HEAD_DIM_MAX),
+        ..net
     }
 }
 

@@ -29,6 +29,7 @@ impl Backend for HostMemory {
             Op::Norm(op) => self.norm::<E>(op, operands),
             Op::Attention(op) => self.attention::<E>(op, operands),
             Op::Latent(op) => self.latent::<E>(op, operands),
+            Op::Delta(op) => self.delta::<E>(op, operands),
             Op::Activation(op) => self.activation::<E>(*op, operands),
             Op::Pointwise(op) => self.pointwise::<E>(op, operands),
             Op::Experts(op) => self.experts::<E>(op, operands),

@@ -35,6 +35,8 @@ pub struct Description {
     pub mixtures: BTreeMap<BlockId, usize>,
     /// The parameters that correct the scores of a mixture's experts for the choice, for mixtures that have one.
     pub score_biases: BTreeMap<BlockId, ParamId>,
+    /// Whether some blocks have linear attention.
+    pub linear_attention: bool,
     /// Coefficient of the routers' balancing loss in the model's own configuration; 0 if it has none.
     pub router_loss: f64,
 }
@@ -91,6 +93,7 @@ impl Describe {
             token_shares: BTreeMap::new(),
             mixtures: BTreeMap::new(),
             score_biases: BTreeMap::new(),
+            linear_attention: false,
             router_loss: 0.0,
         };
         Self { description, open: 0, std }
@@ -278,6 +281,11 @@ impl Describe {
         let block = BlockId(self.description.spec.blocks.len() - 1);
         self.description.mixtures.insert(block, experts);
         self.description.score_biases.extend(score_bias.map(|bias| (block, bias)));
+    }
+
+    /// Declares that the model has linear attention.
+    pub fn linear_attention(&mut self) {
+        self.description.linear_attention = true;
     }
 
     /// Sets the coefficient of the routers' balancing loss from the model's own configuration.

@@ -16,7 +16,7 @@ pub use adapter::{Adapter, Lora};
 pub use describe::{Describe, Description};
 
 use crate::backend::{AttentionDims, Orientation};
-use crate::op::ExpertDims;
+use crate::op::{DeltaDims, ExpertDims};
 use crate::quantized::Packed;
 
 /// A layer that reads parameters.
@@ -215,6 +215,40 @@ impl Attention {
     /// Elements per packed row of queries, keys and values.
     pub fn packed(&self) -> usize {
         self.dims((1, 1)).packed()
+    }
+}
+
+/// A convolution of every element of a row with those of the rows before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Convolution {
+    /// The weights, `width x 1 x kernel`, as of PyTorch's `Conv1d` with as many groups as channels.
+    pub weight: ParamId,
+    /// Elements per row.
+    pub width: usize,
+    /// Rows that a result depends on.
+    pub kernel: usize,
+}
+
+impl Layer for Convolution {
+    fn params(&self) -> Vec<ParamId> {
+        vec![self.weight]
+    }
+}
+
+/// The heads of linear attention, and the parameters of their decay ([`Delta::Scan`](crate::op::Delta)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaGates {
+    /// The logarithm of the rate of decay of each value head.
+    pub a_log: ParamId,
+    /// What is added to `a` of each value head.
+    pub dt_bias: ParamId,
+    /// Sizes of heads; those of a batch are not among them.
+    pub dims: DeltaDims,
+}
+
+impl Layer for DeltaGates {
+    fn params(&self) -> Vec<ParamId> {
+        vec![self.a_log, self.dt_bias]
     }
 }
 

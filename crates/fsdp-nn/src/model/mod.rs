@@ -21,7 +21,7 @@ pub use batch::{Batch, RowFacts};
 pub(crate) use counted::ROUTER_SUMS;
 pub use counted::{Counted, StepParts};
 pub use decoder::{
-    Decoder, DecoderConfig, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace,
+    Decoder, DecoderConfig, DeltaNet, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace,
     PackedExperts, QkNorm, RopeConfig, RopeScaling, SharedExpert, Yarn,
 };
 pub use gpt2::{Gpt2, Gpt2Config};

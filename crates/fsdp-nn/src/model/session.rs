@@ -1,9 +1,9 @@
 //! Text generation: a [`Session`] extends a text token by token and returns the logits of the next token.
 //!
-//! A session walks the same graphs as training, over the new rows only. Three operations need more than these rows.
+//! A session walks the same graphs as training, over the new rows only. Some operations need more than these rows.
 //! Rotation and learned positions read positions, as for packed samples. Attention reads the keys and values of all
-//! rows so far, which the walk caches for each attention call. The session knows no other operation and nothing about
-//! model families. If a longer text rotates differently (dynamic, longrope), cached keys are invalid, and the whole
+//! rows so far, linear attention its states and its convolution the rows before; the walk caches these for each call. The
+//! session knows no other operation and nothing about model families. If a longer text rotates differently (dynamic, longrope), cached keys are invalid, and the whole
 //! text is run again.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::error::ModelError;
 use crate::graph::{Decl, DeviceRunner, Inputs, MicroBatch, Operand, Request, Route, Runner, Step, walk};
 use crate::host::{HostBuffer, HostMemory};
 use crate::layer::Rope;
-use crate::op::{Attention, LossTerms, Op};
+use crate::op::{Attention, AttentionDims, Delta, LossTerms, Op, Scores};
 
 /// A text under construction, in host memory.
 pub struct Session<A> {
@@ -34,8 +34,8 @@ pub struct Session<A> {
     dtype: DType,
     capacity: usize,
     tokens: Vec<u32>,
-    /// Keys and values of all tokens, one buffer per attention call in walk order.
-    kv_cache: Vec<HostBuffer>,
+    /// What calls that need earlier tokens have left, in walk order: of attention, keys and values of all tokens.
+    cache: Vec<HostBuffer>,
     /// The rotations of the cached keys.
     ropes: Vec<Rope>,
 }
@@ -56,8 +56,8 @@ impl<A: Architecture> Session<A> {
             return Err(failed(ModelError::Positions { seq: capacity, positions }));
         }
         let (spec, params) = (architecture.description().spec.clone(), weights.params());
-        let (dtype, tokens, kv_cache, ropes) = (weights.dtype(), Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { memory, architecture, spec, params, dtype, capacity, tokens, kv_cache, ropes })
+        let (dtype, tokens, cache, ropes) = (weights.dtype(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { memory, architecture, spec, params, dtype, capacity, tokens, cache, ropes })
     }
 
     /// Appends one or more tokens to the text; returns the logits of the token after the last.
@@ -132,7 +132,7 @@ impl<A: Architecture> Session<A> {
         Ok(values)
     }
 
-    /// Runs a block on its input; `calls` counts the attention calls.
+    /// Runs a block on its input; `calls` counts the calls that need earlier tokens.
     fn walk(
         &mut self,
         (block, route): (BlockId, Route),
@@ -175,24 +175,18 @@ impl<A: Architecture> Session<A> {
         let losses = SliceMut::whole(&mut losses);
         let (gradients, comms) = (&mut [][..], &mut Comms::alone());
         let device = DeviceRunner { inputs, gradients, comms, losses, z_losses: None, routers: None };
-        let mut runner = CachingRunner {
-            device,
-            memory,
-            kv_cache: &mut self.kv_cache,
-            calls,
-            first,
-            capacity: self.capacity,
-        };
+        let mut runner =
+            CachingRunner { device, memory, cache: &mut self.cache, calls, first, capacity: self.capacity };
         walk(&plan.forward, &plan.places, &mut places, &mut runner)?;
         Ok(plan.output.and_then(|place| places[place].take()))
     }
 }
 
-/// A [`Runner`] that executes calls and caches the keys and values of attention.
+/// A [`Runner`] that executes calls and caches what later tokens need of them.
 struct CachingRunner<'a> {
     device: DeviceRunner<'a, HostMemory>,
     memory: &'a HostMemory,
-    kv_cache: &'a mut Vec<HostBuffer>,
+    cache: &'a mut Vec<HostBuffer>,
     calls: &'a mut usize,
     /// The position of the first row.
     first: usize,
@@ -207,38 +201,92 @@ impl Runner for CachingRunner<'_> {
     }
 
     fn run(&mut self, step: &Step, places: &mut [Option<HostBuffer>]) -> Result<(), Error> {
+        match step.call.op {
+            Op::Attention(Attention::Forward { dims, scores }) => self.attend(step, (dims, scores), places),
+            Op::Delta(op @ (Delta::Convolve(_) | Delta::Scan(_))) => self.continue_state(step, op, places),
+            _ => self.device.run(step, places),
+        }
+    }
+}
+
+impl CachingRunner<'_> {
+    /// The number of the next cached call, whose cache has `len` elements.
+    fn next(&mut self, dtype: DType, len: usize) -> Result<usize, Error> {
+        if *self.calls == self.cache.len() {
+            self.cache.push(self.memory.allocate(Category::Activation, dtype, len)?);
+        }
+        *self.calls += 1;
+        Ok(*self.calls - 1)
+    }
+
+    fn attend(
+        &mut self,
+        step: &Step,
+        (dims, scores): (AttentionDims, Scores),
+        places: &mut [Option<HostBuffer>],
+    ) -> Result<(), Error> {
         let call = &step.call;
-        let Op::Attention(Attention::Forward { dims, scores }) = &call.op else {
-            return self.device.run(step, places);
-        };
         let Operand::Local { id, offset, len } = call.reads[0] else {
             unreachable!("attention reads a value")
         };
-        let qkv = places[id].as_ref().expect("a call reads places that live");
+        let qkv = places[id].clone().expect("a call reads places that live");
         let (memory, width) = (self.memory, 2 * dims.kv_heads * dims.head_dim);
-        if *self.calls == self.kv_cache.len() {
-            self.kv_cache.push(memory.allocate(Category::Activation, qkv.dtype(), self.capacity * width)?);
-        }
-        let kv_cache = &mut self.kv_cache[*self.calls];
-        *self.calls += 1;
+        let index = self.next(qkv.dtype(), self.capacity * width)?;
+        let cache = &mut self.cache[index];
         for row in 0..dims.seq {
             let from = offset + row * dims.packed() + dims.heads * dims.head_dim;
-            let to = SliceMut::new(kv_cache, (self.first + row) * width, width);
-            memory.copy(Queue::Compute, Slice::new(qkv, from, width), to)?;
+            let to = SliceMut::new(cache, (self.first + row) * width, width);
+            memory.copy(Queue::Compute, Slice::new(&qkv, from, width), to)?;
         }
         // At position 0, all visible keys are among the given rows.
         if self.first == 0 {
             return self.device.run(step, places);
         }
-        let qkv = qkv.clone();
         let [y, lse] = [0, 1].map(|write| call.writes[write].0.local().expect("attention writes values"));
         let [mut output, mut log_sums] =
             [y, lse].map(|place| places[place].take().expect("a call writes to places that live"));
-        let cached = Slice::new(kv_cache, 0, (self.first + dims.seq) * width);
+        let cached = Slice::new(cache, 0, (self.first + dims.seq) * width);
         let reads = [Slice::new(&qkv, offset, len), cached];
         let writes = [&mut output, &mut log_sums].map(SliceMut::whole);
-        memory.attend_cached((dims, scores), self.first, reads, writes)?;
+        memory.attend_cached((&dims, &scores), self.first, reads, writes)?;
         (places[y], places[lse]) = (Some(output), Some(log_sums));
+        Ok(())
+    }
+
+    /// Runs a call of linear attention from what the tokens before have left; nothing before the first.
+    fn continue_state(
+        &mut self,
+        Step { call, chunk, .. }: &Step,
+        op: Delta,
+        places: &mut [Option<HostBuffer>],
+    ) -> Result<(), Error> {
+        let memory = self.memory;
+        let y = call.writes[0].0.local().expect("forward writes values");
+        let mut output = places[y].take().expect("a call writes to places that live");
+        let (dtype, len) = match op {
+            Delta::Scan(dims) => (output.dtype().master(), dims.value_heads * dims.key_dim * dims.value_dim),
+            Delta::Convolve(dims) => (output.dtype(), (dims.kernel - 1) * dims.width),
+            _ => unreachable!("a text is not trained on"),
+        };
+        let index = self.next(dtype, len)?;
+        let cache = &mut self.cache[index];
+        if self.first == 0 {
+            memory.zero(Queue::Compute, SliceMut::whole(cache))?;
+        }
+        let reads: Vec<_> = call
+            .reads
+            .iter()
+            .map(|read| self.device.inputs.read(*read, *chunk, places))
+            .collect::<Result<_, _>>()?;
+        let writes = [cache, &mut output].map(SliceMut::whole);
+        match (op, &reads[..]) {
+            (Delta::Scan(dims), &[qkv, gates, a_log, dt_bias]) => {
+                memory.scan_cached(dims, [qkv, gates, a_log, dt_bias], writes)?;
+            }
+            (Delta::Convolve(dims), &[x, weight]) => memory.convolve_cached(dims, [x, weight], writes)?,
+            _ => unreachable!("operands were described"),
+        }
+        places[y] = Some(output);
         Ok(())
     }
 }

@@ -21,6 +21,8 @@ pub enum Function {
     ClampedSwish,
     /// `min(max(x, -7), 7) + 1`: what the gate of gpt-oss multiplies.
     ClampedPlusOne,
+    /// The logistic function: the gate of what rows attend to in Qwen 3 Next.
+    Logistic,
 }
 
 /// The bound of [`Function::ClampedSwish`] and [`Function::ClampedPlusOne`].
@@ -39,6 +41,7 @@ impl Function {
             Function::Relu => [1, 2],
             Function::ClampedSwish => [6, 10],
             Function::ClampedPlusOne => [3, 5],
+            Function::Logistic => [3, 5],
         }
     }
 }
@@ -86,6 +89,8 @@ impl Activation {
             (Function::ClampedSwish, true) => names!("clamped_swiglu"),
             (Function::ClampedPlusOne, false) => names!("clamped_plus_one"),
             (Function::ClampedPlusOne, true) => names!("clamped_plus_one_gate"),
+            (Function::Logistic, false) => names!("logistic"),
+            (Function::Logistic, true) => names!("glu"),
         }
     }
 

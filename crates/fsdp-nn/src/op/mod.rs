@@ -12,6 +12,7 @@ mod activation;
 mod attention;
 mod check;
 mod cost;
+mod delta;
 mod dequantize;
 mod describe;
 mod dora;
@@ -31,6 +32,7 @@ mod routing;
 pub use activation::{Activation, CLAMP, Function, Pass, SWISH_SCALE};
 pub use attention::{Attention, AttentionDims, Scores};
 pub use cost::Cost;
+pub use delta::{CHUNK, ConvolutionDims, Delta, DeltaDims, NORM_EPS};
 pub use describe::{Access, Description, Kind, Role};
 pub use dora::{AdaptedDims, Dora};
 pub use exchange::Exchange;
@@ -61,6 +63,7 @@ pub enum Op {
     Norm(Norm),
     Attention(Attention),
     Latent(Latent),
+    Delta(Delta),
     Activation(Activation),
     Pointwise(Pointwise),
     Experts(Experts),
@@ -83,6 +86,7 @@ impl Op {
             Op::Norm(op) => op.describe(),
             Op::Attention(op) => op.describe(),
             Op::Latent(op) => op.describe(),
+            Op::Delta(op) => op.describe(),
             Op::Activation(op) => op.describe(),
             Op::Pointwise(op) => op.describe(),
             Op::Experts(op) => op.describe(),
@@ -116,6 +120,7 @@ impl Op {
             Op::Norm(op) => op.derive(backward, node, output),
             Op::Attention(op) => op.derive(backward, node, output),
             Op::Latent(op) => op.derive(backward, node, output),
+            Op::Delta(op) => op.derive(backward, node, output),
             Op::Activation(_) => activation::derive(backward, node, output),
             Op::Pointwise(op) => op.derive(backward, node, output),
             Op::Experts(op) => op.derive(backward, node, output),

@@ -8,6 +8,7 @@ use fsdp_core::DType;
 use super::harness::{Subject, batch, gpt2, host, llama};
 use crate::backend::{AttentionDims, BatchFacts, IGNORED_TARGET};
 use crate::conformance::Calls;
+use crate::conformance::decoders::delta;
 use crate::conformance::kit::{Kit, numbers};
 use crate::hf::HfModel;
 use crate::model::{Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config};
@@ -19,10 +20,12 @@ use fsdp_core::schedule::Checkpointing;
 const DOCUMENTS: [Range<usize>; 5] = [0..3, 3..4, 4..7, 7..13, 13..14];
 
 /// Models without dropout: masks are per sample, so documents in their own samples would have other masks.
-fn models() -> [HfModel; 2] {
-    let llama = DecoderConfig { attention_dropout: 0.0, ..llama() };
+fn models() -> [HfModel; 3] {
+    let decoder = |config: DecoderConfig| {
+        Arc::new(Decoder::new(&DecoderConfig { attention_dropout: 0.0, ..config }).unwrap())
+    };
     let gpt2 = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..gpt2() };
-    [Arc::new(Decoder::new(&llama).unwrap()), Arc::new(Gpt2::new(&gpt2).unwrap())]
+    [decoder(llama()), Arc::new(Gpt2::new(&gpt2).unwrap()), decoder(delta())]
 }
 
 fn packed() -> Batch {

@@ -51,6 +51,13 @@ impl Trace {
                 let slope_term = self.hlo.with("add", &slope_term, 1.0);
                 [value, self.hlo.multiply(&slope_term, &logistic)]
             }
+            Function::Logistic => {
+                let value = self.hlo.unary("logistic", x);
+                let one = self.hlo.float(1.0, x.dims(), x.element());
+                let rest = self.hlo.subtract(&one, &value);
+                let slope = self.hlo.multiply(&value, &rest);
+                [value, slope]
+            }
             Function::GeluTanh => self.gelu_tanh(x),
             Function::Relu => {
                 let [zero, one] = [0.0, 1.0].map(|number| self.hlo.float(number, x.dims(), x.element()));

@@ -52,9 +52,12 @@ impl Backend for XlaMemory {
             Op::Activation(op) => trace.activation(*op, operands),
             Op::Pointwise(op) => trace.pointwise(*op, operands),
             Op::Head(op) => trace.head(*op, operands),
-            Op::Dequantize(_) | Op::Latent(_) | Op::Experts(_) | Op::ExpertAxis(_) | Op::Exchange(_) => {
-                return Ok(Outcome::Unsupported);
-            }
+            Op::Dequantize(_)
+            | Op::Latent(_)
+            | Op::Delta(_)
+            | Op::Experts(_)
+            | Op::ExpertAxis(_)
+            | Op::Exchange(_) => return Ok(Outcome::Unsupported),
         }
         Ok(Outcome::Done)
     }

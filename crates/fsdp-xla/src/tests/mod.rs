@@ -106,7 +106,7 @@ impl Memory for Compiled {
 impl Backend for Compiled {
     fn execute(&self, op: &Op, operands: Operands<'_, '_, XlaBuffer>) -> Result<Outcome, Error> {
         // There are no rules for these, but the suite covers all operations.
-        if matches!(op, Op::Experts(_) | Op::Latent(_) | Op::Dequantize(_))
+        if matches!(op, Op::Experts(_) | Op::Latent(_) | Op::Delta(_) | Op::Dequantize(_))
             || self.scores_max_bytes.is_some() && !matches!(op, Op::Attention(_))
         {
             return self.memory.execute(op, operands);

@@ -77,6 +77,7 @@ fn value(function: Function, x: &Tensor) -> Result<Tensor, Failure> {
             z.f_mul_scalar(SWISH_SCALE)?.f_sigmoid()?.f_mul(&z)?
         }
         Function::ClampedPlusOne => x.f_clamp(-CLAMP, CLAMP)?.f_add_scalar(1.0)?,
+        Function::Logistic => x.f_sigmoid()?,
     })
 }
 
@@ -103,6 +104,10 @@ fn backward(function: Function, x: &Tensor, dy: &Tensor) -> Result<Tensor, Failu
             dy.f_mul(&s.f_add(&tail)?)?.f_mul(&x.f_le(CLAMP)?)?
         }
         Function::ClampedPlusOne => dy.f_mul(&x.f_abs()?.f_le(CLAMP)?)?,
+        Function::Logistic => {
+            let s = x.f_sigmoid()?;
+            dy.f_mul(&s.f_neg()?.f_add_scalar(1.0)?.f_mul(&s)?)?
+        }
     })
 }
 

@@ -36,6 +36,8 @@ pub(super) struct Defaults {
     pub(super) eps: (&'static str, f64),
     /// Keys and defaults of rotary positions.
     pub(super) rotary: Rotary,
+    /// The key of the inner width of the MLP, or of an expert where no layer has an MLP.
+    pub(super) inner: &'static str,
     /// `max_position_embeddings`.
     pub(super) positions: usize,
     /// `tie_word_embeddings`.
@@ -53,7 +55,8 @@ impl Defaults {
         is_latent: false,
         activation: ("hidden_act", Function::Silu),
         eps: (RMS_EPS, 1e-6),
-        rotary: Rotary { theta: ("rope_theta", 10000.0), partial: None, alpha: false, phi3_original: None },
+        rotary: Rotary { theta: ("rope_theta", 10000.0), partial: None, more: &[], phi3_original: None },
+        inner: "intermediate_size",
         positions: 2048,
         tied: false,
         padding: Some((PAD_TOKEN, None)),
@@ -103,12 +106,12 @@ pub(super) fn parse_rotated(
         embedding_scale_rounds: false,
         embedding_dropout: 0.0,
         hidden_size,
-        intermediate_size: keys.required_size(&["intermediate_size"], INNER_MAX)?,
+        intermediate_size: keys.required_size(&[defaults.inner], INNER_MAX)?,
         num_attention_heads: heads,
         num_key_value_heads: kv_heads,
         head_dim,
         latent,
-        layers: vec![LayerConfig { rope: Some(rope), window: None, mixture: None }; layers],
+        layers: vec![LayerConfig { rope: Some(rope), window: None, mixture: None, delta: None }; layers],
         is_parallel: false,
         qk_norm: None,
         qkv_by_head: false,
@@ -126,6 +129,7 @@ pub(super) fn parse_rotated(
         qkv_bias: false,
         output_bias: false,
         sinks: false,
+        attention_gate: false,
         mlp_bias: false,
         attention_dropout: keys.probability("attention_dropout", 0.0)?,
         residual_dropout: 0.0,

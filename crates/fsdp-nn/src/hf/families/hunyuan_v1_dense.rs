@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Family;
 use super::decoder::{self, Defaults, ROTARY_TABLES};
-use super::rope::Rotary;
+use super::rope::{ALPHA, Rotary};
 use crate::hf::error::ConfigError;
 use crate::hf::keys::Keys;
 use crate::hf::limits::WIDTH_MAX;
@@ -25,7 +25,7 @@ const NAMES: Names =
     Names { class: "HunYuanDenseV1", qk_norms: ["query_layernorm", "key_layernorm"], ..Names::LLAMA };
 const DEFAULTS: Defaults = Defaults {
     eps: (decoder::RMS_EPS, 1e-5),
-    rotary: Rotary { alpha: true, ..Defaults::LLAMA.rotary },
+    rotary: Rotary { more: &[ALPHA], ..Defaults::LLAMA.rotary },
     padding: Some((decoder::PAD_TOKEN, Some(0))),
     ..Defaults::LLAMA
 };

@@ -3,6 +3,7 @@
 mod cohere2;
 mod decoder;
 mod deepseek_v3;
+mod delta;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -31,7 +32,10 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5_moe_text;
+mod qwen3_5_text;
 mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 mod seed_oss;
 mod smollm3;
@@ -71,7 +75,10 @@ pub const FAMILIES: &[Family] = &[
     qwen2::FAMILY,
     qwen2_moe::FAMILY,
     qwen3::FAMILY,
+    qwen3_5_moe_text::FAMILY,
+    qwen3_5_text::FAMILY,
     qwen3_moe::FAMILY,
+    qwen3_next::FAMILY,
     seed_oss::FAMILY,
     smollm3::FAMILY,
     starcoder2::FAMILY,
@@ -94,6 +101,15 @@ pub(in crate::hf) fn family_of(model_type: &Value) -> Result<&'static Family, Co
         nearest: nearest(model_type.as_str().unwrap_or_default()),
         supported: supported(),
     })
+}
+
+/// Returns the family of the text part of a model of text and images, if it has one.
+pub(in crate::hf) fn text_family_of(model_type: &str) -> Option<&'static Family> {
+    match model_type {
+        "qwen3_5" => Some(&qwen3_5_text::FAMILY),
+        "qwen3_5_moe" => Some(&qwen3_5_moe_text::FAMILY),
+        _ => None,
+    }
 }
 
 /// Returns the names of all families, formatted as a list in a sentence.

@@ -5,10 +5,8 @@ use crate::hf::keys::Keys;
 use crate::hf::limits::ROWS_MAX;
 use crate::model::{RopeConfig, RopeScaling, Yarn};
 
-/// The known keys of `rope_parameters`. Others, such as sections of several kinds of positions, are refused.
-/// The first one is known only to families with [`Rotary::alpha`].
-const KEYS: [&str; 17] = [
-    "alpha",
+/// The keys of `rope_parameters` that all families know. Others, such as sections of several kinds of positions, are refused.
+const KEYS: [&str; 16] = [
     "rope_type",
     "type",
     "rope_theta",
@@ -27,14 +25,18 @@ const KEYS: [&str; 17] = [
     "high_freq_factor",
 ];
 
+/// The growth of the base within the positions a model was made for (HunYuan).
+pub(super) const ALPHA: &str = "alpha";
+
 /// The keys and defaults of a family's rotary positions.
 pub(super) struct Rotary {
     /// The older, outer key of `rope_theta`, and the default.
     pub(super) theta: (&'static str, f64),
     /// The older, outer key of `partial_rotary_factor`, and the default. `None` if whole heads rotate.
     pub(super) partial: Option<(&'static str, f64)>,
-    /// Whether `dynamic` may have `alpha` (HunYuan).
-    pub(super) alpha: bool,
+    /// Further keys of `rope_parameters`: `alpha` of `dynamic` (HunYuan), or sections of several kinds of positions, which
+    /// are equal for text (Qwen 3.5).
+    pub(super) more: &'static [&'static str],
     /// Default of `original_max_position_embeddings`. Set only for Phi 3, which supports only LongRoPE and also has
     /// other names for it.
     pub(super) phi3_original: Option<usize>,
@@ -64,7 +66,7 @@ pub(super) fn parse_object(
     family: &Rotary,
     heads: &Heads,
 ) -> Result<RopeConfig, ConfigError> {
-    rope.only_known(if family.alpha { &KEYS } else { &KEYS[1..] })?;
+    rope.only_known(&[&KEYS, family.more].concat())?;
     let (legacy_key, default) = family.theta;
     let theta = rope.positive("rope_theta", keys.positive(legacy_key, default)?)?;
     let partial = partial(keys, rope, family, heads.dim)?;
@@ -84,7 +86,7 @@ pub(super) fn parse_object(
         ("dynamic", None) => RopeScaling::Dynamic {
             factor: factor(rope)?,
             positions: heads.positions,
-            alpha: if family.alpha { rope.positive("alpha", 1.0)? } else { 1.0 },
+            alpha: if family.more.contains(&ALPHA) { rope.positive(ALPHA, 1.0)? } else { 1.0 },
         },
         ("llama3", None) => RopeScaling::Llama3 {
             factor: factor(rope)?,

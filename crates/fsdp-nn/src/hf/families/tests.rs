@@ -1,5 +1,6 @@
 //! Tests of family parsers for cases that the golden files do not cover.
 
+mod delta;
 mod dense;
 mod mixtures;
 

@@ -179,6 +179,21 @@ impl Curve for ClampedPlusOne {
     }
 }
 
+struct Logistic;
+
+impl Curve for Logistic {
+    #[inline(always)]
+    fn value<A: Float>(x: A) -> A {
+        x.logistic()
+    }
+
+    #[inline(always)]
+    fn both<A: Float>(x: A) -> (A, A) {
+        let s = x.logistic();
+        (s, s * (A::ONE - s))
+    }
+}
+
 impl HostMemory {
     pub(in crate::host) fn activation<E: Element>(
         &self,
@@ -192,6 +207,7 @@ impl HostMemory {
             Function::Relu => self.run_curve::<E, Relu>(op, operands),
             Function::ClampedSwish => self.run_curve::<E, ClampedSwish>(op, operands),
             Function::ClampedPlusOne => self.run_curve::<E, ClampedPlusOne>(op, operands),
+            Function::Logistic => self.run_curve::<E, Logistic>(op, operands),
         }
     }
 

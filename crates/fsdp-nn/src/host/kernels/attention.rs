@@ -213,17 +213,17 @@ impl Block {
 }
 
 /// Views contiguous rows as a matrix.
-fn matrix<A: Float>(data: &[A], rows: usize, cols: usize) -> ArrayView2<'_, A> {
+pub(super) fn matrix<A: Float>(data: &[A], rows: usize, cols: usize) -> ArrayView2<'_, A> {
     ArrayView2::from_shape((rows, cols), &data[..rows * cols]).expect("a slice of rows times columns")
 }
 
 /// Views contiguous rows as a writable matrix.
-fn matrix_mut<A: Float>(data: &mut [A], rows: usize, cols: usize) -> ArrayViewMut2<'_, A> {
+pub(super) fn matrix_mut<A: Float>(data: &mut [A], rows: usize, cols: usize) -> ArrayViewMut2<'_, A> {
     ArrayViewMut2::from_shape((rows, cols), &mut data[..rows * cols]).expect("a slice of rows times columns")
 }
 
 /// Splits a matrix into blocks of `width` columns.
-fn columns<E>(view: ArrayViewMut2<'_, E>, width: usize) -> Vec<ArrayViewMut2<'_, E>> {
+pub(super) fn columns<E>(view: ArrayViewMut2<'_, E>, width: usize) -> Vec<ArrayViewMut2<'_, E>> {
     let mut blocks = Vec::new();
     let mut rest = view;
     while rest.ncols() > 0 {

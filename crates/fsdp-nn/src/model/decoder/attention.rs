@@ -11,7 +11,7 @@ use super::layers::describe_rms_norm;
 use super::rope::RopeConfig;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Attention, Describe, Layer, Linear, RmsNorm};
-use crate::op::LatentDims;
+use crate::op::{Function, LatentDims};
 
 /// The modules of attention.
 #[derive(Clone, Debug)]
@@ -44,6 +44,8 @@ struct Projected {
     neighbors: Option<usize>,
     /// The scores of the heads' sinks.
     sinks: Option<ParamId>,
+    /// Whether each query comes with a gate.
+    gated: bool,
 }
 
 impl Layer for Projected {
@@ -110,11 +112,12 @@ impl SelfAttention {
     pub(super) fn attend(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
         let mixed = match &self.maps {
             Maps::Projected(maps) => {
-                let qkv = maps.pack(b, h, &self.heads)?;
+                let (qkv, gate) = maps.pack(b, h, &self.heads)?;
                 let qkv = self.rotate(b, qkv, self.heads.head_dim)?;
                 let qkv = maps.normed_after(b, qkv, &self.heads)?;
                 let sinks = maps.sinks.map(|sinks| b.repeat(sinks, self.heads.heads)).transpose()?;
-                b.attention(qkv, sinks, &self.heads)?
+                let mixed = b.attention(qkv, sinks, &self.heads)?;
+                gate.map_or(Ok(mixed), |gate| b.gated(Function::Logistic, gate, mixed))?
             }
             Maps::Latent(latent) => {
                 let qkv = latent.pack(b, h)?;
@@ -138,7 +141,9 @@ impl Projected {
         let names = &config.names;
         let [heads, kv_heads] = [config.num_attention_heads, config.num_key_value_heads];
         let sinks = config.sinks.then(|| d.weight("sinks", &[heads]));
-        let widths = [heads, kv_heads, kv_heads].map(|heads| heads * config.head_dim);
+        let gated = config.attention_gate;
+        let of_queries = heads * (1 + usize::from(gated));
+        let widths = [of_queries, kv_heads, kv_heads].map(|heads| heads * config.head_dim);
         let mut map = |name: &str, width| d.linear(name, config.hidden_size, width, config.qkv_bias);
         let qkv = match names.qkv {
             [packed] => vec![map(packed, widths.iter().sum())],
@@ -148,20 +153,30 @@ impl Projected {
         let neighbors = rotating.filter(|_| config.rotates_neighbors);
         let norms_follow_rotation = config.qk_norm == Some(QkNorm::RotatedHeads);
         let by_head = config.qkv_by_head.then_some(heads);
-        Self { qkv, by_head, qk_norms: None, norms_follow_rotation, neighbors, sinks }
+        Self { qkv, by_head, qk_norms: None, norms_follow_rotation, neighbors, sinks, gated }
     }
 
-    /// Computes packed queries, keys and values, with norms and in the order of rotation.
-    fn pack(&self, b: &mut Builder<'_>, h: Tensor, heads: &Attention) -> Result<Tensor, Error> {
+    /// Computes packed queries, keys and values, with norms and in the order of rotation; and the gates of queries, if they
+    /// have some.
+    fn pack(
+        &self,
+        b: &mut Builder<'_>,
+        h: Tensor,
+        heads: &Attention,
+    ) -> Result<(Tensor, Option<Tensor>), Error> {
         let norms = self.qk_norms.as_ref().filter(|_| !self.norms_follow_rotation);
-        if norms.is_none() && self.neighbors.is_none() {
+        if norms.is_none() && self.neighbors.is_none() && !self.gated {
             let qkv = b.linear_columns(h, &self.qkv)?;
-            return self.by_head.map_or(Ok(qkv), |heads| b.regroup(qkv, heads, 3));
+            return Ok((self.by_head.map_or(Ok(qkv), |heads| b.regroup(qkv, heads, 3))?, None));
         }
         let [queries, keys, values] = &self.qkv[..] else { unreachable!("each has a projection") };
-        let mut parts = Vec::new();
+        let (mut parts, mut gate) = (Vec::new(), None);
         for (i, map) in [queries, keys].into_iter().enumerate() {
             let mut part = b.linear(h, map)?;
+            if self.gated && i == 0 {
+                let [queries, gates] = b.split_rows(part, [heads.head_dim; 2])?;
+                (part, gate) = (queries, Some(gates));
+            }
             if let Some(norms) = norms {
                 part = b.rms_norm_heads(part, &norms[i])?;
             }
@@ -171,7 +186,7 @@ impl Projected {
             parts.push(part);
         }
         parts.push(b.linear(h, values)?);
-        Ok(b.concat(&parts))
+        Ok((b.concat(&parts), gate))
     }
 
     /// Computes the norms of rotated queries and keys, if there are any.

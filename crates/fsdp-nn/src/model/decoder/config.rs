@@ -73,6 +73,9 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Whether every query head has a sink: a score without a value (gpt-oss).
     pub sinks: bool,
+    /// Whether what heads attend to is multiplied by the logistic function of a gate, to which the projection to queries maps,
+    /// too, head by head (Qwen 3 Next). Norms of heads come before rotation then.
+    pub attention_gate: bool,
     /// Whether the projections of the MLP have biases.
     pub mlp_bias: bool,
     /// Dropout rate of attention weights.
@@ -96,6 +99,25 @@ pub struct LayerConfig {
     pub window: Option<usize>,
     /// The mixture of experts that replaces the MLP, if any.
     pub mixture: Option<Mixture>,
+    /// The linear attention that replaces attention, if any.
+    pub delta: Option<DeltaNet>,
+}
+
+/// Linear attention by the gated delta rule (Qwen 3 Next).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNet {
+    /// Number of key heads, and of query heads.
+    pub key_heads: usize,
+    /// Number of value heads, a multiple of that of key heads.
+    pub value_heads: usize,
+    /// Elements per query or key head.
+    pub key_dim: usize,
+    /// Elements per value head.
+    pub value_dim: usize,
+    /// Rows that the short convolution sees.
+    pub kernel: usize,
+    /// Whether projections are packed, in the order of key heads.
+    pub by_head: bool,
 }
 
 /// Multi-head latent attention (DeepSeek V2): queries, and keys with values, are projected to a few elements, which are

@@ -5,6 +5,7 @@ use fsdp_core::model::ParamId;
 
 use super::attention::SelfAttention;
 use super::config::{DecoderConfig, LayerConfig, NormKind};
+use super::delta::LinearAttention;
 use super::mixture::Experts;
 use super::mlp::Mlp;
 use super::names::NormsPlace;
@@ -15,8 +16,15 @@ use crate::layer::{Describe, Layer, Norm, RmsNorm};
 #[derive(Clone, Debug)]
 pub(super) struct DecoderLayer {
     norms: Norms,
-    attention: SelfAttention,
+    attention: Attention,
     transform: Transform,
+}
+
+/// The first half of a layer.
+#[derive(Clone, Debug)]
+enum Attention {
+    Softmax(Box<SelfAttention>),
+    Linear(Box<LinearAttention>),
 }
 
 /// The second half of a layer.
@@ -48,9 +56,14 @@ impl DecoderLayer {
             let norms_at =
                 |place, d: &mut Describe| (names.norms == place).then(|| Norms::describe(config, d));
             let first = norms_at(NormsPlace::BeforeAttention, d);
-            let attention = d.module(names.attention, &names.class("Attention"), |d| {
-                SelfAttention::describe(config, layer, d)
-            });
+            let attention = match &layer.delta {
+                None => d.module(names.attention, &names.class("Attention"), |d| {
+                    Attention::Softmax(Box::new(SelfAttention::describe(config, layer, d)))
+                }),
+                Some(net) => d.module("linear_attn", &names.class("GatedDeltaNet"), |d| {
+                    Attention::Linear(Box::new(LinearAttention::describe(config, net, d)))
+                }),
+            };
             let second = norms_at(NormsPlace::BeforeMlp, d);
             let transform = d.module(names.mlp, &names.class("MLP"), |d| match &layer.mixture {
                 None => Transform::Mlp(Mlp::describe(config, config.intermediate_size, d)),
@@ -65,7 +78,11 @@ impl DecoderLayer {
     pub(super) fn attention_layers(&self) -> Vec<&dyn Layer> {
         let norms = self.norms.before_attention.iter().chain(&self.norms.after_attention);
         let norms = norms.map(|norm| norm as &dyn Layer);
-        norms.chain(self.attention.layers()).collect()
+        let maps = match &self.attention {
+            Attention::Softmax(attention) => attention.layers(),
+            Attention::Linear(attention) => attention.layers(),
+        };
+        norms.chain(maps).collect()
     }
 
     /// The parameter that corrects the scores of experts, if the layer is a mixture that has one.
@@ -104,7 +121,10 @@ impl DecoderLayer {
     }
 
     fn attend_normed(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
-        let y = self.attention.attend(b, h)?;
+        let y = match &self.attention {
+            Attention::Softmax(attention) => attention.attend(b, h)?,
+            Attention::Linear(attention) => attention.attend(b, h)?,
+        };
         normed(b, y, self.norms.after_attention.as_ref())
     }
 

@@ -5,6 +5,7 @@
 
 mod attention;
 mod config;
+mod delta;
 mod layers;
 mod mixture;
 mod mlp;
@@ -16,7 +17,8 @@ use fsdp_core::{DType, Error};
 use half::{bf16, f16};
 
 pub use config::{
-    DecoderConfig, LatentAttention, LayerConfig, Mixture, NormKind, PackedExperts, QkNorm, SharedExpert,
+    DecoderConfig, DeltaNet, LatentAttention, LayerConfig, Mixture, NormKind, PackedExperts, QkNorm,
+    SharedExpert,
 };
 pub use names::{Names, NormsPlace};
 pub use rope::{RopeConfig, RopeScaling, Yarn};
