@@ -15,7 +15,7 @@ import sys
 import count_lines
 
 # Lines may be fewer than this by up to SLACK, so that not every change edits the number.
-LINES, SLACK = 105_850, 500
+LINES, SLACK = 109_950, 500
 # Per crate: the number of files, and of top-level modules, in the largest circle. The aim is 4, and 0 in core, nn, data, ckpt and comm.
 LIMITS = {
     "fsdp-ckpt": [4, 0],
@@ -26,7 +26,7 @@ LIMITS = {
     "fsdp-cuda": [4, 7],
     "fsdp-data": [3, 0],
     "fsdp-mpi": [2, 2],
-    "fsdp-nn": [26, 8],
+    "fsdp-nn": [29, 8],
     "fsdp-plan": [4, 0],
     "fsdp-train": [4, 0],
     "fsdp-xla": [4, 0],

@@ -188,9 +188,8 @@ impl Device {
     /// What its backend has no way to run, by name: update rules, and families of a model's operations.
     pub const fn lacks(self) -> &'static [&'static str] {
         match self {
-            Device::Cpu => &[],
-            Device::TorchCpu => &[LINEAR_ATTENTION],
-            Device::Cuda => &["muon", LINEAR_ATTENTION],
+            Device::Cpu | Device::TorchCpu => &[],
+            Device::Cuda => &["muon"],
             Device::Xla => &["adamw8bit", "muon", MIXTURES, LINEAR_ATTENTION, QUANTIZE],
         }
     }

@@ -34,11 +34,12 @@ impl<D: TorchStorage> Backend for Torch<D> {
                 Op::Norm(op) => self.norm(op, operands)?,
                 Op::Attention(op) => self.attention(op, operands)?,
                 Op::Latent(op) => self.latent(op, operands)?,
+                Op::Delta(op) => self.delta(op, operands)?,
                 Op::Activation(op) => return self.activation(*op, operands),
                 Op::Pointwise(op) => self.pointwise(op, operands)?,
                 Op::Experts(op) => self.experts(op, operands)?,
                 Op::Head(op) => return self.head(op, operands),
-                Op::Delta(_) | Op::ExpertAxis(_) | Op::Exchange(_) => return Ok(Outcome::Unsupported),
+                Op::ExpertAxis(_) | Op::Exchange(_) => return Ok(Outcome::Unsupported),
             }
             Ok(Outcome::Done)
         })

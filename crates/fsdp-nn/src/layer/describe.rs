@@ -11,8 +11,7 @@ use fsdp_core::{Error, Tallies};
 
 use super::{Adapter, Embedding, ExpertMaps, Head, Init, Layer, LayerNorm, Linear, PackedWeight, RmsNorm};
 use crate::backend::Orientation;
-use crate::model::ROUTER_SUMS;
-use crate::op::{LossTerms, RouterTerms};
+use crate::op::{LossTerms, ROUTER_SUMS, RouterTerms};
 
 /// A described model.
 #[derive(Clone, Debug, PartialEq)]

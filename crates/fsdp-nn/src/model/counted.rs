@@ -6,10 +6,7 @@ use fsdp_core::engine::StepReport;
 use fsdp_core::model::ModelSpec;
 
 use crate::layer::Description;
-
-/// Number of sums of a model with mixtures: the balancing loss of the routers, their z-loss, and their
-/// sequence-wise loss.
-pub(crate) const ROUTER_SUMS: usize = 3;
+use crate::op::ROUTER_SUMS;
 
 /// The layout of a model's sums and counts within its [`Tallies`]. Sums: those of the routers first, if the model has
 /// mixtures, then the z-loss, if it is reported separately. Counts: by mixture and expert.

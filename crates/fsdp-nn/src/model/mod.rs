@@ -18,7 +18,6 @@ pub use adapted::Adapted;
 pub use architecture::Architecture;
 pub(crate) use batch::token_bytes;
 pub use batch::{Batch, RowFacts};
-pub(crate) use counted::ROUTER_SUMS;
 pub use counted::{Counted, StepParts};
 pub use decoder::{
     Decoder, DecoderConfig, DeltaNet, LatentAttention, LayerConfig, Mixture, Names, NormKind, NormsPlace,

@@ -46,6 +46,7 @@ pub use linear::{Linear, LinearDims, Orientation};
 pub use lookup::Lookup;
 pub use norm::Norm;
 pub use pointwise::{Dropout, Pointwise};
+pub(crate) use router_terms::ROUTER_SUMS;
 pub use router_terms::RouterTerms;
 pub use routing::{Places, Routing};
 

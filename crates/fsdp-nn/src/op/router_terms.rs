@@ -16,6 +16,10 @@ use std::ops::Range;
 use super::routing::Routing;
 use crate::backend::BatchFacts;
 
+/// Number of sums of a model with mixtures: the balancing loss of the routers, their z-loss, and their
+/// sequence-wise loss.
+pub(crate) const ROUTER_SUMS: usize = 3;
+
 /// The mixtures of a model, whose routers record loads in training, and the coefficients of what they add to the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterTerms {

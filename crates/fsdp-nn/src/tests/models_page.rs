@@ -60,14 +60,14 @@ are refused. Frequencies are computed in single precision, as in transformers, a
 |---|---|---|---|---|---|
 | families without mixtures | yes | yes | yes | | all linear maps |
 | mixtures, and with them latent attention and sinks | yes | refused by name | yes | yes | attention and shared experts |
-| linear attention (`qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`) | `cpu`; the others refused by name | refused by name | refused by name | with mixtures | all linear maps but those of experts |
+| linear attention (`qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`) | yes | refused by name | refused by name | with mixtures | all linear maps but those of experts |
 
 ## Linear attention
 
 Most layers of `qwen3_next` and of Qwen 3.5 have no softmax attention but states, which the gated delta rule (Yang et al., 2024) updates token by token, behind a short convolution. The rule is computed in
 chunks of 64 tokens, as in transformers, which count from the first token of each document: where samples pack several, states and convolutions begin anew with each, and a document
 has the bits that it has alone. Arithmetic and states are in f32 (f64 if the model is). Backward computes states again instead of keeping them, so memory grows with the
-number of tokens only. States travel through a sample, so a context axis is refused by name, and so are devices other than `cpu`, which do not have the operation yet.
+number of tokens only. States travel through a sample, so a context axis is refused by name, and so is `xla`, which has no rule for the operation.
 
 `qwen3_5_text` and `qwen3_5_moe_text` are the text parts of models of text and images (`qwen3_5`, `qwen3_5_moe`), which can be named instead: their `text_config` is read, tensors `model.language_model.*` have the names of the
 text model, and those of images (`model.visual.*`) are left out, as transformers does for its class for text. An export is the text model. Positions have one kind there, so that sections of rotary positions change nothing. Layers that predict the tokens after the

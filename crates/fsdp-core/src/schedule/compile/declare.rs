@@ -212,11 +212,14 @@ fn scalars(buffers: &mut Vec<BufferDecl>, compiler: &Compiler<'_>) -> Lasting {
     }
 }
 
+/// The dtype and length of each segment of a unit.
+type Shape = Vec<(DType, usize)>;
+
 /// Buffers that units with segments of equal dtypes and lengths use in turn.
 pub(super) struct Slots {
     role: fn(usize) -> Role,
     category: Category,
-    sets: Vec<(Vec<(DType, usize)>, Vec<BufferId>)>,
+    sets: Vec<(Shape, Vec<BufferId>)>,
     free: BTreeSet<usize>,
 }
 

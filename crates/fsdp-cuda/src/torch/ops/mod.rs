@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod delta;
 mod dequantize;
 mod dora;
 mod experts;
