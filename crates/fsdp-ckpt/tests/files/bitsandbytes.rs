@@ -41,7 +41,7 @@ fn weights_are_listed_without_their_parts() {
     assert!(!weights.has("nested.weight.absmax") && !weights.has("fp4.weight.quant_state.bitsandbytes__fp4"));
     let wanted = |size: [usize; 2]| {
         let names = WEIGHTS.map(|name| (format!("{name}.weight"), size));
-        weights.check_tensors(names.into_iter(), |name| name == "norm.weight", |_| true)
+        weights.check_tensors(names, |name| name == "norm.weight", |_| true)
     };
     wanted([ROWS, COLUMNS]).unwrap();
     let wrong = wanted([COLUMNS, ROWS]).unwrap_err().to_string();

@@ -1,12 +1,11 @@
 //! Decodes quantized weights.
 
-use fsdp_core::memory::Buffer;
 use fsdp_nn::backend::Operands;
 use fsdp_nn::quantized::{CodeBook, Format, NESTED_BLOCK, Packed};
 use tch::{Kind, Tensor};
 
 use super::size::int;
-use crate::torch::error::{Done, Failure};
+use crate::torch::error::Failure;
 use crate::torch::memory::Torch;
 use crate::torch::storage::TorchStorage;
 
