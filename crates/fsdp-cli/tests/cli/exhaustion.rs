@@ -130,7 +130,7 @@ fn descriptor_limit_ends_run_with_error_naming_files() {
 fn memory_limit_ends_run_with_error_naming_memory() {
     let limited = Limited::new();
     // Below that, the system cannot load the program.
-    let limits = [74, 80, 100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
+    let limits = [77, 80, 100, 150, 200, 300, 400, 2_000].map(|mebibytes| mebibytes << 20);
     limited.sweep("as", &limits, None, SAVES, &["memory", "thread"]);
 }
 

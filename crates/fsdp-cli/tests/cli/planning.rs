@@ -261,3 +261,26 @@ fn plan_report_is_self_contained() {
     assert!(input_error(&sandbox, &format!("{ON_16} --report mine.html")).contains("not a report"));
     assert_eq!(sandbox.read("mine.html"), "my notes");
 }
+
+/// With a base in 4 bits, as docs/adapters.md says.
+#[test]
+fn model_of_70_billion_parameters_fits_two_cards_of_24_gigabytes() {
+    let args = "plan examples/llama-70b-qlora.toml --cluster examples/clusters/rtx-4090-x2.toml";
+    let planned = |more: &[&str]| {
+        let mut command = Sandbox::new().command();
+        let ran = command.current_dir(repository(".")).args(args.split(' ')).args(more).output().unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let quantized = planned(&[]);
+    assert!(quantized.contains("fits: 11.9 GiB of 23.6 GiB are left"), "{quantized}");
+    let page = std::fs::read_to_string(repository("docs/adapters.md")).unwrap();
+    assert!(page.contains("`fits: 11.9 GiB of 23.6 GiB are left`"));
+    // In bf16, the base takes three and a half times as much.
+    let host = |text: &str| {
+        text.lines().find(|line| line.contains("on the host: parameter shards")).unwrap().to_owned()
+    };
+    assert!(host(&quantized).contains("19.0 GiB"), "{quantized}");
+    let floats = planned(&["--set", "adapter.quantize=none"]);
+    assert!(host(&floats).contains("66.3 GiB"), "{floats}");
+}

@@ -56,7 +56,7 @@ pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
         let error = comm_error(comm.broadcast(memory, Purpose::Setup, None, 0, buffers.clone()));
         assert!(matches!(error, CommError::Shared { segment: 0, .. }), "{error}");
         let mixed = [make(DType::F32, &[3])?, make(DType::F64, &[3])?].concat();
-        let error = comm_error(comm.broadcast(memory, Purpose::Setup, None, 0, mixed));
+        let error = comm_error(comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, mixed));
         assert!(matches!(error, CommError::Type { segment: 1, got: DType::F64, .. }), "{error}");
         let integers = make(DType::I64, &[3])?;
         let averaged = comm.all_reduce(memory, ReduceOp::Average, Purpose::Scalars, None, integers);

@@ -130,26 +130,8 @@ impl Experts {
                 .read([Role::value("dy", all(width).0), routes])
                 .write([Role::value("dx", all(width).1).adds()])
                 .flops(expected * width),
-            Experts::Product { dims: dims @ ExpertDims { inputs, outputs, .. }, .. } => {
-                let (weights, decoded) = dims.weight_roles(experts);
-                Description::new("expert_product")
-                    .read([Role::value("x", slots * inputs), routes])
-                    .read(weights)
-                    .write([Role::value("y", slots * outputs)])
-                    .write(decoded)
-                    .products(1, [expected, outputs, inputs])
-                    .flops(decoded.map_or(0, |role| role.touched))
-            }
-            Experts::ProductBackwardInput { dims: dims @ ExpertDims { inputs, outputs, .. }, .. } => {
-                let (weights, decoded) = dims.weight_roles(experts);
-                Description::new("expert_product_backward_input")
-                    .read([Role::value("dy", slots * outputs), routes])
-                    .read(weights)
-                    .write([Role::value("dx", slots * inputs).adds()])
-                    .write(decoded)
-                    .products(1, [expected, inputs, outputs])
-                    .flops(decoded.map_or(0, |role| role.touched))
-            }
+            Experts::Product { dims, .. } => describe_product(routing, dims, true),
+            Experts::ProductBackwardInput { dims, .. } => describe_product(routing, dims, false),
             Experts::ProductBackwardWeight { dims: ExpertDims { inputs, outputs, .. }, expert, .. } => {
                 let part = routing.expected_slots_of(expert);
                 Description::new("expert_product_backward_weight")
@@ -244,6 +226,27 @@ impl Experts {
             _ => unreachable!("{} is not an operation of forward", self.describe().name),
         }
     }
+}
+
+/// Describes the products of slots with the weights of their experts: forward, or for the gradient of the slots.
+fn describe_product(routing: Routing, dims: ExpertDims, is_forward: bool) -> Description {
+    let (slots, ExpertDims { inputs, outputs, .. }) = (routing.slots(), dims);
+    let (weights, decoded) = dims.weight_roles(routing.here().len());
+    let (x, y) = (slots * inputs, slots * outputs);
+    let (name, from, to, sizes) = match is_forward {
+        true => ("expert_product", Role::value("x", x), Role::value("y", y), [outputs, inputs]),
+        false => {
+            let (dy, dx) = (Role::value("dy", y), Role::value("dx", x).adds());
+            ("expert_product_backward_input", dy, dx, [inputs, outputs])
+        }
+    };
+    Description::new(name)
+        .read([from, Role::ids("routes", routing.routes())])
+        .read(weights)
+        .write([to])
+        .write(decoded)
+        .products(1, [routing.expected_slots(), sizes[0], sizes[1]])
+        .flops(decoded.map_or(0, |role| role.touched))
 }
 
 fn describe_route(routing: Routing, gating: Gating, load: Option<RouterTerms>) -> Description {
