@@ -121,12 +121,18 @@ pub fn golden_models<M: Backend>(subject: &Subject<'_, M>, folder: &Path) {
     }
 }
 
+/// The band of tensors in f32. With linear attention, transformers' own f32 differs from its f64 by 1e-5 of a tensor's largest
+/// value, and as much again from other orders of its sums.
+fn band(name: &str) -> f64 {
+    if name.starts_with("qwen3_5") || name.starts_with("qwen3_next") { 3e-5 } else { 1e-5 }
+}
+
 fn single_precision<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &str) {
     let case = Case::load(folder, name, "config.json", DType::F32);
     let outcome = case.run(&(subject.memory)());
     close(name, &[outcome.loss / outcome.count as f64], &case.expected["loss"], 1e-6);
     close(name, &case.subject.logits(&(subject.memory)(), &case.batch), &case.expected["logits"], 1e-5);
-    case.compare("grad", &mean(&outcome), 1e-5);
+    case.compare("grad", &mean(&outcome), band(name));
 }
 
 fn double_precision<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &str) {
@@ -151,12 +157,7 @@ fn three_sgd_steps<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &s
         }
     }
     // After three steps, transformers' own Gemma 3 in f32 differs from its f64 by 3.4e-5 of a tensor's largest value.
-    // Mixtures with linear attention differ by 1e-5, and as much again from ours.
-    let band = match name {
-        "gemma3_text" => 7e-5,
-        "qwen3_5_moe_text" => 3e-5,
-        _ => 1e-5,
-    };
+    let band = if name == "gemma3_text" { 7e-5 } else { band(name) };
     case.compare("sgd", &case.subject.values, band);
 }
 
