@@ -12,17 +12,11 @@ use fsdp_xla::ProgramOptions;
 use serde_json::Value;
 
 use crate::expert_axis;
-use crate::lora::{golden, golden_config, job, pretrained, run};
+use crate::lora::{golden, job, pretrained, run};
+use crate::peft::golden_config;
+use crate::qlora::{BLOCKS, GPT2_BLOCKS};
 use crate::support::{GPT2, LLAMA, config, threads};
 use crate::xla;
-
-/// A tiny Llama whose rows have whole blocks of NF4.
-const BLOCKS: &str = r#"{
-    "model_type": "llama", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-    "initializer_range": 0.2, "tie_word_embeddings": false, "hidden_act": "silu"
-}"#;
 
 const DORA: &str = "adapter.dora=true";
 const ALL: [&str; 3] = [DORA, "adapter.rank=2", "adapter.alpha=6"];
@@ -73,6 +67,7 @@ fn magnitudes_of_other_models_match_oracle_and_predicted_memory() {
     check(BLOCKS, 61, &quantized);
     check(BLOCKS, 61, &[&quantized[..], &[DROPOUT, "fsdp.activation_checkpointing=\"full\""]].concat());
     check(BLOCKS, 61, &[&quantized[..], &["fsdp.param_dtype=\"bf16\""]].concat());
+    check(GPT2_BLOCKS, 61, &[&ALL[..], &[gpt2, "adapter.quantize=\"nf4\""]].concat());
 }
 
 #[test]
@@ -140,8 +135,18 @@ fn losses(model: &str, overrides: &[&str]) -> Vec<f64> {
 
 #[test]
 fn new_adapters_change_nothing_and_learn_otherwise_than_without_magnitudes() {
-    for others in [&[][..], &["adapter.quantize=\"nf4\""], &["fsdp.param_dtype=\"bf16\""]] {
-        let with = |first: &[&str]| losses(BLOCKS, &[first, &["adapter.rank=2"], others].concat());
+    let quantized = &["adapter.quantize=\"nf4\""];
+    // Weights of GPT-2 are stored inputs x outputs, and packed by outputs.
+    let gpt2 = GPT2_BLOCKS.replace("pdrop\": 0.1", "pdrop\": 0.0");
+    let cases = [
+        (BLOCKS, &[][..]),
+        (BLOCKS, quantized),
+        (BLOCKS, &["fsdp.param_dtype=\"bf16\""]),
+        (&gpt2, &[]),
+        (&gpt2, quantized),
+    ];
+    for (model, others) in cases {
+        let with = |first: &[&str]| losses(model, &[first, &["adapter.rank=2"], others].concat());
         let (lora, dora) = (with(&[]), with(&[DORA]));
         let off = |step: usize| (lora[step] - dora[step]).abs() / lora[step];
         // In bf16, one rounding of every output more.

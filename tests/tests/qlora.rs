@@ -1,27 +1,21 @@
-//! Adapters of a base in NF4: compared with bitsandbytes and PEFT (tests/golden/llama-nf4); the same bits at every world
-//! size and under every policy; memory and traffic by its bytes; exports and checkpoints.
+//! Adapters of a base in 4 bits: the same bits at every world size and under every policy; memory and traffic by its bytes; exports and checkpoints.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use fsdp_config::Ranks;
 use fsdp_core::memory::Category;
-use fsdp_core::model::ParamId;
 use fsdp_core::{Axis, DType, Mesh, Rank};
 use fsdp_nn::HostMemory;
-use fsdp_nn::model::Architecture;
 use fsdp_nn::quantized::{Format, Packed, Scales};
 use fsdp_train::train::Resume;
 use fsdp_train::verify::{VerifyOptions, verify};
-use serde_json::Value;
 
-use crate::lora::{
-    SCALARS, TENSORS, adapted, difference, golden, golden_config, job, pretrained, run, tensor, tensors,
-};
+use crate::lora::{adapted, difference, golden, job, pretrained, run, tensor, tensors};
+use crate::peft::{LLAMA_NF4, TENSORS, golden_config};
 use crate::support::{LLAMA, config, threads};
 
 /// A tiny Llama whose linear maps have whole blocks of elements; blocks of scales end inside rows.
-const BLOCKS: &str = r#"{
+pub(crate) const BLOCKS: &str = r#"{
     "model_type": "llama", "vocab_size": 61, "hidden_size": 128, "intermediate_size": 192,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 64, "initializer_range": 0.1, "tie_word_embeddings": false
@@ -29,7 +23,7 @@ const BLOCKS: &str = r#"{
 
 /// The same for GPT-2, whose weights are stored inputs x outputs, some of them square; and mixtures: with weights outputs x inputs,
 /// and as gpt-oss has them.
-const GPT2_BLOCKS: &str = r#"{
+pub(crate) const GPT2_BLOCKS: &str = r#"{
     "model_type": "gpt2", "vocab_size": 61, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32,
     "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
 }"#;
@@ -46,62 +40,7 @@ const GPT_OSS: &str = r#"{
     "layer_types": ["sliding_attention", "full_attention"]
 }"#;
 
-const ADAPTER: &str = r#"rank = 3
-    alpha = 5
-    target_modules = ["q_proj", "v_proj", "gate_proj", "down_proj"]
-    quantize = "nf4""#;
-
-/// Its attention is a plain mixture of the operations that Llama has, so it gets the wrap of Llama.
 const WRAP: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
-
-#[test]
-fn losses_gradients_and_trained_adapters_match_bitsandbytes_and_peft() {
-    let expected = tensors(&golden("llama-nf4").join("lora/expected.safetensors"));
-    for world in [1, 2, 4] {
-        let dir = tempfile::tempdir().unwrap();
-        let job = pretrained(
-            &golden("llama-nf4"),
-            golden_config(("llama-nf4", "lora"), dir.path(), world, ADAPTER),
-        )
-        .unwrap_or_else(|error| panic!("{error}"));
-        run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
-        let lines = std::fs::read_to_string(dir.path().join("out/metrics.jsonl")).unwrap();
-        let steps: Vec<Value> =
-            lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(steps.len(), 3);
-        for (key, name) in [("loss", "losses"), ("grad_norm", "grad_norms")] {
-            for (step, expected) in steps.iter().zip(&expected[name]) {
-                let off = (step[key].as_f64().unwrap() - expected).abs() / expected;
-                assert!(off <= SCALARS, "world {world}: {key} is off by {off:e}");
-            }
-        }
-        let trained = tensors(&dir.path().join("out/adapter/adapter_model.safetensors"));
-        assert_eq!(trained.len(), 8);
-        for (name, values) in &trained {
-            let off = difference(values, &expected[&format!("adamw3.{name}")]);
-            assert!(off <= TENSORS, "world {world}: {name} is off by {off:e}");
-        }
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let job = pretrained(&golden("llama-nf4"), golden_config(("llama-nf4", "lora"), dir.path(), 1, ADAPTER))
-        .unwrap();
-    let mut oracle = oracle(&job);
-    let targets = oracle.step(0, false).unwrap().targets as f64;
-    let mut compared = 0;
-    for (id, param) in job.plan.spec.params.iter().enumerate().filter(|(_, param)| param.trainable) {
-        let mean: Vec<f64> =
-            oracle.gradient(ParamId(id)).unwrap().unwrap().iter().map(|value| value / targets).collect();
-        let off = difference(&mean, &expected[&format!("grad.base_model.model.{}", param.fqn)]);
-        assert!(off <= TENSORS, "{} is off by {off:e}", param.fqn);
-        compared += 1;
-    }
-    assert_eq!(compared, 8);
-}
-
-fn oracle<A: Architecture + Clone>(job: &fsdp_train::Job<A>) -> fsdp_train::Oracle<'_, HostMemory, A> {
-    let memory = Arc::new(HostMemory::new(fsdp_nn::HostOptions::default()).unwrap());
-    fsdp_train::Oracle::new(job, memory).unwrap()
-}
 
 /// With and without double quantization, policies and meshes of all kinds.
 #[test]
@@ -243,7 +182,7 @@ fn a_run_resumes_on_other_ranks_with_the_same_bits() {
 #[test]
 fn merged_model_is_the_decoded_base_with_products_of_adapters() {
     let dir = tempfile::tempdir().unwrap();
-    let table = format!("merge = true\n{ADAPTER}");
+    let table = format!("merge = true\n{LLAMA_NF4}");
     let base = golden("llama-nf4");
     let job = pretrained(&base, golden_config(("llama-nf4", "lora"), dir.path(), 2, &table)).unwrap();
     run(&job, Resume::Fresh).unwrap_or_else(|error| panic!("{error}"));
@@ -278,7 +217,7 @@ fn bases_that_cannot_be_quantized_are_refused_by_name() {
     let error = adapted(LLAMA, &mxfp4).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("MXFP4 is for experts"), "{error}");
     let single =
-        golden_config(("llama-nf4", "lora"), dir.path(), 1, &ADAPTER.replace("\"nf4\"", "\"nf4-single\""));
+        golden_config(("llama-nf4", "lora"), dir.path(), 1, &LLAMA_NF4.replace("\"nf4\"", "\"nf4-single\""));
     let job = pretrained(&golden("llama-nf4"), single).unwrap();
     let error = run(&job, Resume::Fresh).unwrap_err().to_string();
     assert!(error.contains("double quantization") && error.contains("set it to \"nf4\""), "{error}");
@@ -316,4 +255,20 @@ fn experts_of_files_in_mxfp4_stay_as_they_are() {
         let off = difference(values, &floats[name]);
         assert!(off <= TENSORS, "{name} is off by {off:e}");
     }
+}
+
+/// bitsandbytes has one size of blocks of scales; a file that has another is not read as if it were that.
+#[test]
+fn other_blocks_of_scales_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = golden("llama-nf4");
+    std::fs::copy(base.join("config.json"), dir.path().join("config.json")).unwrap();
+    let mut bytes = std::fs::read(base.join("model.safetensors")).unwrap();
+    let given = b"\"shape\": [64, 128], \"nested_blocksize\": 256";
+    let at = bytes.windows(given.len()).position(|window| window == given).unwrap();
+    bytes[at + given.len() - 3..at + given.len()].copy_from_slice(b"128");
+    std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+    let job = pretrained(dir.path(), golden_config(("llama-nf4", "lora"), dir.path(), 1, LLAMA_NF4)).unwrap();
+    let error = run(&job, Resume::Fresh).unwrap_err().to_string();
+    assert!(error.contains("other codes or blocks") && error.contains("set it to \"none\""), "{error}");
 }

@@ -69,6 +69,9 @@ mod half_precision;
 mod dora;
 mod lora;
 
+// Adapters compared with PEFT (tests/golden).
+mod peft;
+
 // Adapters of a quantized base.
 mod qlora;
 

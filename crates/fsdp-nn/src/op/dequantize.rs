@@ -5,8 +5,8 @@
 use fsdp_core::Error;
 use fsdp_core::memory::Category;
 
-use super::Op;
 use super::describe::{Description, Role};
+use super::{Op, Orientation};
 use crate::graph::{Backward, Builder, Call, Decl, Node, Operand};
 use crate::layer;
 use crate::quantized::Packed;
@@ -29,6 +29,11 @@ impl Builder<'_> {
         let weight = self.decoded(matrix);
         calls.push(Call::new(Op::Dequantize(matrix), vec![stored], [(weight, false)]));
         Ok(weight)
+    }
+
+    /// The order in which the weight of a linear map is read. Outputs are rows, if it is quantized.
+    pub(super) fn orientation(&self, layer: &layer::Linear) -> Orientation {
+        self.quantized(layer.weight).map_or(layer.orientation, |_| Orientation::OutIn)
     }
 
     /// Declares room for a decoded matrix.

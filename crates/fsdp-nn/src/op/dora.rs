@@ -146,8 +146,8 @@ impl Builder<'_> {
         layer: &layer::Linear,
         adapter: &Adapter,
     ) -> Result<Operand, Error> {
-        let layer::Linear { inputs, outputs, orientation, .. } = *layer;
-        let product = calls.len() - 1;
+        let layer::Linear { inputs, outputs, .. } = *layer;
+        let (product, orientation) = (calls.len() - 1, self.orientation(layer));
         let reads =
             vec![calls[product].reads[1], self.param(adapter.down.weight)?, self.param(adapter.up.weight)?];
         let dtype = self.dtype();

@@ -33,7 +33,7 @@ pub struct ExpertDims {
     pub outputs: usize,
     /// Storage order of the weights.
     pub orientation: Orientation,
-    /// How the weights are stored, if not as floats: outputs are rows then, in either order.
+    /// How the weights are stored, if not as floats; outputs are rows then.
     pub format: Option<Format>,
 }
 
@@ -407,8 +407,12 @@ impl Builder<'_> {
         let (routing, mut outputs, mut calls) = (routes.routing, Vec::new(), Vec::new());
         for maps in maps {
             let slots = routing.sources() * routing.slots_per_row();
-            let format = self.quantized(maps.weights[0]).map(|matrix| matrix.format);
-            let dims = ExpertDims { format, ..maps.dims };
+            let dims = match self.quantized(maps.weights[0]) {
+                Some(Packed { format, .. }) => {
+                    ExpertDims { orientation: Orientation::OutIn, format: Some(format), ..maps.dims }
+                }
+                None => maps.dims,
+            };
             self.check("expert_product", x, dims.inputs * slots)?;
             let y = self.rows(dims.outputs * slots);
             let mut reads = vec![self.whole(x), self.whole(routes.routes)];

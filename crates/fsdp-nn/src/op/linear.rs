@@ -194,8 +194,8 @@ impl Builder<'_> {
     ) -> Result<(), Error> {
         self.check("linear", x, layer.inputs)?;
         let layer::Linear { inputs, outputs, .. } = *layer;
-        let orientation = self.quantized(layer.weight).map_or(layer.orientation, |_| Orientation::OutIn);
-        let dims = LinearDims { rows: self.row_count(), inputs, outputs, y_stride: y.width(), orientation };
+        let (rows, y_stride, orientation) = (self.row_count(), y.width(), self.orientation(layer));
+        let dims = LinearDims { rows, inputs, outputs, y_stride, orientation };
         let mut reads = vec![self.whole(x), self.weight(layer, calls)?];
         if let Some(bias) = layer.bias {
             reads.push(self.param(bias)?);

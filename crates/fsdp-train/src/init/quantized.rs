@@ -9,7 +9,7 @@ use fsdp_ckpt::training::{ModelWeights, Nf4Weight};
 use fsdp_core::model::ParamSpec;
 use fsdp_nn::backend::Orientation;
 use fsdp_nn::layer::PackedWeight;
-use fsdp_nn::quantized::{BLOCK, CodeBook, Format, Nested, Packed, Scales, VALUES};
+use fsdp_nn::quantized::{BLOCK, CodeBook, Format, NESTED_BLOCK, Nested, Packed, Scales, VALUES};
 use rayon::prelude::*;
 
 use super::stored_name;
@@ -200,8 +200,8 @@ fn saved_scales(param: &ParamSpec, matrix: Packed, weight: &Nf4Weight<'_>) -> Re
     match (matrix.format, saved.nested) {
         (Format::Nf4Single, None) => Ok(Scales::Single(saved.absmax)),
         (Format::Nf4, Some(nested)) => {
-            if nested.values != CodeBook::signed().values {
-                return differs("with other codes of scales than its own", KEY, "\"none\"");
+            if nested.block != NESTED_BLOCK || nested.values != CodeBook::signed().values {
+                return differs("with scales in other codes or blocks than usual", KEY, "\"none\"");
             }
             Ok(Scales::Nested(Nested { codes: nested.codes, scales: nested.absmax, offset: nested.offset }))
         }

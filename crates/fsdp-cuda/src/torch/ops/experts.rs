@@ -203,7 +203,6 @@ impl<D: TorchStorage> Torch<D> {
         (y, decoded): (To<'_, D>, Option<To<'_, D>>),
     ) -> Result<(), Failure> {
         let ExpertDims { inputs, outputs, orientation, .. } = dims;
-        let orientation = dims.packed().map_or(orientation, |_| Orientation::OutIn);
         let decoded = decoded.map(|to| self.view_mut(to.slice, &[outputs, inputs].map(int))).transpose()?;
         let (from, to) = if is_forward { (inputs, outputs) } else { (outputs, inputs) };
         let places = routing.places(&self.routes(routing, routes)?);
