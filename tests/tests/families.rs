@@ -6,6 +6,7 @@ use fsdp_config::Ranks;
 use fsdp_core::{Axis, Mesh};
 use fsdp_nn::hf::{FAMILIES, HfConfig, Small};
 use fsdp_nn::model::Architecture;
+use fsdp_nn::quantized::{BLOCK, Format};
 use fsdp_train::verify::{VerifyOptions, verify};
 use serde_json::{Value, json};
 
@@ -92,8 +93,8 @@ fn every_family_is_bitwise_equal_on_a_context_axis() {
     }
 }
 
-/// The sizes of published mixtures: DeepSeek V3, GLM 4.5, gpt-oss-20b and MiniMax M2.
-fn published() -> [Value; 4] {
+/// The sizes of published mixtures: DeepSeek V3, GLM 4.5, gpt-oss-20b, MiniMax M2 and Qwen 3 Next.
+fn published() -> [Value; 5] {
     [
         json!({"model_type": "deepseek_v3", "vocab_size": 129_280, "hidden_size": 7168, "intermediate_size": 18_432,
             "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
@@ -112,7 +113,26 @@ fn published() -> [Value; 4] {
         json!({"model_type": "minimax_m2", "vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 1536,
             "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
             "rotary_dim": 64, "partial_rotary_factor": 0.5}),
+        json!({"model_type": "qwen3_next", "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5120,
+            "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+            "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "rope_theta": 10_000_000}),
     ]
+}
+
+/// With a base in 4 bits, shrunk models keep whole blocks.
+#[test]
+fn published_mixtures_shrink_to_models_that_can_be_quantized() {
+    for keys in published() {
+        let name = keys["model_type"].as_str().unwrap();
+        let small = Small { layers: 4, vocab: Some(64), seq_len: 8, width_step: BLOCK };
+        let small = HfConfig::parse(&keys.to_string()).unwrap().shrink(small);
+        let mut description = small.build().unwrap().description().clone();
+        description.spec.params.iter_mut().for_each(|param| param.trainable = false);
+        description.quantize(Format::Nf4).unwrap_or_else(|(weight, why)| panic!("{name}: `{weight}` {why}"));
+        let elements = description.spec.elements();
+        assert!(!description.quantized.is_empty() && elements < 2_000_000, "{name}: {elements} elements");
+    }
 }
 
 /// What `fsdp verify --shrink` makes of published mixtures: small models with the same kinds of layers.
@@ -126,7 +146,9 @@ fn published_mixtures_shrink_to_small_models_with_the_bits_of_one_rank() {
         let elements = model.description().spec.elements();
         assert!((1000..50_000).contains(&elements), "{name}: {elements} elements in {}", small.summary());
         let of = |config: &HfConfig| format!("{config:?}");
-        for part in ["mixture: Some", "mixture: None", "window: Some", "latent: Some", "sinks: true"] {
+        for part in
+            ["mixture: Some", "mixture: None", "window: Some", "latent: Some", "sinks: true", "delta: Some"]
+        {
             assert_eq!(of(&small).contains(part), of(&published).contains(part), "{name}: {part}, {small:?}");
         }
         let dir = tempfile::tempdir().unwrap();

@@ -40,6 +40,14 @@ const GPT_OSS: &str = r#"{
     "layer_types": ["sliding_attention", "full_attention"]
 }"#;
 
+/// Linear attention, and attention with gates.
+const QWEN: &str = r#"{
+    "model_type": "qwen3_5_text", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16, "max_position_embeddings": 64, "initializer_range": 0.2, "tie_word_embeddings": false
+}"#;
+
 const WRAP: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
 
 /// With and without double quantization, policies and meshes of all kinds.
@@ -48,7 +56,7 @@ fn sharded_quantized_bases_match_the_oracle_and_predicted_memory() {
     let gpt2 = "fsdp.wrap=[\"GPT2Block\"]";
     let experts = "fsdp.min_num_params=500";
     let (full, bf16) = ("fsdp.activation_checkpointing=\"full\"", "fsdp.param_dtype=\"bf16\"");
-    let cases: [(&str, &str, &[&str]); 14] = [
+    let cases: [(&str, &str, &[&str]); 15] = [
         (BLOCKS, "nf4", &[WRAP]),
         (BLOCKS, "nf4-single", &[WRAP, "fsdp.mesh={ replicate = 2 }"]),
         (BLOCKS, "nf4", &[WRAP, full]),
@@ -72,6 +80,7 @@ fn sharded_quantized_bases_match_the_oracle_and_predicted_memory() {
         (MIXTURE, "nf4-single", &[experts, "fsdp.mesh={ expert = 2 }"]),
         (GPT_OSS, "mxfp4", &[experts, "fsdp.mesh={ expert = 2 }"]),
         (GPT_OSS, "nf4", &["fsdp.wrap=[\"GptOssDecoderLayer\"]"]),
+        (QWEN, "nf4", &["fsdp.wrap=[\"Qwen3_5DecoderLayer\"]", full, bf16]),
     ];
     for (model, quantize, others) in cases {
         let dir = tempfile::tempdir().unwrap();

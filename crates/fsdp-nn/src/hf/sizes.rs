@@ -127,7 +127,7 @@ impl Sizes for DecoderConfig {
         let layers = layers.map(|layer| LayerConfig {
             window: layer.window.map(cut_window),
             mixture: layer.mixture.map(|mixture| small_mixture(mixture, narrow)),
-            delta: layer.delta.map(small_delta),
+            delta: layer.delta.map(|net| small_delta(net, to.width_step)),
             ..layer
         });
         let vocab_size = cut(self.vocab_size, to.vocab);
@@ -203,13 +203,15 @@ fn small_mixture(mixture: Mixture, narrow: impl Fn(usize) -> usize) -> Mixture {
 }
 
 /// Linear attention of few heads, several of values to a key head if there were, with few elements.
-fn small_delta(net: DeltaNet) -> DeltaNet {
+fn small_delta(net: DeltaNet, width_step: usize) -> DeltaNet {
     let key_heads = net.key_heads.min(KV_HEADS_MAX);
+    let value_heads = key_heads * (net.value_heads / net.key_heads).min(2);
     DeltaNet {
         key_heads,
-        value_heads: key_heads * (net.value_heads / net.key_heads).min(2),
+        value_heads,
         key_dim: net.key_dim.min(HEAD_DIM_MAX),
-        value_dim: net.value_dim.min(HEAD_DIM_MAX),
+        // All value heads together are the input of a map.
+        value_dim: net.value_dim.min(HEAD_DIM_MAX.max(width_step.div_ceil(value_heads))),
         ..net
     }
 }
