@@ -40,6 +40,7 @@ fn spec() -> ModelSpec {
         trainable: true,
         expert: None,
         quantized: None,
+        keep_f32: false,
     }];
     let ids = vec![ParamId(0)];
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };

@@ -11,9 +11,10 @@ use fsdp_train::verify::{VerifyOptions, VerifyReport, verify};
 use fsdp_train::{InitSource, Job};
 
 use crate::context::golden;
+use crate::lora::job;
 use crate::over_tcp::OverTcp;
 use crate::resume::Case;
-use crate::support::{LLAMA, config, job, threads};
+use crate::support::{LLAMA, config, threads};
 
 /// A tiny model of a family, with eight experts or, if it has five, four.
 pub(crate) fn model(case: &str) -> String {

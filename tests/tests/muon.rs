@@ -39,6 +39,7 @@ fn spec() -> ModelSpec {
         trainable: true,
         expert: None,
         quantized: None,
+        keep_f32: false,
     });
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };
     let blocks = vec![BlockSpec { name: "all".into(), params: ids, layer: Some(0) }];

@@ -10,6 +10,9 @@ mod parity;
 mod context;
 mod expert_axis;
 
+// Parameters that are kept in f32.
+mod keep_f32;
+
 // Corrections of routers that follow loads.
 mod router_bias;
 

@@ -4,10 +4,12 @@ use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
 use fsdp_nn::Backend;
 use fsdp_nn::hf::HfModel;
+use fsdp_nn::model::Adapted;
 use fsdp_train::{Job, RankTrainer, TrainError};
 use fsdp_xla::{Devices, ProgramOptions};
 
-use crate::support::{LLAMA, config, job, options, threads};
+use crate::lora::job;
+use crate::support::{LLAMA, config, options, threads};
 use crate::xla::{LAYERS, plugin};
 
 /// Ends before the model memorizes its few samples: near a loss of zero, small errors are relatively large.
@@ -21,7 +23,7 @@ const WINDOW: usize = 20;
 const BAND: f64 = 5.0 / 256.0;
 
 /// Returns the loss curve of a run.
-fn curve<M: Backend>(launcher: &impl Launcher<Memory = M>, job: &Job<HfModel>) -> Vec<f64> {
+fn curve<M: Backend>(launcher: &impl Launcher<Memory = M>, job: &Job<Adapted<HfModel>>) -> Vec<f64> {
     let losses = |seat: Seat<M>| -> Result<Vec<f64>, TrainError> {
         let mut trainer = RankTrainer::new(job, seat)?;
         (0..STEPS).map(|step| Ok(trainer.step(step, false, &mut ProgramOrder, &mut ())?.loss)).collect()
@@ -44,16 +46,21 @@ fn compiled_16_bit_losses_stay_close_to_host_f32() {
     let full = curve(&threads(), &with(&[]));
     assert!(full[full.len() - 1] < 0.75 * full[0], "it learns: {full:.3?}");
     let devices = Devices::new(&plugin, 2, ProgramOptions::default(), options()).unwrap();
-    for (param, reduce) in [("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32")] {
+    let norms = &["fsdp.keep_f32=['norm']"][..];
+    for (param, reduce, keep) in
+        [("bf16", "f32", &[][..]), ("bf16", "f32", norms), ("bf16", "bf16", &[]), ("f16", "f32", norms)]
+    {
         let (param_dtype, reduce_dtype) =
             (format!("fsdp.param_dtype=\"{param}\""), format!("fsdp.reduce_dtype=\"{reduce}\""));
-        let mut more = vec!["run.device=\"xla\"", &*param_dtype, &*reduce_dtype];
+        let mut more = [&["run.device=\"xla\"", &*param_dtype, &*reduce_dtype], keep].concat();
         // No step overflows at this scale, so all curves have the same number of updates.
         more.extend((param == "f16").then_some("train.loss_scale.init=256"));
         let half = curve(&devices, &with(&more));
         let apart = full.iter().zip(&half).map(|(full, half)| (half - full).abs() / full);
         let largest = apart.fold(0.0, f64::max);
-        println!("f32 {full:.4?}\n{param}, reduced in {reduce} {half:.4?}: {largest:.4} apart at most");
+        println!(
+            "f32 {full:.4?}\n{param}, reduced in {reduce}, {keep:?} {half:.4?}: {largest:.4} apart at most"
+        );
         assert!(largest <= BAND, "{param}, reduced in {reduce}: {half:.4?} for {full:.4?}");
     }
 }

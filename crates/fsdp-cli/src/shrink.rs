@@ -72,6 +72,9 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
         config.fsdp.wrap = WrapPolicy::MinParams(scaled.min_num_params);
     }
     notes.extend(drop_patterns("fsdp.frozen", &mut config.fsdp.frozen, before, after));
+    if let Some(patterns) = &mut config.fsdp.keep_f32 {
+        notes.extend(drop_patterns("fsdp.keep_f32", patterns, before, after));
+    }
     for (key, patterns) in config.train.optimizer.patterns_mut() {
         notes.extend(drop_patterns(&key, patterns, before, after));
     }

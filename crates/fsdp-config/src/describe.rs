@@ -9,7 +9,7 @@ use fsdp_core::wrap::WrapPolicy;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::kind::{Kind, NONE, POSITIVE_LENGTH, TEXTS};
+use super::kind::{FAMILY, Kind, NONE, POSITIVE_LENGTH, TEXTS};
 use super::named::Named;
 
 /// A type that reads a table of the run file.
@@ -123,6 +123,10 @@ pub(super) fn eval_sets<T: TableSchema>(_: PhantomData<Vec<T>>) -> Value {
 
 pub(super) fn patterns(_: PhantomData<Vec<String>>) -> Value {
     with_default(ValueSchema::of(&TEXTS), &[""; 0])
+}
+
+pub(super) fn patterns_or_family(_: PhantomData<Option<Vec<String>>>) -> Value {
+    with_default(json!({"anyOf": [ValueSchema::of(&TEXTS), {"const": FAMILY}]}), &FAMILY)
 }
 
 pub(super) fn wrap(_: PhantomData<WrapPolicy>) -> Value {

@@ -44,6 +44,10 @@ table! {
         chunks: ChunksConfig = table(ChunksConfig::read),
         /// Regular expressions, found anywhere in a name, of parameters that are frozen.
         frozen: Vec<String> = patterns(),
+        /// Regular expressions, found anywhere in a name, of parameters that are gathered and computed with in f32 where
+        /// `param_dtype` is narrower (in the master dtype, to be exact). Left out, those of the model's family (docs/models.md
+        /// lists them): routers and what corrects them, and norms, as transformers has them.
+        keep_f32: Option<Vec<String>> = patterns_or_family(),
     }
 }
 

@@ -8,6 +8,9 @@ use toml::Value;
 /// How a run file writes the absence of a value, so that `resolved.toml` names every key.
 pub(super) const NONE: &str = "none";
 
+/// How a run file writes that the family of the model decides.
+pub(super) const FAMILY: &str = "family";
+
 /// A type with a range, and how to read it from TOML.
 pub(super) struct Kind<T> {
     /// Completes "it must be ...".

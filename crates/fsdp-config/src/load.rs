@@ -66,7 +66,7 @@ impl Resolved {
     }
 
     fn of_audit_files(mut files: Vec<(String, Table)>, overrides: &[String]) -> Result<Loaded, ConfigError> {
-        const SHARDING: [&str; 3] = ["frozen", "param_dtype", "reduce_dtype"];
+        const SHARDING: [&str; 4] = ["frozen", "keep_f32", "param_dtype", "reduce_dtype"];
         for (_, table) in &mut files {
             ["run", "data", "checkpoint"].iter().for_each(|key| drop(table.remove(*key)));
             if let Some(Value::Table(fsdp)) = table.get_mut("fsdp") {

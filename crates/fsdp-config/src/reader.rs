@@ -9,7 +9,7 @@ use regex::Regex;
 use toml::{Table, Value};
 
 use super::error::ConfigError;
-use super::kind::{Kind, NONE, POSITIVE_LENGTH, TEXTS};
+use super::kind::{FAMILY, Kind, NONE, POSITIVE_LENGTH, TEXTS};
 use super::named::{Named, one_of};
 
 /// Minimum similarity (0 to 1) of a suggestion; below it, a suggestion would be a guess.
@@ -280,6 +280,18 @@ impl<'a> Reader<'a> {
         let Some((pattern, fault)) = invalid else { return Ok(patterns) };
         let (key, pattern, fault) = (self.dotted(key), pattern.clone(), Box::new(fault));
         Err(ConfigError::Pattern { origin: self.origin.of(&key), key, pattern, fault })
+    }
+
+    /// As [`Reader::patterns`]; `None` if the family of the model decides, which is the default.
+    ///
+    /// # Errors
+    /// As [`Reader::patterns`].
+    pub(super) fn patterns_or_family(&self, key: &'static str) -> Result<Option<Vec<String>>, ConfigError> {
+        match self.table.get(key) {
+            None => Ok(None),
+            Some(value) if value.as_str() == Some(FAMILY) => Ok(None),
+            Some(_) => self.patterns(key).map(Some),
+        }
     }
 
     /// Returns which modules become units: by class under `key`, or by size under `min_num_params`.

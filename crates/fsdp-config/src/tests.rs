@@ -70,6 +70,7 @@ offload = "none"
 mesh = { replicate = 1, shard = "none", context = 1, expert = 1 }
 chunks = { context = 1, expert = 1 }
 frozen = []
+keep_f32 = ["router", "norm"]
 [checkpoint]
 every = 0
 keep_last = 2

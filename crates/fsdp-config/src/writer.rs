@@ -5,7 +5,7 @@ use fsdp_core::wrap::WrapPolicy;
 use serde::Serialize;
 use serde::ser::SerializeStruct;
 
-use super::kind::NONE;
+use super::kind::{FAMILY, NONE};
 use super::named::Named;
 
 pub(super) use self::{
@@ -40,6 +40,18 @@ pub(super) fn table_or_none<F: SerializeStruct>(
     value: &Option<impl Serialize>,
 ) -> Result<(), F::Error> {
     value.as_ref().map_or(Ok(()), |value| or(fields, key, value))
+}
+
+/// Writes patterns, or that the family of the model decides.
+pub(super) fn patterns_or_family<F: SerializeStruct>(
+    fields: &mut F,
+    key: &'static str,
+    patterns: &Option<Vec<String>>,
+) -> Result<(), F::Error> {
+    match patterns {
+        Some(patterns) => or(fields, key, patterns),
+        None => or(fields, key, &FAMILY),
+    }
 }
 
 /// Writes a value by its name.

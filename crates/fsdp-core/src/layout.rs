@@ -1,6 +1,6 @@
 //! The layout: the position of every element of every parameter on every rank.
 //!
-//! A unit is a short list of **segments**, one per (trainable, frozen or quantized, row length). A segment is one contiguous
+//! A unit is a short list of **segments**, one per (trainable or frozen, dtype, row length). A segment is one contiguous
 //! buffer of whole rows; its parameters follow each other, each seen as a matrix of rows of that length (of bytes, if they are
 //! quantized). Parameters of fewer than two dimensions are appended to the unit's largest segment of their kind, padded to
 //! whole rows. Every rank owns `ceil(rows / S)` rows. Padding rows align the start of each parameter to 16 bytes.
@@ -45,7 +45,7 @@ pub struct Extent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub usize);
 
-/// One buffer of a unit: the parameters of one row length that are all trainable, all frozen, or all quantized.
+/// One buffer of a unit: the parameters of one row length that are gathered in one dtype, and all trainable or all frozen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Whether its parameters are trained.
@@ -263,11 +263,14 @@ fn segments(spec: &ModelSpec, unit: &Unit, shards: usize, dtype: DType) -> Vec<S
     let block_of: BTreeMap<ParamId, usize> =
         unit.params.iter().enumerate().map(|(index, &id)| (id, index * blocks / unit.params.len())).collect();
     let block_of = &block_of;
-    [(true, dtype), (false, dtype), (false, DType::U8)]
+    let kind = move |param: &ParamSpec| (param.trainable, param.gathered_dtype(dtype));
+    let mut dtypes = vec![dtype, dtype.master(), DType::U8];
+    dtypes.dedup();
+    [true, false]
         .into_iter()
+        .flat_map(|trainable| dtypes.iter().map(move |&dtype| (trainable, dtype)))
         .flat_map(|(trainable, dtype)| {
-            let kind = |param: &ParamSpec| (param.trainable, param.quantized.is_some());
-            let is_of_kind = |&id: &ParamId| kind(spec.param(id)) == (trainable, dtype == DType::U8);
+            let is_of_kind = move |&id: &ParamId| kind(spec.param(id)) == (trainable, dtype);
             let of_kind = unit.params.iter().copied().filter(is_of_kind);
             let (rows, rowless): (Vec<ParamId>, Vec<ParamId>) =
                 of_kind.partition(|&id| spec.param(id).stored_row_len().is_some());

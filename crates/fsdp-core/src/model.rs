@@ -5,6 +5,7 @@
 
 pub use crate::id::{BlockId, ParamId};
 
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::scalars::Tallies;
 
@@ -27,6 +28,8 @@ pub struct ParamSpec {
     pub expert: Option<usize>,
     /// How it is stored, if not as numbers.
     pub quantized: Option<Quantized>,
+    /// Whether it is gathered in the master dtype, whatever the dtype of the others.
+    pub keep_f32: bool,
 }
 
 /// A frozen parameter that is kept and gathered as bytes, which its program decodes: rows of bytes, each decoded by itself.
@@ -53,6 +56,15 @@ impl ParamSpec {
     /// than two dimensions, which have no rows.
     pub fn row_len(&self) -> Option<usize> {
         (self.shape.len() >= 2).then(|| self.shape[1..].iter().product())
+    }
+
+    /// The dtype in which it is gathered, in a run with this dtype of parameters.
+    pub fn gathered_dtype(&self, param_dtype: DType) -> DType {
+        match (self.quantized, self.keep_f32) {
+            (Some(_), _) => DType::U8,
+            (None, true) => param_dtype.master(),
+            (None, false) => param_dtype,
+        }
     }
 
     /// Number of elements that are stored: bytes, if it is quantized.

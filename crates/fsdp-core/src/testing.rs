@@ -148,6 +148,8 @@ impl Sketch {
                 Frozen::Below(block) => last_use.is_some_and(|last| last >= block),
                 Frozen::Every(n) => id % n != 0,
             };
+            // Some parameters keep their precision.
+            spec.params[id].keep_f32 = spec.params[id].expert.is_none() && id % 4 == 2;
             // Some frozen matrices are quantized, in rows of any number of bytes.
             let param = &mut spec.params[id];
             if !param.trainable && param.expert.is_none() && param.shape.len() == 2 && id % 3 == 1 {
@@ -191,6 +193,7 @@ impl Draft {
             trainable: true,
             expert: None,
             quantized: None,
+            keep_f32: false,
         });
         self.spec.modules[module].params.push(id);
         id

@@ -121,7 +121,7 @@ fn mixtures(spec: &ModelSpec) -> BTreeMap<ParamId, usize> {
 
 /// Checks that the blocks of a unit have the same shapes.
 fn expect_alike<'a>(spec: &'a ModelSpec, unit: &Unit) -> Result<(), Error> {
-    let kind = |param: &'a ParamSpec| (&param.shape[..], param.trainable, param.quantized);
+    let kind = |param: &'a ParamSpec| (&param.shape[..], param.trainable, param.quantized, param.keep_f32);
     let alike = |of: &[ParamId]| of.iter().map(|&id| kind(spec.param(id))).collect::<Vec<_>>();
     let mut experts = unit.params.chunk_by(|&a, &b| spec.param(a).expert == spec.param(b).expert).map(alike);
     let (count, first) = (experts.clone().count(), experts.next());

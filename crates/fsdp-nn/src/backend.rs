@@ -173,7 +173,7 @@ pub trait Backend: Memory {
     fn run(&self, op: &Op, mut operands: Operands<'_, '_, Self::Buffer>) -> Result<(), Error> {
         op.check(&operands);
         match *op {
-            Op::Pointwise(Pointwise::Copy { .. }) => {
+            Op::Pointwise(Pointwise::Copy { .. } | Pointwise::Convert { .. }) => {
                 let ([x], [y], _) = operands.split();
                 return self.copy(Queue::Compute, x, y.slice);
             }

@@ -2,6 +2,7 @@
 //!
 //! Blocks report them inside [`fsdp_core::Error::Program`], which names the block.
 
+use fsdp_core::DType;
 use fsdp_core::program::BlockCall;
 
 /// An inconsistency in a model, its data or its description.
@@ -31,6 +32,19 @@ pub enum ModelError {
         chunks: usize,
         /// The most chunks below that among which they can be shared.
         fitting: usize,
+    },
+    /// A parameter is gathered in another dtype than the operation that reads it computes in.
+    #[error(
+        "`{name}` is gathered in {gathered}, but what reads it computes in {dtype}: {}",
+        if *gathered == gathered.master() { "it cannot be kept wider than the others" } else { "keep it as wide as the others that it reads" }
+    )]
+    Dtype {
+        /// Name of the parameter.
+        name: String,
+        /// Its dtype.
+        gathered: DType,
+        /// The dtype of the operation.
+        dtype: DType,
     },
     /// Linear attention over samples in chunks.
     #[error(

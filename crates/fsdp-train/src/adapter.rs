@@ -11,24 +11,36 @@ pub mod peft;
 use std::collections::BTreeSet;
 
 use fsdp_config::{AdapterConfig, Quantize, Resolved, Targets, nearest};
+use fsdp_core::DType;
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
+use fsdp_core::program::Pass;
+use fsdp_nn::backend::HeadChunks;
+use fsdp_nn::cuts::Cuts;
+use fsdp_nn::footprint::RunShape;
 use fsdp_nn::layer::{Description, Linear, Lora};
+use fsdp_nn::listing::listings;
 use fsdp_nn::model::{Adapted, Architecture};
+use fsdp_nn::op::LossTerms;
 use fsdp_nn::quantized::Format;
 
 use crate::error::TrainError;
+use crate::rule;
 
+const KEEP_F32: &str = "fsdp.keep_f32";
 const TARGET_MODULES: &str = "adapter.target_modules";
 const MODULES_TO_SAVE: &str = "adapter.modules_to_save";
 
-/// Returns a model with the adapters of the run file, or unchanged if the file has no adapter.
+/// Returns a model with the adapters of the run file, if any, and with the parameters kept in f32 that it names.
 ///
 /// # Errors
-/// [`TrainError::Misfit`]: names that match no module or that are given twice; a rank larger than a linear map allows; weights
-/// that cannot be quantized.
+/// [`TrainError::Misfit`]: names that match no parameter or module, or that are given twice; parameters that cannot be kept in
+/// f32; a rank larger than a linear map allows; weights that cannot be quantized.
 pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, TrainError> {
-    let Some(adapter) = &config.adapter else { return Ok(base.into()) };
     let mut description = base.description().clone();
+    if let Some(patterns) = &config.fsdp.keep_f32 {
+        keep_f32(&mut description.spec, &base, patterns)?;
+    }
+    let Some(adapter) = &config.adapter else { return Ok(Adapted::new(base, description)) };
     let targets = targets(&description, &adapter.target_modules)?;
     let trained = trained(&description.spec, &adapter.modules_to_save)?;
     for &target in &targets {
@@ -48,6 +60,30 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
     description.adapt(&targets, &trained, lora);
     quantize(&mut description, adapter.quantize)?;
     Ok(Adapted::new(base, description))
+}
+
+/// Keeps the parameters in f32 that match, and no others, if the model's operations can be computed so.
+fn keep_f32(spec: &mut ModelSpec, base: &impl Architecture, patterns: &[String]) -> Result<(), TrainError> {
+    let (kept, head) = (rule::matching(spec, KEEP_F32, patterns)?, base.head().weight);
+    let misfit = |reason: String| TrainError::Misfit { key: KEEP_F32, reason };
+    if kept.contains(&head) {
+        let name = &spec.param(head).fqn;
+        let reason = format!("`{name}` is the weight of the output head, which computes in fsdp.param_dtype");
+        return Err(misfit(reason));
+    }
+    let params = spec.params.iter_mut().enumerate();
+    params.for_each(|(id, param)| param.keep_f32 = kept.contains(&ParamId(id)));
+    let shape = RunShape {
+        samples: 1,
+        seq: 1,
+        dtype: DType::Bf16,
+        gradient_dtype: DType::F32,
+        head_chunks: HeadChunks::Small,
+        terms: LossTerms::default(),
+        packed: false,
+        cuts: Cuts::WHOLE,
+    };
+    listings(base, spec, shape, Pass::Evaluate).map(drop).map_err(|error| misfit(error.to_string()))
 }
 
 /// Quantizes what is frozen.

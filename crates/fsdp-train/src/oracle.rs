@@ -370,9 +370,10 @@ fn load_param<M: Backend, A>(
     let param = spec.param(id);
     let (len, row_len) = (param.stored_len(), param.stored_row_len().unwrap_or(1));
     let piece = Piece { param: id, offset: 0, len, param_offset: 0, row_len };
-    let (dtype, gathered) = match param.quantized {
-        Some(_) => (DType::U8, DType::U8),
-        None => (policy.kept_dtype(param.trainable), policy.param_dtype),
+    let gathered = param.gathered_dtype(policy.param_dtype);
+    let dtype = match gathered == policy.param_dtype {
+        true => policy.kept_dtype(param.trainable),
+        false => gathered,
     };
     let mut values = vec![0.0; len];
     job.init.fill(spec, &piece, &mut values)?;

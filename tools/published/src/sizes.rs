@@ -185,6 +185,7 @@ impl Sizes {
             attention_dropout: 0.0,
             residual_dropout: 0.0,
             router_loss: 0.0,
+            keep_f32: &[],
             initializer_range: 0.02,
             max_position_embeddings: self.seq,
         }

@@ -58,6 +58,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 self.comms.broadcast_shards(memory, &mut self.table, unit, &buffers.master)?;
             }
             for (&master, &low) in buffers.master.iter().zip(&buffers.low) {
+                let Some(low) = low else { continue };
                 let (master, low) = self.table.pair(master, low)?;
                 memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
             }
@@ -91,7 +92,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                     change(piece, &mut values);
                     write(memory, master, piece.offset, &values)?;
                 }
-                if let Some(&low) = buffers.low.get(segment) {
+                if let Some(low) = buffers.low[segment] {
                     let (master, low) = self.table.pair(buffers.master[segment], low)?;
                     memory.copy(Queue::Compute, Slice::whole(master), SliceMut::whole(low))?;
                 }

@@ -107,9 +107,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     ) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
         let buffers = &plan.step.lasting.units[unit.0];
-        let (segments, stride, tensors) =
-            (buffers.gradient.len(), buffers.stride(), buffers.state.first().map_or(0, Vec::len));
-        let (gradients, rest) = op.reads.split_at(segments);
+        let (gradients, rest) = op.reads.split_at(buffers.gradient.len());
         let (factors, statistics) = (self.table.get(rest[0])?.clone(), &rest[1..]);
         let input = self.scalars.input();
         let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
@@ -117,8 +115,13 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.table.take_into(statistics, &mut sums)?;
         let flag_id = op.writes[update_prefix_len(buffers) - 1];
         let mut not_finite = self.table.take(flag_id)?;
-        for (index, ids) in op.writes[..segments * stride].chunks(stride).enumerate() {
-            let (shard, state_ids) = ids.split_at(stride - tensors);
+        let mut writes = &op.writes[..];
+        for (index, counts) in buffers.updated().enumerate() {
+            let [shard, state_ids] = counts.map(|count| {
+                let (ids, rest) = writes.split_at(count);
+                writes = rest;
+                ids
+            });
             let mut params = self.table.take(shard[0])?;
             let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
             self.table.take_into(state_ids, &mut state)?;
@@ -153,5 +156,5 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
 /// The number of buffers that an update writes, up to and including the non-finite flag.
 fn update_prefix_len(buffers: &UnitBuffers) -> usize {
-    buffers.gradient.len() * buffers.stride() + 1
+    buffers.updated().flatten().sum::<usize>() + 1
 }

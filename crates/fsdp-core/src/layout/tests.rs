@@ -18,6 +18,7 @@ fn model(params: &[Shape]) -> ModelSpec {
         trainable: *trainable,
         expert: None,
         quantized: None,
+        keep_f32: false,
     };
     ModelSpec {
         params: params.iter().enumerate().map(spec).collect(),

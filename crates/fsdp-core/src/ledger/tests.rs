@@ -4,6 +4,7 @@ use super::*;
 use crate::comm::tests::{NoMemory, Shape};
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::layout::Extent;
 use crate::rank::Rank;
 use crate::schedule::{Accumulation, AccumulationOrder, Offload, Op, Reshard, Source};
 use crate::testing::{Built, Setup, setups};
@@ -113,6 +114,7 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
     for decl in &step.buffers {
         let bytes = match decl.role {
             Role::Slot(_) | Role::StagingSlot(_) if decl.dtype == DType::U8 => 1,
+            Role::Slot(_) | Role::StagingSlot(_) if decl.dtype == DType::F32 => 4,
             Role::Slot(_) | Role::StagingSlot(_) => param,
             Role::GradientSlot(_) | Role::ReducedSlot(_) | Role::DirectionSlot(_) => reduce,
             Role::Scratch => policy.param_dtype.master().size_bytes(),
@@ -132,12 +134,17 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
         for segment in &layout.segments {
             let own = segment.rows_per_rank * segment.row_len;
             let whole = own * built.mesh.shards() / layout.blocks;
-            let param = if segment.is_quantized() { 1 } else { param };
+            let keeps_f32 = |place: &Extent| built.spec.param(place.param).keep_f32;
+            let param = match segment.is_quantized() {
+                true => 1,
+                false if segment.params.iter().any(keeps_f32) => master,
+                false => param,
+            };
             if segment.is_quantized() {
                 counter.own(offloads, Category::ParameterShard, own);
             } else if segment.trainable || policy.frozen_master {
                 counter.own(offloads, Category::ParameterShard, own * master);
-                if policy.param_dtype.size_bytes() == 2 {
+                if param == 2 {
                     counter.own(offloads, Category::ParameterShard, own * 2);
                 }
             } else {

@@ -146,8 +146,8 @@ impl BufferDecl {
 pub struct UnitBuffers {
     /// Master parameters per segment.
     pub master: Vec<BufferId>,
-    /// Low-precision copies of the first segments; the remaining segments compute with their master parameters.
-    pub low: Vec<BufferId>,
+    /// The low-precision copy per segment; one without computes with its master parameters.
+    pub low: Vec<Option<BufferId>>,
     /// The sharded gradient per trainable segment.
     pub gradient: Vec<BufferId>,
     /// Optimizer state per trainable segment.
@@ -159,12 +159,13 @@ pub struct UnitBuffers {
 impl UnitBuffers {
     /// The parameters in the dtype in which they are gathered, per segment.
     pub fn shard(&self) -> Vec<BufferId> {
-        self.low.iter().chain(&self.master[self.low.len()..]).copied().collect()
+        self.low.iter().zip(&self.master).map(|(low, &master)| low.unwrap_or(master)).collect()
     }
 
-    /// Number of buffers of a trainable segment that an update writes: master parameters, their copy, state.
-    pub fn stride(&self) -> usize {
-        1 + usize::from(!self.low.is_empty()) + self.state.first().map_or(0, Vec::len)
+    /// Numbers of buffers that an update writes of each trainable segment: of parameters (and their copy, if there is one),
+    /// and of state.
+    pub fn updated(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
+        self.low.iter().zip(&self.state).map(|(low, state)| [1 + usize::from(low.is_some()), state.len()])
     }
 
     /// Index of a segment among those with directions; `None` if it has none.

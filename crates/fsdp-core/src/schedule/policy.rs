@@ -122,7 +122,7 @@ impl Policy {
 
     /// The dtype in which a segment is kept.
     pub fn kept_segment_dtype(&self, segment: &Segment) -> DType {
-        if segment.is_quantized() { segment.dtype } else { self.kept_dtype(segment.trainable) }
+        if segment.dtype == self.param_dtype { self.kept_dtype(segment.trainable) } else { segment.dtype }
     }
 
     /// Checks the policy against a mesh, and brings it into the form that the compiler expects: a sub-group of the

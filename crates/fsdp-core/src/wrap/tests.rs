@@ -27,6 +27,7 @@ fn model(tree: &Tree) -> ModelSpec {
                 trainable: true,
                 expert: None,
                 quantized: None,
+                keep_f32: false,
             });
         }
         let params = (first..spec.params.len()).map(ParamId).collect();

@@ -54,6 +54,7 @@ pub(crate) fn spec(shapes: Shapes) -> ModelSpec {
         trainable: true,
         expert: None,
         quantized: None,
+        keep_f32: false,
     });
     let ids: Vec<_> = (0..shapes.len()).map(ParamId).collect();
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };

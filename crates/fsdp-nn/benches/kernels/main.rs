@@ -233,7 +233,15 @@ fn optimizers(c: &mut Criterion) {
 /// A model of one matrix.
 fn one_param(len: usize) -> ModelSpec {
     let (fqn, shape) = ("weight".to_owned(), vec![len / HIDDEN, HIDDEN]);
-    let param = ParamSpec { fqn, aliases: Vec::new(), shape, trainable: true, expert: None, quantized: None };
+    let param = ParamSpec {
+        fqn,
+        aliases: Vec::new(),
+        shape,
+        trainable: true,
+        expert: None,
+        quantized: None,
+        keep_f32: false,
+    };
     ModelSpec { params: vec![param], modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }
 }
 

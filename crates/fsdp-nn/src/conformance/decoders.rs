@@ -47,6 +47,7 @@ pub(crate) fn llama() -> DecoderConfig {
         attention_dropout: 0.2,
         residual_dropout: 0.0,
         router_loss: 0.0,
+        keep_f32: &[],
         initializer_range: 0.3,
         max_position_embeddings: 32,
     }

@@ -44,6 +44,8 @@ pub struct Builder<'a> {
     samples: usize,
     seq: usize,
     length: usize,
+    param_dtype: DType,
+    /// Of values; wider than that of parameters for operations on those that are kept so.
     dtype: DType,
     training: bool,
     packed: bool,
@@ -73,6 +75,7 @@ impl<'a> Builder<'a> {
             samples,
             seq,
             length,
+            param_dtype: dtype,
             dtype,
             training,
             packed,
@@ -181,6 +184,34 @@ impl<'a> Builder<'a> {
         self.samples * self.seq
     }
 
+    /// Adds operations on some parameters: in the master dtype if one of them is kept in it, with their input converted before
+    /// and their output after.
+    pub(crate) fn in_kept_dtype<T>(
+        &mut self,
+        params: &[ParamId],
+        x: Tensor,
+        add: impl FnOnce(&mut Self, Tensor) -> Result<(T, Tensor), Error>,
+    ) -> Result<(T, Tensor), Error> {
+        if !params.iter().any(|&id| self.is_kept(id)) {
+            return add(self, x);
+        }
+        let dtype = std::mem::replace(&mut self.dtype, self.param_dtype.master());
+        let x = self.converted(x);
+        let (more, y) = add(self, x)?;
+        self.dtype = dtype;
+        Ok((more, self.converted(y)))
+    }
+
+    /// Whether a parameter is wider than the values around it.
+    pub(crate) fn is_kept(&self, id: ParamId) -> bool {
+        self.spec.param(id).keep_f32 && self.dtype != self.dtype.master()
+    }
+
+    /// The same rows in the dtype of operations that are added next.
+    pub(crate) fn converted(&mut self, x: Tensor) -> Tensor {
+        if self.values[x.id].dtype == self.dtype { x } else { self.convert(x) }
+    }
+
     /// The dtype of values.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
@@ -229,8 +260,13 @@ impl<'a> Builder<'a> {
         self.length
     }
 
-    /// Returns the operand of a parameter of the block.
+    /// Returns the operand of a parameter of the block, which is gathered in the dtype of the operation.
     pub(crate) fn param(&self, id: ParamId) -> Result<Operand, Error> {
+        let (param, gathered) = (self.spec.param(id), self.spec.param(id).gathered_dtype(self.param_dtype));
+        if gathered.is_float() && gathered != self.dtype {
+            let (name, dtype) = (param.fqn.clone(), self.dtype);
+            return Err(self.error(ModelError::Dtype { name, gathered, dtype }));
+        }
         let block = self.spec.block(self.block);
         block.params.iter().position(|&param| param == id).map(Operand::Param).ok_or_else(|| {
             Error::Parameter {

@@ -18,6 +18,7 @@
 //! | rescale | its input, and the norms |
 //! | short_convolution | its input |
 //! | delta_rule | its convolved rows (recomputed) and gates |
+//! | convert | nothing |
 //! | rope, add, dropout, embedding, regroup, exchange | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!
@@ -25,7 +26,7 @@
 //! balancing loss, the loss and every router's backward read the whole table. A second forward writes the same numbers
 //! again.
 //!
-//! The output of a norm, an activation or a rescaling is never kept: backward recomputes it from values that are kept anyway, in
+//! The output of a norm, an activation, a conversion or a rescaling is never kept: backward recomputes it from values that are kept anyway, in
 //! one pass over memory, with the same bits. The first contribution to a value's gradient is written, later ones are
 //! added, in backward order.
 //!

@@ -48,7 +48,7 @@ pub struct Lora {
 
 impl Description {
     /// Adds an adapter to each of the linear maps `targets`, numbered as in [`Description::linears`], and freezes all
-    /// other parameters except `trained`.
+    /// other parameters except `trained`. Adapters are kept in f32 if the weight is.
     ///
     /// The parameters of an adapter are named `<module>.lora_A.weight`, `<module>.lora_B.weight` and
     /// `<module>.lora_magnitude_vector`. As in PEFT, `A` is initialized uniformly (`kaiming_uniform_` with `a = sqrt(5)`:
@@ -68,6 +68,8 @@ impl Description {
             let up = self.low_rank(module, "lora_B", [lora.rank, base.outputs], Init::Zeros);
             let magnitude = lora.dora.then(|| self.magnitude(module, base.outputs));
             let adapter = Adapter { down, up, scale: lora.scale, dropout: lora.dropout, magnitude };
+            let keep_f32 = self.spec.param(base.weight).keep_f32;
+            adapter.params().for_each(|id| self.spec.params[id.0].keep_f32 = keep_f32);
             for block in self.spec.blocks.iter_mut().filter(|block| block.params.contains(&base.weight)) {
                 block.params.extend(adapter.params());
             }
@@ -131,6 +133,7 @@ impl Description {
             trainable: true,
             expert: None,
             quantized: None,
+            keep_f32: false,
         });
         self.init.push(init);
         id

@@ -121,6 +121,7 @@ impl Describe {
             trainable: true,
             expert: None,
             quantized: None,
+            keep_f32: false,
         });
         spec.modules[self.open].params.push(id);
         self.description.init.push(init);
@@ -130,6 +131,12 @@ impl Describe {
     /// Adds a parameter with the initialization of weights to the open module.
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> ParamId {
         self.param(name, shape, self.weight_init())
+    }
+
+    /// Keeps the parameters in f32 whose names end like one of these.
+    pub fn keep_f32(&mut self, names: &[&str]) {
+        let params = self.description.spec.params.iter_mut();
+        params.for_each(|param| param.keep_f32 = names.iter().any(|name| param.fqn.ends_with(name)));
     }
 
     /// Adds a parameter that is never trained and initially zero: a buffer of the model, in PyTorch's words.

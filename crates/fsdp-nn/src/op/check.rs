@@ -57,7 +57,7 @@ impl Op {
         let suffix = if role.or_more { " at least" } else { "" };
         assert!(fits, "{}: {len} elements, but {} are needed{suffix}", operand(), role.len);
         // The memory runs copies, and also converts dtypes.
-        let copies = matches!(self, Op::Pointwise(Pointwise::Copy { .. }));
+        let copies = matches!(self, Op::Pointwise(Pointwise::Copy { .. } | Pointwise::Convert { .. }));
         let expected = match (role.kind, value) {
             (Kind::Of(expected), _) => expected,
             (Kind::Value, Some(value)) if !copies => value,

@@ -19,7 +19,7 @@ use super::describe::{Description, Role};
 use super::linear::column_sums;
 use crate::error::ModelError;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
-use crate::layer::{Convolution, DeltaGates};
+use crate::layer::{Convolution, DeltaGates, Layer};
 use crate::op::Op;
 
 /// Tokens that are processed together, as in transformers.
@@ -234,10 +234,14 @@ impl Builder<'_> {
         self.check("delta_rule", qkv, dims.width())?;
         self.check("delta_rule", gates, 2 * dims.value_heads)?;
         self.check_whole_samples()?;
-        let params = [self.param(layer.a_log)?, self.param(layer.dt_bias)?];
-        let y = self.rows(dims.value_heads * dims.value_dim);
-        let reads = [self.whole(qkv), self.whole(gates)].into_iter().chain(params).collect();
-        self.node(vec![Call::new(Op::Delta(Delta::Scan(dims)), reads, [(self.whole(y), false)])], None);
+        let ((), y) = self.in_kept_dtype(&layer.params(), qkv, |b, qkv| {
+            let gates = b.converted(gates);
+            let params = [b.param(layer.a_log)?, b.param(layer.dt_bias)?];
+            let y = b.rows(dims.value_heads * dims.value_dim);
+            let reads = [b.whole(qkv), b.whole(gates)].into_iter().chain(params).collect();
+            b.node(vec![Call::new(Op::Delta(Delta::Scan(dims)), reads, [(b.whole(y), false)])], None);
+            Ok(((), y))
+        })?;
         Ok(y)
     }
 

@@ -1,12 +1,13 @@
 //! Linear maps, and column sums.
 
 use fsdp_core::Error;
+use fsdp_core::model::ParamId;
 
 use super::activation;
 use super::dequantize;
 use super::describe::{Description, Role};
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
-use crate::layer;
+use crate::layer::{self, Layer};
 use crate::op::Op;
 
 /// Storage order of a weight matrix.
@@ -101,6 +102,12 @@ impl Builder<'_> {
     /// # Errors
     /// As [`Builder::linear`].
     pub fn linear_columns(&mut self, x: Tensor, layers: &[layer::Linear]) -> Result<Tensor, Error> {
+        let params: Vec<ParamId> = layers.iter().flat_map(Layer::params).collect();
+        let ((), y) = self.in_kept_dtype(&params, x, |b, x| Ok(((), b.side_by_side(x, layers)?)))?;
+        Ok(y)
+    }
+
+    fn side_by_side(&mut self, x: Tensor, layers: &[layer::Linear]) -> Result<Tensor, Error> {
         if layers.iter().any(|layer| self.magnitude(layer).is_some()) {
             return self.decomposed_columns(x, layers);
         }
@@ -125,7 +132,8 @@ impl Builder<'_> {
         first: &layer::Linear,
         second: &layer::Linear,
     ) -> Result<[Tensor; 2], Error> {
-        if [first, second].into_iter().any(|layer| self.magnitude(layer).is_some()) {
+        let is_apart = |layer: &layer::Linear| self.magnitude(layer).is_some() || self.is_kept(layer.weight);
+        if [first, second].into_iter().any(is_apart) {
             return Ok([self.linear(x, first)?, self.linear(x, second)?]);
         }
         let outputs = [self.rows(first.outputs), self.rows(second.outputs)];

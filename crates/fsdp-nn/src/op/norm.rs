@@ -1,11 +1,12 @@
 //! Row norms: RMS norm and layer norm.
 
 use fsdp_core::Error;
+use fsdp_core::model::ParamId;
 
 use super::describe::{Description, Role};
 use super::linear::column_sums;
 use crate::graph::{Backward, Builder, Node, Tensor};
-use crate::layer::{self, LayerNorm, RmsNorm};
+use crate::layer::{self, Layer, LayerNorm, RmsNorm};
 use crate::op::Op;
 
 /// Operations of norms.
@@ -130,10 +131,19 @@ impl Builder<'_> {
     pub fn rms_norm_heads(&mut self, x: Tensor, layer: &RmsNorm) -> Result<Tensor, Error> {
         let heads = (x.width() / layer.width.max(1)).max(1);
         self.check("rms_norm_heads", x, heads * layer.width)?;
-        let reads = vec![self.whole(x), self.param(layer.weight)?];
-        let RmsNorm { width, eps, offset, .. } = *layer;
+        let RmsNorm { weight, width, eps, offset } = *layer;
         let op = Norm::Rms { rows: self.row_count() * heads, width, eps, offset };
-        Ok(self.with_statistics((Op::Norm(op), reads), [x.width(), heads], None, |_| None))
+        self.norm_rows(x, op, &[weight], heads)
+    }
+
+    /// Adds a norm with these parameters and `stats` statistics per row.
+    fn norm_rows(&mut self, x: Tensor, op: Norm, params: &[ParamId], stats: usize) -> Result<Tensor, Error> {
+        let ((), y) = self.in_kept_dtype(params, x, |b, x| {
+            let params = params.iter().map(|&id| b.param(id));
+            let reads = [Ok(b.whole(x))].into_iter().chain(params).collect::<Result<_, _>>()?;
+            Ok(((), b.with_statistics((Op::Norm(op), reads), [x.width(), stats], None, |_| None)))
+        })?;
+        Ok(y)
     }
 
     /// Layer norm of every row.
@@ -142,12 +152,8 @@ impl Builder<'_> {
     /// As [`Builder::linear`].
     pub fn layer_norm(&mut self, x: Tensor, layer: &LayerNorm) -> Result<Tensor, Error> {
         self.check("layer_norm", x, layer.width)?;
-        let mut reads = vec![self.whole(x), self.param(layer.weight)?];
-        if let Some(bias) = layer.bias {
-            reads.push(self.param(bias)?);
-        }
         let LayerNorm { width, eps, bias, .. } = *layer;
         let op = Norm::Layer { rows: self.row_count(), width, eps, bias: bias.is_some() };
-        Ok(self.with_statistics((Op::Norm(op), reads), [layer.width, 2], None, |_| None))
+        self.norm_rows(x, op, &layer.params(), 2)
     }
 }

@@ -42,6 +42,8 @@ pub enum Pointwise {
     Accumulate { len: usize },
     /// `y = x`.
     Copy { len: usize },
+    /// `y = x`, rounded to the dtype of `y`.
+    Convert { len: usize },
     /// Copies (or adds) rows of `columns` elements; row starts are `from` elements apart in `x` and `to` elements apart in `y`.
     CopyColumns { rows: usize, columns: usize, from: usize, to: usize },
     /// Treats every row as `groups * parts` blocks of `width` columns and transposes their order: `x` is ordered by
@@ -69,6 +71,9 @@ impl Pointwise {
                 .flops(len),
             Pointwise::Copy { len } => {
                 Description::new("copy").read([value("x", len)]).write([value("y", len)])
+            }
+            Pointwise::Convert { len } => {
+                Description::new("convert").read([value("x", len)]).write([value("y", len)]).recomputed()
             }
             Pointwise::CopyColumns { rows, columns, from, to } => {
                 let strided = |name, stride| {
@@ -106,6 +111,13 @@ impl Pointwise {
             Pointwise::CopyColumns { .. } if is_split(node) => derive_split(b, node),
             Pointwise::CopyColumns { .. } if is_rearranged(b, node) => derive_rearranged(b, node, output),
             Pointwise::CopyColumns { .. } => derive_concat(b, node, output),
+            Pointwise::Convert { .. } => {
+                let Some(dy) = b.take(output) else { return };
+                let input = node.main().reads[0].local().expect("a value is converted");
+                let Some(place) = b.overwrite(input) else { return };
+                b.draft.call(node.op().clone(), vec![b.draft.whole(dy)], vec![(b.draft.whole(place), false)]);
+                b.put(input, place);
+            }
             Pointwise::Regroup { rows, groups, parts, width } => {
                 let Some(dy) = b.take(output) else { return };
                 let input = node.main().reads[0].local().expect("a value is regrouped");
@@ -237,6 +249,14 @@ impl Builder<'_> {
         let reads = vec![self.whole(a), self.whole(b)];
         self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
         Ok(y)
+    }
+
+    /// The same rows, rounded to the dtype of values.
+    pub(crate) fn convert(&mut self, x: Tensor) -> Tensor {
+        let y = self.rows(x.width());
+        let op = Op::Pointwise(Pointwise::Convert { len: self.row_count() * x.width() });
+        self.node(vec![Call::new(op, vec![self.whole(x)], [(self.whole(y), false)])], None);
+        y
     }
 
     /// Concatenates the rows of several values, such as queries, keys and values that were processed separately.

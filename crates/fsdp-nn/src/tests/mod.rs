@@ -4,6 +4,7 @@ mod costs;
 mod descriptions;
 mod errors;
 mod harness;
+mod kept;
 mod memory;
 mod models_page;
 mod modes;

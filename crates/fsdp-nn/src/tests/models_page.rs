@@ -73,6 +73,14 @@ number of tokens only. States travel through a sample, so a context axis is refu
 text model, and those of images (`model.visual.*`) are left out, as transformers does for its class for text. An export is the text model. Positions have one kind there, so that sections of rotary positions change nothing. Layers that predict the tokens after the
 next (`mtp.*`) are left out, too.
 
+## Parameters in f32
+
+With `fsdp.param_dtype` = `bf16` or `f16`, some parameters are gathered in f32, and what they compute, from its input in 16 bits to its result, is in f32, too, as in transformers
+or in the published files: the weights and corrections of routers in `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `minimax_m2` and `ernie4_5_moe`, and the norms of hidden states in `gpt_oss`.
+`fsdp.keep_f32` names others, by patterns that replace these (`[]` for none). They may be norms, linear maps (with their biases, and all that share a product: queries, keys and
+values), routers with their corrections, and `A_log` with `dt_bias` of linear attention; others are refused by name. Such parameters take twice the bytes in gathers, and their
+operations two conversions. The bits are those of a single rank, as always.
+
 ## Mixtures of experts
 
 In models with mixtures (`*_moe`, `mixtral`, `olmoe`, `minimax_m2`, `deepseek_v3`, `gpt_oss`) a router sends each token to some of the experts of a layer. Expert weights
@@ -82,15 +90,15 @@ same sizes whatever the router selects, and predicted memory is exact. Products 
 sent to. Ties between scores go to the expert with the lower number. Adapters apply to the projections of attention and to shared experts, and not to routers or
 experts. On `torch-cpu` and `cuda` the order of rows is computed on the host, which waits for the device in every layer, in backward once per expert and weight.
 
-Routers compute in the dtype of the model (`fsdp.param_dtype`), as all other maps; transformers computes those of `deepseek_v3`, `glm4_moe` and `ernie4_5_moe` in f32.
+Routers of `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `minimax_m2` and `ernie4_5_moe` compute in f32 ([below](#parameters-in-f32)); those of other families in the dtype of
+the model (`fsdp.param_dtype`), like all other maps, as in transformers.
 
 ### Corrections
 
 The routers of `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `minimax_m2` and `ernie4_5_moe` add `e_score_correction_bias` to scores when they choose experts. It has no gradient.
 transformers keeps it as it is, and so does training here, unless `train.router_bias_update_speed` = u is set: after each step, the correction of an expert that had fewer routes than
 the mean of its mixture grows by u, and that of one that had more falls by u (Wang et al. 2024; DeepSeek V3 used 0.001). Loads are exact sums over all ranks and micro-batches of the step, so
-that the same corrections follow on every mesh; they are saved, resumed and exported like weights. Corrections have a master copy in f32, and routers read them in `param_dtype`.
-The next step waits for the loads of the last one.
+that the same corrections follow on every mesh; they are saved, resumed and exported like weights. The next step waits for the loads of the last one.
 
 ### Latent attention
 

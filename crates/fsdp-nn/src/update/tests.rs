@@ -331,6 +331,7 @@ fn spec() -> ModelSpec {
         trainable: true,
         expert: None,
         quantized: None,
+        keep_f32: false,
     };
     let ids: Vec<_> = (0..SHAPES.len()).map(ParamId).collect();
     ModelSpec {

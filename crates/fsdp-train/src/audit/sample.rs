@@ -152,6 +152,7 @@ mod tests {
             trainable: true,
             expert: None,
             quantized: None,
+            keep_f32: false,
         };
         ModelSpec {
             params: vec![param],

@@ -199,14 +199,15 @@ impl Sweep<'_, '_> {
         let state = if is_after { &mut self.around.after } else { &mut self.around.before };
         let mut params = Params::default();
         for id in stage.params(spec) {
-            let len = spec.param(id).len();
-            let mut buffer = self.memory.allocate(Category::Unsharded, what.dtype, len)?;
+            let (param, len) = (spec.param(id), spec.param(id).len());
+            let [dtype, param_dtype] =
+                [what.dtype, what.param_dtype].map(|dtype| param.gathered_dtype(dtype));
+            let mut buffer = self.memory.allocate(Category::Unsharded, dtype, len)?;
             let mut offset = 0;
             for rows in blocks(spec, id) {
                 let values = state.param(id, rows)?;
                 let target = SliceMut::new(&mut buffer, offset, values.len());
-                let mut rounded =
-                    self.memory.allocate(Category::Unsharded, what.param_dtype, values.len())?;
+                let mut rounded = self.memory.allocate(Category::Unsharded, param_dtype, values.len())?;
                 self.memory.write(Queue::Compute, HostSlice::F64(&values), SliceMut::whole(&mut rounded))?;
                 self.memory.copy(Queue::Compute, Slice::whole(&rounded), target)?;
                 offset += values.len();

@@ -12,6 +12,7 @@ pub(super) fn spec(params: &[(&str, &[usize])]) -> ModelSpec {
         trainable: true,
         expert: None,
         quantized: None,
+        keep_f32: false,
     };
     let params = params.iter().map(param).collect();
     ModelSpec { params, modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }

@@ -305,6 +305,7 @@ mod tests {
                 trainable: false,
                 expert: None,
                 quantized: None,
+                keep_f32: false,
             };
             let sampled: Vec<Range<usize>> = sampled_rows(&param).collect();
             assert!(sampled.is_sorted_by_key(|rows| rows.start), "{shape:?}");

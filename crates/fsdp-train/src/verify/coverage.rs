@@ -123,6 +123,7 @@ mod tests {
             trainable: true,
             expert: None,
             quantized: None,
+            keep_f32: false,
         };
         ModelSpec { params: vec![param], modules: vec![], blocks: vec![], tallies: Tallies::default() }
     }

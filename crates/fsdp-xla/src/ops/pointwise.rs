@@ -20,7 +20,7 @@ impl Trace {
                 let sum = self.hlo.add(&old, &x);
                 self.write(&y, &sum);
             }
-            Pointwise::Copy { .. } => {
+            Pointwise::Copy { .. } | Pointwise::Convert { .. } => {
                 let ([x], [y], _) = operands.split();
                 let x = self.read(x);
                 self.write(&y, &x);

@@ -30,6 +30,7 @@ fn spec() -> ModelSpec {
         trainable: true,
         expert: None,
         quantized: None,
+        keep_f32: false,
     };
     let params: Vec<ParamId> = (0..SHAPES.len()).map(ParamId).collect();
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: params.clone() };

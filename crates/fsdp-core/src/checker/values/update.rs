@@ -145,15 +145,17 @@ impl Values<'_> {
         updated: bool,
     ) -> Result<(), Violation> {
         let buffers = &self.names.schedule.lasting.units[unit.0];
-        let (segments, stride) = (buffers.gradient.len(), buffers.stride());
-        let tensors = buffers.state.first().map_or(0, Vec::len);
+        let (segments, written) = (buffers.gradient.len(), buffers.updated().flatten().sum::<usize>());
         let part = self.shard(unit);
-        self.check_operands(at, op, [segments + 1 + phases, segments * stride + extra_writes])?;
-        for (owner, (&gradient, shard)) in
-            owners(unit).zip(op.reads.iter().zip(op.writes.chunks(stride))).take(segments)
-        {
+        self.check_operands(at, op, [segments + 1 + phases, written + extra_writes])?;
+        let mut writes = &op.writes[..];
+        for (owner, (&gradient, counts)) in owners(unit).zip(op.reads.iter().zip(buffers.updated())) {
             self.expect_contents(at, gradient, self.total(owner))?;
-            let (shard, state) = shard.split_at(stride - tensors);
+            let [shard, state] = counts.map(|count| {
+                let (ids, rest) = writes.split_at(count);
+                writes = rest;
+                ids
+            });
             for &id in shard {
                 let after = Value::Params { owner, part, updated };
                 self.replace(at, id, params(owner, part), after)?;
@@ -166,6 +168,6 @@ impl Values<'_> {
         for (phase, &id) in op.reads[segments + 1..].iter().enumerate() {
             self.expect_contents(at, id, self.statistics(phase, true))?;
         }
-        self.expect_contents(at, op.writes[segments * stride], Value::NotFinite)
+        self.expect_contents(at, op.writes[written], Value::NotFinite)
     }
 }

@@ -107,19 +107,19 @@ impl Declared {
         let owned = |role, category, dtype| {
             move |segment: &Segment| BufferDecl { place, ..decl(role, category, dtype, segment.shard_len()) }
         };
-        let (param, shard) = (policy.param_dtype, Category::ParameterShard);
+        let shard = Category::ParameterShard;
         let master =
             |segment: &Segment| owned(Role::Master, shard, policy.kept_segment_dtype(segment))(segment);
         let mut buffers = UnitBuffers {
             master: self.per_segment(compiler, unit, |_| true, master),
             ..UnitBuffers::default()
         };
-        if param != param.master() {
-            let low = owned(Role::Low, shard, param);
-            let has =
-                |segment: &Segment| segment.trainable || policy.frozen_master && !segment.is_quantized();
-            buffers.low = self.per_segment(compiler, unit, has, low);
-        }
+        let has_low = |segment: &Segment| policy.kept_segment_dtype(segment) != segment.dtype;
+        let mut low = self
+            .per_segment(compiler, unit, has_low, owned(Role::Low, shard, policy.param_dtype))
+            .into_iter();
+        let segments = compiler.layout.unit(unit).segments.iter();
+        buffers.low = segments.map(|segment| has_low(segment).then(|| low.next()).flatten()).collect();
         let gradient = owned(Role::ShardedGradient, Category::ShardedGradient, policy.reduce_dtype);
         buffers.gradient = self.per_segment(compiler, unit, is_trained, gradient);
         buffers.state = vec![Vec::new(); buffers.gradient.len()];
@@ -186,7 +186,7 @@ impl Declared {
         let mut writes = Vec::new();
         for (segment, state) in unit_buffers.state.iter().enumerate() {
             writes.push(unit_buffers.master[segment]);
-            writes.extend(unit_buffers.low.get(segment));
+            writes.extend(unit_buffers.low[segment]);
             writes.extend(state);
         }
         writes.push(self.lasting.not_finite);

@@ -61,7 +61,7 @@ impl<D: TorchStorage> Torch<D> {
                 let ([], [x], _) = operands.split();
                 self.aten_dropout(Dropout { p: *p, keys }, x.slice)?;
             }
-            Pointwise::Accumulate { .. } | Pointwise::Copy { .. } => {
+            Pointwise::Accumulate { .. } | Pointwise::Copy { .. } | Pointwise::Convert { .. } => {
                 unreachable!("every memory copies and adds")
             }
         }

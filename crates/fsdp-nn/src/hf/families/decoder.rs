@@ -13,6 +13,8 @@ use crate::hf::limits::{EXPERTS_MAX, INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX}
 use crate::model::{DecoderConfig, LayerConfig, Names, NormKind, RopeConfig};
 use crate::op::Function;
 
+/// The ends of the names of routers' weights and of what corrects their scores, for [`DecoderConfig::keep_f32`].
+pub(super) const ROUTERS: &[&str] = &["mlp.gate.weight", "e_score_correction_bias"];
 /// Name suffixes of tensors that are rotary tables of older versions.
 pub(super) const ROTARY_TABLES: &[&str] = &[".rotary_emb.inv_freq"];
 
@@ -134,6 +136,7 @@ pub(super) fn parse_rotated(
         attention_dropout: keys.probability("attention_dropout", 0.0)?,
         residual_dropout: 0.0,
         router_loss: 0.0,
+        keep_f32: &[],
         initializer_range: keys.initializer_range(0.02)?,
         max_position_embeddings: positions,
     })

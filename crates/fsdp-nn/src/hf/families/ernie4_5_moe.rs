@@ -38,6 +38,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     // Transformers' loss counts the experts that would be chosen without the correction.
     keys.only("output_router_logits", "false", |flag| flag.as_bool() == Some(false))?;
     let mut config = ernie4_5::parse_with(keys, NAMES, &DEFAULTS)?;
+    config.keep_f32 = decoder::ROUTERS;
     let spellings: [&[&str]; 2] = [&["moe_num_experts", "num_experts"], &["moe_k", "num_experts_per_tok"]];
     let experts = decoder::experts_of(keys, spellings, [64, 6])?;
     let inner = keys.size(&["moe_intermediate_size"], INNER_MAX)?.unwrap_or(1536);

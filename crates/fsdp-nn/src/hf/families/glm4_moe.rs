@@ -37,6 +37,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     let mut config = DecoderConfig {
         qkv_bias: keys.flag("attention_bias", false)?,
         qk_norm: keys.flag("use_qk_norm", false)?.then_some(QkNorm::Heads),
+        keep_f32: decoder::ROUTERS,
         ..decoder::parse(keys, NAMES, &DEFAULTS)?
     };
     let mixture = latent::mixture(keys, &MIXTURE)?;

@@ -29,8 +29,12 @@ const MIXTURE: MixtureDefaults =
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     let bias = keys.flag("attention_bias", false)?;
-    let mut config =
-        DecoderConfig { qkv_bias: bias, output_bias: bias, ..decoder::parse(keys, NAMES, &DEFAULTS)? };
+    let mut config = DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        keep_f32: decoder::ROUTERS,
+        ..decoder::parse(keys, NAMES, &DEFAULTS)?
+    };
     let mixture = latent::mixture(keys, &MIXTURE)?;
     let key = "mlp_layer_types";
     let is_mixture: Vec<bool> = match keys.get(key) {

@@ -50,6 +50,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
         ..Mixture::softmax(decoder::experts(keys, [128, 4])?, config.intermediate_size, true)
     };
     config.layers.iter_mut().for_each(|layer| layer.mixture = Some(mixture));
+    config.keep_f32 = &["norm.weight"];
     let window = decoder::window(keys, Some(128))?;
     decoder::set_windows(keys, &mut config, window, |index, _| index.is_multiple_of(2))?;
     Ok(config)

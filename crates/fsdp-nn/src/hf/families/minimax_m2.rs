@@ -55,5 +55,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     let experts = decoder::experts(keys, [256, 8])?;
     let mixture = Mixture { gating, ..Mixture::softmax(experts, config.intermediate_size, true) };
     config.layers.iter_mut().for_each(|layer| layer.mixture = Some(mixture));
+    // Published files have these in f32.
+    config.keep_f32 = &["block_sparse_moe.gate.weight", "e_score_correction_bias"];
     Ok(config)
 }

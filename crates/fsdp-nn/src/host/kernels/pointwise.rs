@@ -60,7 +60,9 @@ impl HostMemory {
                 let x = self.elements_mut::<E>(x.slice)?;
                 dropout(workers, Dropout { p, keys }, x);
             }
-            Pointwise::Accumulate { .. } | Pointwise::Copy { .. } => return Ok(Outcome::Unsupported),
+            Pointwise::Accumulate { .. } | Pointwise::Copy { .. } | Pointwise::Convert { .. } => {
+                return Ok(Outcome::Unsupported);
+            }
         }
         Ok(Outcome::Done)
     }

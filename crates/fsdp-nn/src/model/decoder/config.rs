@@ -84,6 +84,8 @@ pub struct DecoderConfig {
     pub residual_dropout: f64,
     /// Coefficient of the routers' balancing loss; 0 if there is none.
     pub router_loss: f64,
+    /// The ends of the names of parameters that are kept in f32.
+    pub keep_f32: &'static [&'static str],
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
     /// Number of positions the model was made for; the model does not depend on it.

@@ -81,9 +81,11 @@ impl Experts {
     /// Returns, per row, the weighted sum of its experts' outputs, and what the shared one adds.
     pub(super) fn transform(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
         let Mixture { top, gating, scale, .. } = self.mixture;
-        let logits = b.linear(h, &self.router.map)?;
-        let (routes, weights) = b.route(logits, top, gating, self.router.score_bias)?;
-        let weights = b.scale(weights, scale);
+        let (routes, weights) = b.in_kept_dtype(&self.router.params(), h, |b, h| {
+            let logits = b.linear(h, &self.router.map)?;
+            let (routes, weights) = b.route(logits, top, gating, self.router.score_bias)?;
+            Ok((routes, b.scale(weights, scale)))
+        })?;
         let (x, routes, weights) = b.to_experts(h, &routes, weights)?;
         let x = b.dispatch(x, &routes);
         let products = b.expert_products(x, &routes, &self.gate_up)?;

@@ -82,6 +82,7 @@ impl Decoder {
         }
         describe.block("head", None, &[&norm, &head]);
         describe.router_loss(config.router_loss);
+        describe.keep_f32(config.keep_f32);
         Ok(Self {
             description: describe.finish()?,
             embedding,

@@ -18,6 +18,7 @@ fn spec(count: usize) -> ModelSpec {
         trainable: true,
         expert: None,
         quantized: None,
+        keep_f32: false,
     };
     let params = (0..count).map(param).collect();
     ModelSpec { params, modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }
