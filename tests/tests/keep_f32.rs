@@ -53,7 +53,7 @@ fn sharded_training_with_wider_norms_matches_the_oracle_and_predicted_memory() {
     let decay = "fsdp.keep_f32=['A_log', 'dt_bias']";
     check(&vocabulary("qwen3_next"), &[BF16, decay, "fsdp.activation_checkpointing=\"full\""]);
     check(&vocabulary("gpt_oss"), &[BF16]);
-    check(GPT2, &[BF16, "fsdp.keep_f32=['ln_']"]);
+    check(&GPT2.replace("53", "61"), &[BF16, "fsdp.keep_f32=['ln_']"]);
 }
 
 #[test]
