@@ -87,8 +87,10 @@ fn scan<M: Backend>(sizes: Sizes, [key_heads, group]: [usize; 2], packed: bool) 
             let (mut dqkv, mut dgates) = (kit.result(lens[0]), kit.result(lens[1]));
             let (mut da_log, mut dt_slot) = (kit.slot(value_heads), kit.slot(value_heads));
             let op = Delta::ScanBackward { dims, weight: true };
-            let [rows, of_gates] = [&mut dqkv, &mut dgates].map(|gradient| Write::over(gradient.write()));
-            let writes = &mut [rows, of_gates, kit.target(&mut da_log).into()];
+            let mut states = kit.statistics(dims.states().iter().product());
+            let [rows, of_gates, of_states] =
+                [&mut dqkv, &mut dgates, &mut states].map(|place| Write::over(place.write()));
+            let writes = &mut [rows, of_gates, of_states, kit.target(&mut da_log).into()];
             run(kit, op, &of_backward, &[&qkv, &gates, &a_log, &dt_bias, &dy], writes);
             let sums =
                 Linear::ColumnSums { rows: dims.rows(), columns: value_heads, stride: 2 * value_heads };

@@ -11,14 +11,15 @@
 //! Queries and keys are divided by their norms, queries also by the root of their number of elements; `beta` is the logistic
 //! function of a value of the token, and `g = -exp(a_log) softplus(a + dt_bias)`. Tokens are processed in chunks of [`CHUNK`],
 //! counted from the first token of their document, so that neither other documents nor other samples change a bit. Backward
-//! runs the states of a document again instead of keeping them.
+//! computes the states before all chunks again, in scratch, instead of keeping them.
 
 use fsdp_core::Error;
+use fsdp_core::memory::Category;
 
 use super::describe::{Description, Role};
 use super::linear::column_sums;
 use crate::error::ModelError;
-use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
+use crate::graph::{Backward, Builder, Call, Decl, Node, Operand, Tensor};
 use crate::layer::{Convolution, DeltaGates, Layer};
 use crate::op::Op;
 
@@ -83,6 +84,13 @@ impl DeltaDims {
     /// Number of value heads that use a key head.
     pub fn group(&self) -> usize {
         self.value_heads / self.key_heads
+    }
+
+    /// The most states that backward holds, of all value heads, and the elements of each: those before all chunks but the first
+    /// of each document. Documents of a sample have no more such chunks than the sample would as one.
+    pub fn states(&self) -> [usize; 2] {
+        let chunks = self.batch * (self.seq.saturating_sub(1) / CHUNK);
+        [chunks, self.value_heads * self.key_dim * self.value_dim]
     }
 
     /// Multiplications of products per row: those of [`CHUNK`] keys with each other and with queries, and per value head
@@ -158,11 +166,13 @@ impl Delta {
             Role::value("a_log", value_heads),
             Role::value("dt_bias", value_heads),
         ];
+        let [states, state] = dims.states();
         let of = match *self {
             Delta::ScanBackward { weight, .. } => Description::new("delta_rule_backward")
                 .read(reads)
                 .read([Role::value("dy", y_len)])
                 .write([Role::value("dqkv", len), Role::value("dgates", gates)])
+                .write([Role::statistic("states", states * state).scratch()])
                 .write(weight.then(|| Role::gradient("da_log", value_heads).adds()))
                 .product_flops(2 * dims.multiplications([6, 9, 6]))
                 .flops(dims.others(12, 14)),
@@ -193,7 +203,10 @@ impl Delta {
                 let places = inputs.map(|input| b.temporary(input));
                 let (a_log, dt_bias) = (b.target(call.reads[2]), b.target(call.reads[3]));
                 let op = Delta::ScanBackward { dims, weight: a_log.is_some() };
-                let writes = places.map(|place| (b.draft.whole(place), false));
+                let ([rows, width], category) = (dims.states(), Category::Workspace);
+                let dtype = b.draft.places[places[0]].dtype.master();
+                let states = b.draft.place(Decl { rows, width, dtype, category });
+                let writes = [places[0], places[1], states].map(|place| (b.draft.whole(place), false));
                 b.draft.call(Op::Delta(op), reads, writes.into_iter().chain(a_log).collect());
                 if let Some(target) = dt_bias {
                     let (rows, columns) = (dims.rows(), dims.value_heads);

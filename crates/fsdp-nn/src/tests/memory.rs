@@ -8,11 +8,12 @@ use fsdp_core::{DType, Error};
 
 use super::harness::{Subject, batch, freeze, gpt2, hf_models, host, llama, packed_batch, small};
 use crate::backend::HeadChunks;
+use crate::conformance::decoders::delta;
 use crate::cuts::Cuts;
 use crate::footprint::{Footprints, RunShape, difference, footprints};
 use crate::model::unsharded::{Whole, make, run};
 use crate::model::{Architecture, Decoder, Gpt2, ModelProgram, ProgramOptions};
-use crate::op::LossTerms;
+use crate::op::{CHUNK, LossTerms};
 
 const PASSES: [Pass; 4] = [
     Pass::Train(Checkpointing::None),
@@ -86,6 +87,18 @@ fn predicted_footprints_match_measured() {
     }
     check(&small(), &[]);
     check(&small(), &["embed.weight"]);
+}
+
+/// With several chunks per sample, whether one document or many.
+#[test]
+fn predictions_include_states_of_linear_attention() {
+    let model = Decoder::new(&delta()).unwrap();
+    let spec = model.description().spec.clone();
+    for (pass, packed) in PASSES.into_iter().flat_map(|pass| [(pass, false), (pass, true)]) {
+        let shape = RunShape { seq: 2 * CHUNK + 1, packed, ..shape(DType::Bf16) };
+        let predicted = footprints(&model, &spec, shape, pass).unwrap();
+        assert_eq!(predicted, measure(&model, &spec, shape, pass), "{pass:?}");
+    }
 }
 
 #[test]

@@ -66,8 +66,8 @@ are refused. Frequencies are computed in single precision, as in transformers, a
 
 Most layers of `qwen3_next` and of Qwen 3.5 have no softmax attention but states, which the gated delta rule (Yang et al., 2024) updates token by token, behind a short convolution. The rule is computed in
 chunks of 64 tokens, as in transformers, which count from the first token of each document: where samples pack several, states and convolutions begin anew with each, and a document
-has the bits that it has alone. Arithmetic and states are in f32 (f64 if the model is). Backward computes states again instead of keeping them, so memory grows with the
-number of tokens only. States travel through a sample, so a context axis is refused by name, and so is `xla`, which has no rule for the operation.
+has the bits that it has alone. Arithmetic and states are in f32 (f64 if the model is). Backward computes the states before all
+chunks again, of one layer at a time, in memory that plans count, instead of keeping them. States travel through a sample, so a context axis is refused by name, and so is `xla`, which has no rule for the operation.
 
 `qwen3_5_text` and `qwen3_5_moe_text` are the text parts of models of text and images (`qwen3_5`, `qwen3_5_moe`), which can be named instead: their `text_config` is read, tensors `model.language_model.*` have the names of the
 text model, and those of images (`model.visual.*`) are left out, as transformers does for its class for text. An export is the text model. Positions have one kind there, so that sections of rotary positions change nothing. Layers that predict the tokens after the

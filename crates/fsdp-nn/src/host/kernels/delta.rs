@@ -51,14 +51,15 @@ impl HostMemory {
                 scan::forward(workers, inputs, &spans, self.elements_mut(y.slice)?);
             }
             Delta::ScanBackward { dims, .. } => {
-                let ([qkv, gates, a_log, dt_bias, dy], [dqkv, dgates], mut more) = operands.split();
+                let ([qkv, gates, a_log, dt_bias, dy], [dqkv, dgates, states], mut more) = operands.split();
                 let (qkv, gates) = (self.elements::<E>(qkv)?, self.elements(gates)?);
                 let (a_log, dt_bias) = (self.elements(a_log)?, self.elements(dt_bias)?);
                 let inputs =
                     Recorded { inputs: Inputs { dims, qkv, gates, a_log, dt_bias }, dy: self.elements(dy)? };
                 let (dqkv, dgates) = (self.elements_mut(dqkv.slice)?, self.elements_mut(dgates.slice)?);
+                let states = self.elements_mut::<E::Acc>(states.slice)?;
                 let spans = spans(dims.rows(), dims.seq, dims.packed, batch);
-                let sums = gradient::backward(workers, inputs, &spans, dqkv, dgates);
+                let sums = gradient::backward(workers, inputs, &spans, states, [dqkv, dgates]);
                 if let Some(da_log) = more.next() {
                     self.target(da_log)?.put(0, &sums);
                 }

@@ -27,7 +27,7 @@ impl<D: TorchStorage> Torch<D> {
         operands: Operands<'_, '_, D::Buffer>,
     ) -> Result<(), Failure> {
         let batch = operands.batch;
-        let ([qkv, gates, a_log, dt_bias, dy], [dqkv, dgates], mut more) = operands.split();
+        let ([qkv, gates, a_log, dt_bias, dy], [dqkv, dgates, states], mut more) = operands.split();
         let (kind, heads) = (arithmetic(qkv.buffer.dtype())?, [int(dims.value_heads)]);
         let [a_log, dt_bias] = [self.view(a_log, &heads)?, self.view(dt_bias, &heads)?];
         let params = [a_log.f_to_kind(kind)?, dt_bias.f_to_kind(kind)?];
@@ -35,11 +35,12 @@ impl<D: TorchStorage> Torch<D> {
         let dy = self.view(dy, &value_rows(dims))?;
         let dqkv = self.view_mut(dqkv.slice, &rows(dims))?;
         let dgates = self.view_mut(dgates.slice, &gate_rows(dims))?;
+        let states = self.view_mut(states.slice, &[dims.states().into_iter().product::<usize>()].map(int))?;
         let mut rates = Tensor::f_zeros([int(dims.value_heads)], (kind, qkv.device()))?;
         for part in Part::all((dims.batch, dims.seq), dims.packed, batch) {
             let heads = Heads::new(dims, &part, [&qkv, &gates], &params, kind)?;
             let dy = by_head(&part.of(&dy)?.f_to_kind(kind)?, dims.value_heads)?;
-            let gradients = backward(&heads, &dy)?;
+            let gradients = backward(&heads, &dy, &states)?;
             let rate = gradients.g.f_mul(&heads.g)?.f_sum_dim_intlist([0_i64, 2].as_slice(), false, None)?;
             rates.f_add_(&rate).done()?;
             heads.store(gradients, [&part.of(&dqkv)?, &part.of(&dgates)?])?;
@@ -49,13 +50,16 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-fn backward(heads: &Heads, dy: &Tensor) -> Result<Gradients, Failure> {
+/// Computes the gradients of a part. The states before its chunks, but the first, are in `scratch`.
+fn backward(heads: &Heads, dy: &Tensor, scratch: &Tensor) -> Result<Gradients, Failure> {
     let mut states = vec![heads.states()?];
-    for (start, len) in heads.chunks() {
-        let state = states.last().expect("there is a first");
-        states.push(Chunk::new(heads, start, len, state)?.next(state)?);
+    let len = int(states[0].numel());
+    for (index, (start, rows)) in heads.chunks().take(heads.chunks().count() - 1).enumerate() {
+        let before = states.last().expect("there is a first");
+        let mut state = scratch.f_narrow(0, int(index) * len, len)?.f_view_as(before)?;
+        state.f_copy_(&Chunk::new(heads, start, rows, before)?.next(before)?)?;
+        states.push(state);
     }
-    states.pop();
     let all = Gradients {
         q: heads.q.f_zeros_like()?,
         k: heads.k.f_zeros_like()?,

@@ -3,6 +3,7 @@
 //! With the decays `G` summed from the first token of the chunk, `D = exp(G_i - G_j)` on and below the diagonal, and `E =
 //! exp(G)`, the corrections `C` of all tokens solve `(I + A) C = R`, where `A = beta (k k^T) D` below the diagonal and
 //! `R = beta (v - E k S)`. Then `y = E q S + (q k^T D) C`, and the next state is `exp(G_last) S + (exp(G_last - G) k)^T C`.
+//! Since `D_ij D_jk = D_ik`, the inverse of `I + A` is that of `I + beta (k k^T)`, times `D` element by element.
 
 use ndarray::ArrayView2;
 
@@ -143,27 +144,19 @@ impl<A: Float> Decays<A> {
             sum += gate.g;
             (sums[i], self.beta[i]) = (sum, gate.beta);
         }
-        (self.len, self.whole) = (len, sum.exp());
+        (self.len, self.whole) = (len, decay(sum));
         for (i, &before) in sums[..len].iter().enumerate() {
-            (self.from_start[i], self.to_end[i]) = (before.exp(), (sum - before).exp());
+            (self.from_start[i], self.to_end[i]) = (decay(before), decay(sum - before));
         }
         for i in 0..len {
             let row = i * len..(i + 1) * len;
             decay_row(&sums[..len], i, &mut self.between[row.clone()]);
-            multiply_row(
-                &self.between[row.clone()],
-                &keys.qk[row.clone()],
-                A::ONE,
-                &mut self.weights[row.clone()],
-            );
-            multiply_row(
-                &self.between[row.clone()],
-                &keys.kk[row.clone()],
-                self.beta[i],
-                &mut self.system[row],
-            );
+            self.weights[row.clone()].copy_from_slice(&keys.qk[row.clone()]);
+            scaled(&keys.kk[row.clone()], self.beta[i], &mut self.system[row]);
         }
         invert(len, &self.system, &mut self.inverse);
+        multiply(&self.between[..len * len], &mut self.weights);
+        multiply(&self.between[..len * len], &mut self.inverse);
     }
 
     pub(super) fn weights(&self) -> ArrayView2<'_, A> {
@@ -175,22 +168,30 @@ impl<A: Float> Decays<A> {
     }
 }
 
+/// `exp(g)`, but zero below 2^-64, which changes no sum that any other token takes part in: smaller decays times keys and
+/// states would be subnormal, and CPUs multiply such numbers a hundred times slower.
+#[inline(always)]
+fn decay<A: Float>(g: A) -> A {
+    let least = A::of(-64.0 * std::f64::consts::LN_2);
+    if g < least { A::ZERO } else { g.exp() }
+}
+
 vectorized! {
     /// Writes the decays from earlier tokens to the one at `index`, and zeros for later ones.
     fn decay_row<A: Float>(sums: &[A], index: usize, row: &mut [A]) {
         let (before, after) = row.split_at_mut(index + 1);
         let sum = sums[index];
         for (to, &other) in before.iter_mut().zip(sums) {
-            *to = (sum - other).exp();
+            *to = decay(sum - other);
         }
         after.fill(A::ZERO);
     }
 }
 
 vectorized! {
-    pub(super) fn multiply_row<A: Float>(a: &[A], b: &[A], factor: A, into: &mut [A]) {
-        for ((to, &a), &b) in into.iter_mut().zip(a).zip(b) {
-            *to = a * b * factor;
+    fn multiply<A: Float>(values: &[A], into: &mut [A]) {
+        for (to, &value) in into.iter_mut().zip(values) {
+            *to *= value;
         }
     }
 }

@@ -71,25 +71,30 @@ pub(super) fn backward<E: Element>(
     [x, weight, dy]: [&[E]; 3],
     (dx, dweight): (Target<'_>, Option<Target<'_>>),
 ) {
-    let width = dims.width;
+    let ConvolutionDims { width, kernel, .. } = dims;
     let (weights, reaches) = (by_distance(dims, weight), reaches(dims, spans));
-    let mut slopes = workers.scratch::<E::Acc>(dims.rows() * width);
     let trains = dweight.is_some();
-    let tasks = slopes.chunks_mut(PARTIAL_ROWS * width).enumerate();
-    let partials = workers.map(tasks, |(task, slopes)| {
-        let mut sums = vec![E::Acc::ZERO; if trains { dims.kernel * width } else { 0 }];
-        for (index, slopes) in slopes.chunks_exact_mut(width).enumerate() {
-            let row = task * PARTIAL_ROWS + index;
+    let partials = workers.map(dx.parts(PARTIAL_ROWS * width).enumerate(), |(task, dx)| {
+        let rows = task * PARTIAL_ROWS..dims.rows().min((task + 1) * PARTIAL_ROWS);
+        // The rows that see the last ones of the task belong to the next, which computes their gradients as well: so no
+        // memory grows with the rows.
+        let end = dims.rows().min(rows.end + kernel - 1);
+        let mut slopes = workers.scratch::<E::Acc>((end - rows.start) * width);
+        let mut sums = vec![E::Acc::ZERO; if trains { kernel * width } else { 0 }];
+        for (row, slopes) in (rows.start..end).zip(slopes.chunks_exact_mut(width)) {
             let seen = &x[(row - reaches[row]) * width..(row + 1) * width];
             sum_row(seen, &weights, slopes);
             slope_row(&dy[row * width..(row + 1) * width], slopes);
-            add_products(seen, slopes, &mut sums);
+            if row < rows.end {
+                add_products(seen, slopes, &mut sums);
+            }
         }
+        let mut sum = workers.scratch::<E::Acc>(width);
+        add_back((&weights, &reaches[rows.start..end]), &slopes, &mut sum, dx);
         sums
     });
-    add_back(workers, dims, (&weights, &reaches), &slopes, dx);
     if let Some(mut dweight) = dweight {
-        let (by_distance, kernel) = (combine(partials), dims.kernel);
+        let by_distance = combine(partials);
         let of = |index: usize| by_distance[(kernel - 1 - index % kernel) * width + index / kernel];
         dweight.put(0, &(0..width * kernel).map(of).collect::<Vec<_>>());
     }
@@ -117,29 +122,24 @@ vectorized! {
     }
 }
 
-/// Adds, for each row, the gradients of the rows that see it, times their weights.
+/// Adds, for each row of `dx`, the gradients of the rows that see it, times their weights.
 fn add_back<A: Float>(
-    workers: &Workers,
-    dims: ConvolutionDims,
     (weights, reaches): (&[A], &[usize]),
     slopes: &[A],
-    dx: Target<'_>,
+    sums: &mut [A],
+    mut dx: Target<'_>,
 ) {
-    let (width, rows) = (dims.width, task_rows(dims.width));
-    workers.each(dx.parts(rows * width).enumerate(), |(task, mut dx)| {
-        let mut sums = workers.scratch::<A>(width);
-        for index in 0..rows.min(dims.rows() - task * rows) {
-            let row = task * rows + index;
-            sums.fill(A::ZERO);
-            for distance in 0..dims.kernel.min(dims.rows() - row) {
-                if reaches[row + distance] >= distance {
-                    let slopes = &slopes[(row + distance) * width..][..width];
-                    add_product(&weights[distance * width..][..width], slopes, &mut sums);
-                }
+    let width = sums.len();
+    for row in 0..dx.data.len() / width {
+        sums.fill(A::ZERO);
+        let later = reaches[row..].iter().zip(slopes[row * width..].chunks_exact(width));
+        for ((distance, weights), (&reach, slopes)) in weights.chunks_exact(width).enumerate().zip(later) {
+            if reach >= distance {
+                add_product(weights, slopes, sums);
             }
-            dx.put(index * width, &sums);
         }
-    });
+        dx.put(row * width, sums);
+    }
 }
 
 vectorized! {

@@ -1,11 +1,12 @@
-//! Backward of the gated delta rule: the states of a document are computed again, then its chunks from the last to the first.
+//! Backward of the gated delta rule: the states before the chunks of a document are computed again, then the gradients of its
+//! chunks from the last to the first.
 
 use std::ops::Range;
 
 use ndarray::ArrayViewMut2;
 
 use super::chunk::{Corrections, Decays, Gate, Keys, add_scaled, scale, scaled};
-use super::scan::{Inputs, by_document, chunks};
+use super::scan::{Inputs, by_document, chunks, fill_states};
 use crate::host::element::{Element, Float};
 use crate::host::floats::cast;
 use crate::host::kernels::attention::{columns, matrix, matrix_mut};
@@ -31,8 +32,8 @@ pub(super) fn backward<E: Element>(
     workers: &Workers,
     recorded: Recorded<'_, E>,
     spans: &[Range<usize>],
-    dqkv: &mut [E],
-    dgates: &mut [E],
+    mut states: &mut [E::Acc],
+    [dqkv, dgates]: [&mut [E]; 2],
 ) -> Vec<E::Acc> {
     let dims = recorded.inputs.dims;
     let DeltaDims { key_heads, value_heads, key_dim, value_dim, .. } = dims;
@@ -46,13 +47,18 @@ pub(super) fn backward<E: Element>(
         let parts = parts.into_iter().chain([(dlogits, dims.group()), (da, dims.group())]);
         let mut parts = parts.map(|(view, block)| columns(view, block).into_iter());
         let mut parts: [_; 5] = std::array::from_fn(|_| parts.next().expect("there are five"));
+        let states_len = (chunks(span).count() - 1) * dims.group() * key_dim * value_dim;
+        let mut taken = states
+            .split_off_mut(..key_heads * states_len)
+            .expect("documents have no more chunks than samples");
         (0..key_heads).map(move |head| {
             let views = parts.each_mut().map(|views| views.next().expect("each head has its columns"));
-            (span, head, views)
+            (span, head, taken.split_off_mut(..states_len).expect("there is room for each head"), views)
         })
     });
-    let sums =
-        workers.map(tasks, |(span, head, gradients)| of_document(workers, recorded, (span, head), gradients));
+    let sums = workers.map(tasks, |(span, head, states, gradients)| {
+        of_document(workers, recorded, (span, head), states, gradients)
+    });
     // Of every document, the value heads in order.
     combine(sums.chunks(key_heads).map(<[_]>::concat).collect())
 }
@@ -92,6 +98,7 @@ fn of_document<E: Element>(
     workers: &Workers,
     recorded: Recorded<'_, E>,
     (span, key_head): (&Range<usize>, usize),
+    states: &mut [E::Acc],
     mut gradients: Gradients<'_, E>,
 ) -> Vec<E::Acc> {
     let Recorded { inputs, dy } = recorded;
@@ -101,11 +108,13 @@ fn of_document<E: Element>(
     let (mut keys, mut decays) = (Keys::new(workers, key_dim), Decays::new(workers));
     let mut corrections = Corrections::new(workers, value_dim);
     let (mut slopes, state_len) = (Slopes::new(workers, key_dim, value_dim), key_dim * value_dim);
-    let states = states(workers, inputs, (span, key_head));
-    let mut dstates = workers.scratch::<E::Acc>(group * state_len);
+    let [mut first, mut dstates] = [0; 2].map(|_| workers.scratch::<E::Acc>(group * state_len));
+    first.fill(E::Acc::ZERO);
     dstates.fill(E::Acc::ZERO);
+    fill_states(workers, inputs, (span, key_head), &first, states);
+    let states = std::iter::once(&first[..]).chain(states.chunks_exact(group * state_len));
     let mut rates = vec![E::Acc::ZERO; group];
-    for (rows, states) in chunks(span).rev().zip(states.rchunks_exact(group * state_len)) {
+    for (rows, states) in chunks(span).rev().zip(states.rev()) {
         let (packed, len) = (inputs.rows(rows.start), rows.len());
         keys.load(packed, width, [q_column, k_column], len);
         slopes.clear(len, key_dim);
@@ -126,36 +135,6 @@ fn of_document<E: Element>(
         slopes.store_keys(&keys, rows.start - span.start, &mut gradients);
     }
     rates
-}
-
-/// The states before every chunk of a document, chunk by chunk.
-fn states<E: Element>(
-    workers: &Workers,
-    inputs: Inputs<'_, E>,
-    (span, key_head): (&Range<usize>, usize),
-) -> Scratch<E::Acc> {
-    let DeltaDims { key_dim, value_dim, .. } = inputs.dims;
-    let (group, width) = (inputs.dims.group(), inputs.dims.width());
-    let [q_column, k_column, v_column] = inputs.columns(key_head);
-    let (state_len, count) = (key_dim * value_dim, chunks(span).count());
-    let (mut keys, mut decays) = (Keys::new(workers, key_dim), Decays::new(workers));
-    let mut corrections = Corrections::new(workers, value_dim);
-    let mut states = workers.scratch::<E::Acc>(count * group * state_len);
-    states[..group * state_len].fill(E::Acc::ZERO);
-    for (chunk, rows) in chunks(span).take(count - 1).enumerate() {
-        let (before, after) = states.split_at_mut((chunk + 1) * group * state_len);
-        let before = &before[chunk * group * state_len..];
-        after[..group * state_len].copy_from_slice(before);
-        let packed = inputs.rows(rows.start);
-        keys.load(packed, width, [q_column, k_column], rows.len());
-        for (index, state) in after.chunks_exact_mut(state_len).take(group).enumerate() {
-            decays.load(&keys, &inputs.gates(rows.clone(), key_head * group + index));
-            let values = &packed[v_column + index * value_dim..];
-            corrections.load((&keys, &decays), (values, width), (state, value_dim));
-            corrections.advance(&keys, &decays, (state, value_dim));
-        }
-    }
-    states
 }
 
 impl<A: Float> Slopes<A> {

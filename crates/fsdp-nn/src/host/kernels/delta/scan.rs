@@ -125,6 +125,34 @@ pub(super) fn of_document<E: Element>(
     }
 }
 
+/// Computes the states before every chunk of a document but the first, chunk by chunk.
+pub(super) fn fill_states<'a, E: Element>(
+    workers: &Workers,
+    inputs: Inputs<'_, E>,
+    (span, key_head): (&Range<usize>, usize),
+    mut before: &'a [E::Acc],
+    states: &'a mut [E::Acc],
+) {
+    let DeltaDims { key_dim, value_dim, .. } = inputs.dims;
+    let (group, width) = (inputs.dims.group(), inputs.dims.width());
+    let [q_column, k_column, v_column] = inputs.columns(key_head);
+    let state_len = key_dim * value_dim;
+    let (mut keys, mut decays) = (Keys::new(workers, key_dim), Decays::new(workers));
+    let mut corrections = Corrections::new(workers, value_dim);
+    for (rows, after) in chunks(span).zip(states.chunks_exact_mut(group * state_len)) {
+        after.copy_from_slice(before);
+        let packed = inputs.rows(rows.start);
+        keys.load(packed, width, [q_column, k_column], rows.len());
+        for (index, state) in after.chunks_exact_mut(state_len).enumerate() {
+            decays.load(&keys, &inputs.gates(rows.clone(), key_head * group + index));
+            let values = &packed[v_column + index * value_dim..];
+            corrections.load((&keys, &decays), (values, width), (state, value_dim));
+            corrections.advance(&keys, &decays, (state, value_dim));
+        }
+        before = after;
+    }
+}
+
 /// Reads the state and the corrections of a chunk with its queries.
 fn read<A: Float>(
     keys: &Keys<A>,

@@ -31,6 +31,26 @@ fn scan(
     kit.get(&y)
 }
 
+/// The gradients of rows and of gates, for that of the output.
+fn gradients(
+    kit: &Kit<HostMemory>,
+    dims: DeltaDims,
+    inputs: [&[f64]; 5],
+    documents: &[std::ops::Range<usize>],
+) -> [Vec<f64>; 2] {
+    let inputs = inputs.map(|values| kit.put(values));
+    let lens = [dims.rows() * dims.width(), 2 * dims.rows() * dims.value_heads];
+    let (mut results, mut states) =
+        (lens.map(|len| kit.result(len)), kit.statistics(dims.states().iter().product()));
+    let [rows, gates] = results.each_mut().map(|result| Write::over(result.write()));
+    let reads = inputs.each_ref().map(|input| input.read());
+    let batch = BatchFacts { documents, ..BatchFacts::default() };
+    let writes = &mut [rows, gates, Write::over(states.write())];
+    let op = Delta::ScanBackward { dims, weight: false };
+    kit.memory.run(&Op::Delta(op), Operands { reads: &reads, writes, batch }).unwrap();
+    results.each_ref().map(|result| kit.get(result))
+}
+
 /// The rule token by token, as its definition says.
 fn recurrence(
     [qkv, gates, a_log, dt_bias]: &[Vec<f64>; 4],
@@ -64,12 +84,16 @@ fn recurrence(
     outputs
 }
 
+/// Decays of `exp(-16)` per token leave nothing of the first tokens of a chunk.
 #[test]
 fn chunks_equal_the_recurrence_over_documents() {
-    let (inputs, documents) = (inputs(), [0..70, 70..71, 71..150]);
-    let got = scan(&Kit::host(DType::F64), DIMS, &inputs, &documents);
-    for rows in documents {
-        for head in 0..DIMS.value_heads {
+    let (mut inputs, documents) = (inputs(), [0..70, 70..71, 71..150]);
+    for rate in [0.0, 3.0] {
+        inputs[2].iter_mut().for_each(|a_log| *a_log += rate);
+        let got = scan(&Kit::host(DType::F64), DIMS, &inputs, &documents);
+        for (rows, head) in
+            documents.iter().flat_map(|rows| (0..DIMS.value_heads).map(move |head| (rows, head)))
+        {
             let expected = recurrence(&inputs, rows.clone(), head);
             for (at, expected) in expected.iter().enumerate() {
                 let (row, column) = (rows.start + at / DIMS.value_dim, at % DIMS.value_dim);
@@ -96,6 +120,12 @@ fn document_has_the_bits_it_has_alone() {
         let packed = scan(&kit, DIMS, &inputs, &documents);
         let width = DIMS.value_heads * DIMS.value_dim;
         assert_eq!(cut(&packed, width), scan(&kit, dims, &alone, &[]), "{dtype}");
+        let dy = numbers(4, DIMS.rows() * width);
+        let packed = gradients(&kit, DIMS, [qkv, gates, a_log, dt_bias, &dy], &documents);
+        let [qkv, gates, a_log, dt_bias] = alone.each_ref().map(|values| &values[..]);
+        let alone = gradients(&kit, dims, [qkv, gates, a_log, dt_bias, &cut(&dy, width)], &[]);
+        let widths = [DIMS.width(), 2 * DIMS.value_heads];
+        assert_eq!([0, 1].map(|i| cut(&packed[i], widths[i])), alone, "{dtype}");
     }
 }
 
