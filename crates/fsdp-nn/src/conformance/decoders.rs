@@ -109,6 +109,11 @@ pub(crate) fn relatives() -> [DecoderConfig; 10] {
     ]
 }
 
+/// Those with mixtures of experts.
+pub(crate) fn mixtures() -> [DecoderConfig; 3] {
+    [mixture(), deepseek(), gpt_oss()]
+}
+
 /// Parallel attention and MLP, packed projections ordered by head, layer norms, no gate (GPT-NeoX).
 fn neox() -> DecoderConfig {
     let names = Names {
