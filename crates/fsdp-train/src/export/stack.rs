@@ -1,16 +1,15 @@
 //! Stacks the adapters of experts as PEFT has them, from the file to which ranks have exported them one by one: columns of different
 //! experts alternate there, element by element, so ranks cannot write their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use fsdp_ckpt::export::{ExportPlan, ExportWriter};
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::safetensors::TensorSpec;
-use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
+use fsdp_core::model::ModelSpec;
 
 use super::PART_ELEMS;
-use crate::adapter::stacks::Part;
 use crate::adapter::{peft, stacks};
 use crate::error::TrainError;
 
@@ -24,37 +23,37 @@ pub(super) fn write(
     path: &Path,
     origin: BTreeMap<String, String>,
 ) -> Result<(), TrainError> {
+    let mut stacks: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    let mut stacked = BTreeSet::new();
     let parts = stacks::parts(spec);
-    let (mut stacks, mut others): (BTreeMap<&str, Vec<(&ParamSpec, &Part)>>, Vec<String>) =
-        Default::default();
-    for (id, param) in spec.params.iter().enumerate().filter(|(_, param)| param.trainable) {
-        match parts.get(&ParamId(id)) {
-            Some(part) => stacks.entry(&part.tensor).or_default().push((param, part)),
-            None => others.extend(peft::names(param)),
-        }
+    for (id, part) in &parts {
+        let name = peft::name(spec.param(*id));
+        stacked.insert(name.clone());
+        stacks.entry((&part.tensor, part.shape)).or_default().push((name, part));
     }
-    let mut tensors = Vec::new();
-    for (name, parts) in &stacks {
-        let dtype = source.entry(&peft::name(parts[0].0))?.dtype();
-        tensors.push(TensorSpec { name: (*name).to_owned(), dtype, shape: parts[0].1.shape.to_vec() });
-    }
-    for name in &others {
-        let entry = source.entry(name)?;
-        tensors.push(TensorSpec { name: name.clone(), dtype: entry.dtype(), shape: entry.shape().to_vec() });
-    }
+    let tensor = |name: &str, given: &str, shape: Option<[usize; 2]>| -> Result<TensorSpec, TrainError> {
+        let entry = source.entry(given)?;
+        let shape = shape.map_or_else(|| entry.shape().to_vec(), Vec::from);
+        Ok(TensorSpec { name: name.to_owned(), dtype: entry.dtype(), shape })
+    };
+    let others = || source.names().filter(|name| !stacked.contains(*name));
+    let of_stacks = stacks.iter().map(|((name, shape), parts)| tensor(name, &parts[0].0, Some(*shape)));
+    let tensors = of_stacks.chain(others().map(|name| tensor(name, name, None)));
+    let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
     let plan = ExportPlan::new(path, tensors, origin)?;
     let export = plan.create()?;
     let mut writer = plan.writer();
-    for (name, parts) in stacks {
-        let mut stack = vec![0.0; parts[0].1.shape.iter().product()];
-        for (param, part) in parts {
-            let mut values = vec![0.0; param.len()];
-            source.read_rows_f64(&peft::name(param), 0..param.shape[0], &mut values)?;
+    for ((name, [rows, columns]), parts) in &stacks {
+        let mut stack = vec![0.0; rows * columns];
+        for (name, part) in parts {
+            let rows = source.entry(name)?.row_count();
+            let mut values = vec![0.0; rows * source.entry(name)?.row_len() as usize];
+            source.read_rows_f64(name, 0..rows, &mut values)?;
             part.write(&values, &mut stack);
         }
         writer.write_f64(name, 0, &stack)?;
     }
-    others.iter().try_for_each(|name| copy(source, name, &mut writer))?;
+    others().try_for_each(|name| copy(source, name, &mut writer))?;
     export.commit([writer.finish()?])?;
     Ok(())
 }
