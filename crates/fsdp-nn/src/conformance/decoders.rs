@@ -109,9 +109,9 @@ pub(crate) fn relatives() -> [DecoderConfig; 10] {
     ]
 }
 
-/// Those with mixtures of experts.
-pub(crate) fn mixtures() -> [DecoderConfig; 3] {
-    [mixture(), deepseek(), gpt_oss()]
+/// Those with experts of both forms.
+pub(crate) fn mixtures() -> [DecoderConfig; 2] {
+    [mixture(), gpt_oss()]
 }
 
 /// Parallel attention and MLP, packed projections ordered by head, layer norms, no gate (GPT-NeoX).
