@@ -26,7 +26,7 @@ LIMITS = {
     "fsdp-cuda": [4, 7],
     "fsdp-data": [3, 0],
     "fsdp-mpi": [2, 2],
-    "fsdp-nn": [29, 8],
+    "fsdp-nn": [30, 8],
     "fsdp-plan": [4, 0],
     "fsdp-train": [4, 0],
     "fsdp-xla": [4, 0],

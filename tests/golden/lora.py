@@ -1,6 +1,6 @@
-"""Write the golden files of adapters from PEFT: `<case>/lora` and `<case>/dora`, beside the models of generate.py.
+"""Write the golden files of adapters from PEFT: `<case>/lora` and `<case>/dora`, beside the models of generate.py and families.py.
 
-usage: python lora.py      (torch, transformers and peft as in README.md)
+usage: python lora.py [CASE ..]      (torch, transformers and peft as in README.md)
 
 An adapter with every element drawn from a seed (PEFT's own B is zero, which hides half of the mathematics), as PEFT saves
 it, and what three steps of AdamW make of it. Magnitudes of DoRA are near the lengths of rows, as they are. One thread, CPU, no network.
@@ -9,9 +9,9 @@ it, and what three steps of AdamW make of it. Magnitudes of DoRA are near the le
 import json
 import os
 import shutil
+import sys
 
 import torch
-from cases import VOCAB
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -37,7 +37,20 @@ ADAPTERS = {
         dict(r=2, lora_alpha=3, target_modules="all-linear", use_rslora=True, use_dora=True, fan_in_fan_out=True),
         204,
     ),
-}
+    # Both stacks of experts, of which PEFT wraps one inside the other; gate and up have one A.
+    ("families/qwen3_moe", "lora"): (
+        dict(
+            r=3, lora_alpha=5, target_modules=["q_proj", "v_proj"],
+            target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj"],
+        ),
+        205,
+    ),
+    # Stacks inputs x outputs with biases, of which one is adapted, and no linear map; rank-stabilised.
+    ("families/gpt_oss", "lora"): (
+        dict(r=2, lora_alpha=3, use_rslora=True, target_modules=[], target_parameters=["experts.gate_up_proj"]),
+        206,
+    ),
+}  # fmt: skip
 
 
 def write_adapter(case, kind, base, config, seed):
@@ -59,8 +72,9 @@ def write_adapter(case, kind, base, config, seed):
     config = os.path.join(out, "adapter_config.json")
     with open(config) as file:
         fields = json.load(file) | {"base_model_name_or_path": case}
-    # A set, whose order is that of the day.
-    fields["target_modules"] = sorted(fields["target_modules"])
+    # Sets, whose order is that of the day.
+    for key in ["target_modules", "target_parameters"]:
+        fields[key] = fields[key] and sorted(fields[key])
     with open(config, "w") as file:
         json.dump(fields, file, indent=2)
         file.write("\n")
@@ -70,7 +84,7 @@ def write_adapter(case, kind, base, config, seed):
 
     def loss_of():
         logits = model(ids[:, :-1]).logits
-        return torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].reshape(-1))
 
     optimizer = torch.optim.AdamW(trained, lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
     losses, norms = [], []
@@ -94,7 +108,10 @@ def write_adapter(case, kind, base, config, seed):
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    wanted = sys.argv[1:]
     for (case, kind), (arguments, seed) in ADAPTERS.items():
+        if wanted and case not in wanted:
+            continue
         base = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, case), attn_implementation="eager")
         write_adapter(case, kind, base, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **arguments), seed)
 

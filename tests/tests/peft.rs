@@ -1,17 +1,20 @@
 //! Adapters compared with PEFT: losses, norms, gradients and three steps on the golden models, some with a base in NF4 by
 //! bitsandbytes (tests/golden/*/lora and dora).
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_config::Resolved;
 use fsdp_core::model::ParamId;
+use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_train::Oracle;
 use fsdp_train::train::Resume;
 use serde_json::Value;
 
+use crate::expert_adapters::part_of_stack;
 use crate::lora::{difference, golden, pretrained, run, tensors};
 
 /// Tolerance of tensors, as a fraction of their largest value.
@@ -29,7 +32,12 @@ pub(crate) fn golden_config((case, kind): (&str, &str), dir: &Path, world: usize
     for (row, ids) in ids.chunks(13 * 2).enumerate() {
         std::fs::write(dir.join(format!("{row}.bin")), ids).unwrap();
     }
-    let class = if case == "gpt2" { "GPT2Block" } else { "LlamaDecoderLayer" };
+    let class = match case {
+        "gpt2" => "GPT2Block",
+        "families/qwen3_moe" => "Qwen3MoeDecoderLayer",
+        "families/gpt_oss" => "GptOssDecoderLayer",
+        _ => "LlamaDecoderLayer",
+    };
     let (path, adapter) = (dir.display(), golden(case).join(kind));
     let text = format!(
         r#"
@@ -74,6 +82,24 @@ pub(crate) const GOLDEN: [((&str, &str), &str); 4] = [
     (("llama-gqa", "dora"), LLAMA_DORA),
     (("gpt2", "dora"), GPT2_DORA),
 ];
+/// Adapters of experts, as PEFT has those of parameters.
+pub(crate) const EXPERTS: [((&str, &str), &str); 2] = [
+    (
+        ("families/qwen3_moe", "lora"),
+        r#"rank = 3
+        alpha = 5
+        target_modules = ["q_proj", "v_proj"]
+        target_parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]"#,
+    ),
+    (
+        ("families/gpt_oss", "lora"),
+        r#"rank = 2
+        alpha = 3
+        rslora = true
+        target_modules = []
+        target_parameters = ["experts.gate_up_proj"]"#,
+    ),
+];
 /// The base is in NF4, as bitsandbytes saves it.
 pub(crate) const LLAMA_NF4: &str = r#"rank = 3
     alpha = 5
@@ -83,7 +109,7 @@ const QUANTIZED: ((&str, &str), &str) = (("llama-nf4", "lora"), LLAMA_NF4);
 
 #[test]
 fn losses_norms_and_trained_adapters_match_peft() {
-    for (of, table) in GOLDEN.into_iter().chain([QUANTIZED]) {
+    for (of, table) in GOLDEN.into_iter().chain(EXPERTS).chain([QUANTIZED]) {
         let (case, kind) = of;
         let expected = tensors(&golden(case).join(kind).join("expected.safetensors"));
         for world in [1, 2, 4] {
@@ -113,7 +139,7 @@ fn losses_norms_and_trained_adapters_match_peft() {
 
 #[test]
 fn adapter_and_saved_module_gradients_match_peft() {
-    for (of, table) in GOLDEN.into_iter().chain([QUANTIZED]) {
+    for (of, table) in GOLDEN.into_iter().chain(EXPERTS).chain([QUANTIZED]) {
         let (case, kind) = of;
         let expected = tensors(&golden(case).join(kind).join("expected.safetensors"));
         let dir = tempfile::tempdir().unwrap();
@@ -121,16 +147,26 @@ fn adapter_and_saved_module_gradients_match_peft() {
         let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
         let mut oracle = Oracle::new(&job, memory).unwrap();
         let targets = oracle.step(0, false).unwrap().targets as f64;
-        let mut compared = 0;
+        let mut compared = BTreeSet::new();
+        let experts = job.architecture.description().mixtures.values().next();
         for (id, param) in job.plan.spec.params.iter().enumerate() {
             let sum = oracle.gradient(ParamId(id)).unwrap();
             assert_eq!(sum.is_some(), param.trainable, "{}", param.fqn);
             let Some(sum) = sum else { continue };
             let mean: Vec<f64> = sum.iter().map(|value| value / targets).collect();
-            let off = difference(&mean, &expected[&format!("grad.base_model.model.{}", param.fqn)]);
+            let gradient = |name: &str| expected[&format!("grad.{name}")].clone();
+            let (name, expected) = match param.expert {
+                Some(_) => part_of_stack(param, *experts.unwrap(), case == "families/qwen3_moe", gradient),
+                None => {
+                    let name = format!("base_model.model.{}", param.fqn);
+                    (name.clone(), gradient(&name))
+                }
+            };
+            let off = difference(&mean, &expected);
             assert!(off <= TENSORS, "{of:?}: {} is off by {off:e}", param.fqn);
-            compared += 1;
+            compared.insert(name);
         }
-        assert_eq!(compared, expected.keys().filter(|name| name.starts_with("grad.")).count());
+        let gradients = expected.keys().filter_map(|name| name.strip_prefix("grad."));
+        assert!(compared.iter().map(String::as_str).eq(gradients), "{of:?}: {compared:?}");
     }
 }

@@ -27,13 +27,13 @@ pub(crate) const GPT2_BLOCKS: &str = r#"{
     "model_type": "gpt2", "vocab_size": 61, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32,
     "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
 }"#;
-const MIXTURE: &str = r#"{
+pub(crate) const MIXTURE: &str = r#"{
     "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4,
     "num_experts_per_tok": 2, "norm_topk_prob": true, "max_position_embeddings": 64, "initializer_range": 0.2,
     "tie_word_embeddings": false
 }"#;
-const GPT_OSS: &str = r#"{
+pub(crate) const GPT_OSS: &str = r#"{
     "model_type": "gpt_oss", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4,
     "num_experts_per_tok": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "sliding_window": 4,

@@ -70,6 +70,7 @@ mod half_precision;
 
 // Adapters.
 mod dora;
+mod expert_adapters;
 mod lora;
 
 // Adapters compared with PEFT (tests/golden).

@@ -25,7 +25,7 @@ mod wrappers;
 
 pub(crate) use boxes::for_each_box;
 pub use contents::{Checkpoint, Chunk, Key, Object, Protection, Role, Source, Tensor, join};
-pub use experts::{ExpertNames, Experts, PublishedPlace, published_stack};
+pub use experts::{ExpertNames, Experts, StackPlace, published_stack, stack_in_memory};
 pub(crate) use experts::{STACKS_MAX, Weight as ExpertWeight, is_stack_of_experts, weights_of_stack};
 pub(crate) use flatten::key_text;
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};

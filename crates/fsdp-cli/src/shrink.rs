@@ -167,7 +167,7 @@ fn adapter(config: &mut Resolved, after: &ModelSpec) -> Option<String> {
     let has = |name: &String| after.modules.iter().any(|module| module.fqn.ends_with(name.as_str()));
     if let Targets::Named(names) = &mut adapter.target_modules {
         names.retain(has);
-        if names.is_empty() {
+        if names.is_empty() && adapter.target_parameters.is_empty() {
             adapter.target_modules = Targets::AllLinear;
         }
     }

@@ -11,7 +11,7 @@ use super::reader::Reader;
 use super::table::table;
 use super::writer;
 
-const TARGETS: Kind<Targets> = Kind {
+pub(super) const TARGETS: Kind<Targets> = Kind {
     allowed: "\"all-linear\", or a list of names of modules, such as [\"q_proj\", \"v_proj\"]",
     read: targets,
 };
@@ -29,6 +29,9 @@ table! {
         dropout: f64 = or(BETA, 0.0),
         /// Linear maps that get an adapter: all but the output head, or those whose name ends with one of these.
         target_modules: Targets = or(TARGETS, Targets::AllLinear),
+        /// Stacked weights of experts that get an adapter for each expert: those whose name ends with one of these, such as
+        /// "mlp.experts.gate_up_proj".
+        target_parameters: Vec<String> = or(TEXTS, Vec::new()),
         /// Modules that are trained in full and saved with the adapters.
         modules_to_save: Vec<String> = or(TEXTS, Vec::new()),
         /// Whether the product is multiplied by `alpha / sqrt(rank)` instead.
@@ -95,7 +98,7 @@ pub(super) const ALL_LINEAR: &str = "all-linear";
 fn targets(value: &Value) -> Option<Targets> {
     match value {
         Value::String(text) => (text == ALL_LINEAR).then_some(Targets::AllLinear),
-        value => (TEXTS.read)(value).filter(|names| !names.is_empty()).map(Targets::Named),
+        value => (TEXTS.read)(value).map(Targets::Named),
     }
 }
 

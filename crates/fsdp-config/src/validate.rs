@@ -4,7 +4,7 @@ use fsdp_ckpt::is_url;
 use fsdp_core::DType;
 use fsdp_core::schedule::{Offload, Reshard};
 
-use super::adapter::Quantize;
+use super::adapter::{Quantize, TARGETS, Targets};
 use super::error::ConfigError;
 use super::fsdp::MeshConfig;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
@@ -166,19 +166,31 @@ fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     }
 }
 
-/// With an adapter all other parameters are frozen already, and the export is assembled in a local folder.
+/// With an adapter all other parameters are frozen already, and the export is assembled in a local folder. Those of experts are
+/// plain, as in PEFT.
 fn adapter(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
-    if config.adapter.is_none() {
-        return Ok(());
-    }
+    let Some(adapter) = &config.adapter else { return Ok(()) };
+    let conflict = |first: &str, second: &str, remedy: &'static str| {
+        let [first, second] = [first, second].map(str::to_owned);
+        Err(ConfigError::Conflict { origin: origin.of(&second), first, second, remedy })
+    };
     if !config.fsdp.frozen.is_empty() {
-        return Err(ConfigError::Conflict {
-            origin: origin.of("fsdp.frozen"),
-            first: "adapter".to_owned(),
-            second: "fsdp.frozen".to_owned(),
-            remedy: "with an adapter the model is frozen except for adapter.modules_to_save; remove one of \
-                     the two",
-        });
+        let remedy =
+            "with an adapter the model is frozen except for adapter.modules_to_save; remove one of the two";
+        return conflict("adapter", "fsdp.frozen", remedy);
+    }
+    let of_experts = "adapter.target_parameters";
+    for (key, is_set) in [("adapter.dropout", adapter.dropout > 0.0), ("adapter.dora", adapter.dora)] {
+        if is_set && !adapter.target_parameters.is_empty() {
+            let remedy =
+                "adapters of experts have neither dropout nor magnitudes, as in PEFT; remove one of the two";
+            return conflict(of_experts, key, remedy);
+        }
+    }
+    let is_empty = matches!(&adapter.target_modules, Targets::Named(names) if names.is_empty());
+    if is_empty && adapter.target_parameters.is_empty() {
+        let allowed = format!("{}; it is empty only beside {of_experts}", TARGETS.allowed);
+        return Err(out_of_range(origin, "adapter.target_modules", "[]", allowed));
     }
     match Some(&config.run.out_dir).filter(|out_dir| is_url(out_dir)) {
         Some(url) => {

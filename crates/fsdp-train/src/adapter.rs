@@ -1,14 +1,16 @@
 //! Adapters: small matrices that are trained beside a frozen model (LoRA: Hu et al., 2021), and lengths of its rows (DoRA: Liu
 //! et al., 2024).
 //!
-//! [`adapt`] adds them to the linear maps that the run file names. From then on they are ordinary parameters, and
-//! frozen parameters need neither gradients nor optimizer state. A run exports the adapters in PEFT's format ([`peft`])
-//! and, on request, the merged model. Checkpoints hold the adapters, their optimizer state and a
-//! digest of the base; a resumed run reads the base from its original files.
+//! [`adapt`] adds them to the linear maps that the run file names, and to those of experts ([`stacks`]). From then on they are
+//! ordinary parameters, and frozen parameters need neither gradients nor optimizer state. A run exports the adapters in PEFT's
+//! format ([`peft`]) and, on request, the merged model. Checkpoints hold the adapters, their optimizer state and a digest of the
+//! base; a resumed run reads the base from its original files.
 
 pub mod peft;
+pub(crate) mod stacks;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use fsdp_config::{AdapterConfig, Quantize, Resolved, Targets, nearest};
 use fsdp_core::DType;
@@ -17,7 +19,7 @@ use fsdp_core::program::Pass;
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::cuts::Cuts;
 use fsdp_nn::footprint::RunShape;
-use fsdp_nn::layer::{Description, Linear, Lora};
+use fsdp_nn::layer::{Description, ExpertMaps, Lora};
 use fsdp_nn::listing::listings;
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_nn::op::LossTerms;
@@ -28,6 +30,7 @@ use crate::rule;
 
 const KEEP_F32: &str = "fsdp.keep_f32";
 const TARGET_MODULES: &str = "adapter.target_modules";
+const TARGET_PARAMETERS: &str = "adapter.target_parameters";
 const MODULES_TO_SAVE: &str = "adapter.modules_to_save";
 
 /// Returns a model with the adapters of the run file, if any, and with the parameters kept in f32 that it names.
@@ -43,21 +46,31 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
     let Some(adapter) = &config.adapter else { return Ok(Adapted::new(base, description)) };
     let targets = targets(&description, &adapter.target_modules)?;
     let trained = trained(&description.spec, &adapter.modules_to_save)?;
+    let stacks = target_stacks(&description, &adapter.target_parameters)?;
+    let expect = |key, name: &str, weights: &[ParamId], [inputs, outputs]: [usize; 2]| {
+        expect_rank(name, [inputs, outputs], adapter.rank)?;
+        if weights.iter().all(|weight| !trained.contains(weight)) {
+            return Ok(());
+        }
+        let reason = format!(
+            "`{name}` is one of {key} too; a module gets an adapter or is trained whole, so remove it from one of the two"
+        );
+        Err(TrainError::Misfit { key: MODULES_TO_SAVE, reason })
+    };
     for &target in &targets {
         let (module, layer) = description.linears[target];
         let name = &description.spec.modules[module].fqn;
-        expect_rank(name, layer, adapter.rank)?;
-        if trained.contains(&layer.weight) {
-            let reason = format!(
-                "`{name}` is one of adapter.target_modules too; a module gets an adapter or is trained whole, so \
-                 remove it from one of the two"
-            );
-            return Err(TrainError::Misfit { key: MODULES_TO_SAVE, reason });
+        expect(TARGET_MODULES, name, &[layer.weight], [layer.inputs, layer.outputs])?;
+    }
+    for (name, maps) in &stacks {
+        for ExpertMaps { weights, dims, .. } in &description.experts[maps.clone()] {
+            expect(TARGET_PARAMETERS, name, weights, [dims.inputs, dims.outputs])?;
         }
     }
     let AdapterConfig { rank, dropout, dora, .. } = *adapter;
     let lora = Lora { rank, scale: adapter.scale(), dropout, dora };
     description.adapt(&targets, &trained, lora);
+    stacks.into_iter().for_each(|(_, maps)| description.adapt_experts(maps, lora));
     quantize(&mut description, adapter.quantize)?;
     Ok(Adapted::new(base, description))
 }
@@ -109,7 +122,7 @@ fn quantize(description: &mut Description, quantize: Quantize) -> Result<(), Tra
 /// # Errors
 /// [`TrainError::Misfit`].
 pub(crate) fn expect(config: &Resolved, description: &Description) -> Result<(), TrainError> {
-    if config.adapter.is_none() == description.adapters.is_empty() {
+    if config.adapter.is_none() == (description.added == 0) {
         return Ok(());
     }
     let reason =
@@ -120,6 +133,12 @@ pub(crate) fn expect(config: &Resolved, description: &Description) -> Result<(),
 /// Whether the merged model is exported too.
 pub(crate) fn merges(config: &Resolved) -> bool {
     config.adapter.as_ref().is_some_and(|adapter| adapter.merge)
+}
+
+/// Whether one rank assembles what all have exported: a merged model, or stacked adapters of experts.
+pub(crate) fn assembles(config: &Resolved) -> bool {
+    let of_experts = config.adapter.as_ref().is_some_and(|adapter| !adapter.target_parameters.is_empty());
+    of_experts || merges(config)
 }
 
 /// Whether `name` denotes the module: it equals the module's name or its last dotted parts (as in PEFT).
@@ -150,6 +169,23 @@ fn targets(description: &Description, targets: &Targets) -> Result<Vec<usize>, T
     }
     let is_target = |module: &&str| names.iter().any(|name| is_called(module, name));
     Ok((0..all.len()).filter(|&index| is_target(&all[index])).collect())
+}
+
+/// The stacks of experts to adapt: their names, and their maps.
+fn target_stacks(
+    description: &Description,
+    names: &[String],
+) -> Result<Vec<(String, Range<usize>)>, TrainError> {
+    let mut all = stacks::of_maps(description);
+    for name in names {
+        if !all.iter().any(|(stack, _)| is_called(stack, name)) {
+            let all: Vec<&str> = all.iter().map(|(stack, _)| stack.as_str()).collect();
+            let why = "is not a stack of the weights of a model's experts";
+            return Err(unknown(TARGET_PARAMETERS, name, why, &all));
+        }
+    }
+    all.retain(|(stack, _)| names.iter().any(|name| is_called(stack, name)));
+    Ok(all)
 }
 
 /// The parameters of modules that are trained whole. A tied parameter belongs to every module that has a name for it.
@@ -183,20 +219,20 @@ fn params_of<'a>(spec: &'a ModelSpec, module: &'a str) -> impl Iterator<Item = P
         .map(|(id, _)| ParamId(id))
 }
 
-fn unknown(key: &'static str, name: &str, why: &str, modules: &[&str]) -> TrainError {
-    let mut names: Vec<&str> = modules.iter().map(|module| last_part(module)).collect();
+fn unknown(key: &'static str, name: &str, why: &str, all: &[&str]) -> TrainError {
+    let mut names: Vec<&str> = all.iter().map(|name| last_part(name)).collect();
     names.retain(|name| !name.is_empty() && !name.bytes().all(|byte| byte.is_ascii_digit()));
     names.sort_unstable();
     names.dedup();
     let hint = match nearest(last_part(name), &names).filter(|near| *near != last_part(name)) {
         Some(near) => format!("did you mean `{near}`?"),
+        None if names.is_empty() => "this model has none".to_owned(),
         None => format!("there are {}", names.join(", ")),
     };
     TrainError::Misfit { key, reason: format!("`{name}` {why}; {hint}") }
 }
 
-fn expect_rank(module: &str, layer: Linear, rank: usize) -> Result<(), TrainError> {
-    let Linear { inputs, outputs, .. } = layer;
+fn expect_rank(module: &str, [inputs, outputs]: [usize; 2], rank: usize) -> Result<(), TrainError> {
     let max = inputs.min(outputs);
     if rank <= max {
         return Ok(());

@@ -3,12 +3,13 @@
 
 mod companions;
 mod merge;
+mod stack;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use fsdp_ckpt::checkpoint::{PublishedPlace, published_stack};
+use fsdp_ckpt::checkpoint::{StackPlace, published_stack};
 use fsdp_ckpt::conversion::{Conversion, Target, convert};
 use fsdp_ckpt::export::{ExportPlan, Receipt};
 use fsdp_ckpt::formats;
@@ -31,6 +32,9 @@ use crate::job::Job;
 
 pub(crate) use companions::Companions;
 use merge::Merge;
+
+/// Elements of a parameter that are read at a time.
+const PART_ELEMS: usize = 1 << 22;
 
 /// Metadata of exported files: the version of `fsdp` and the digest of the run.
 fn origin<A>(job: &Job<A>, config_json: Option<&str>) -> BTreeMap<String, String> {
@@ -93,7 +97,7 @@ fn published<'a>(
     let mut stacks: BTreeMap<String, usize> = BTreeMap::new();
     for (name, param) in params {
         let mut shape = param.shape.clone();
-        let Some(PublishedPlace { stack: name, place, slots }) = published_stack(&name) else {
+        let Some(StackPlace { stack: name, place, slots }) = published_stack(&name) else {
             tensors.push(TensorSpec { name, dtype, shape });
             continue;
         };
@@ -111,7 +115,7 @@ fn published<'a>(
 /// The tensor of files that holds a parameter under this name, and the parameter's first element in it.
 fn place_of(name: String, param: &ParamSpec) -> (String, u64) {
     match published_stack(&name) {
-        Some(PublishedPlace { stack, place, .. }) => (stack, place * param.len() as u64),
+        Some(StackPlace { stack, place, .. }) => (stack, place * param.len() as u64),
         None => (name, 0),
     }
 }
@@ -136,6 +140,19 @@ pub(crate) fn export_checkpoint<A>(
     let cancel = AtomicBool::new(false);
     convert(&checkpoint, model, &conversion, &Options::new(&NoProgress, &cancel))?;
     Ok(())
+}
+
+/// Writes exported adapters as PEFT has them, where those of experts are stacked.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`].
+pub(crate) fn export_stacked<A>(
+    job: &Job<A>,
+    exported: &Path,
+    adapter: &Path,
+    config_json: Option<&str>,
+) -> Result<(), TrainError> {
+    stack::write(&job.plan.spec, &ModelReader::open(exported)?, adapter, origin(job, config_json))
 }
 
 /// Merges the exported adapters of a run into their base.

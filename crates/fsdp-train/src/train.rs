@@ -26,7 +26,7 @@ use fsdp_nn::Backend;
 use fsdp_nn::model::Architecture;
 
 use crate::adapter::merges;
-use crate::adapter::peft::ADAPTER_FILE;
+use crate::adapter::peft::exported_file;
 use crate::checkpoint::{SaveOptions, StateTable};
 use crate::error::{Ending, Kept, TrainError};
 use crate::events;
@@ -103,9 +103,9 @@ pub fn train<L: Launcher<Memory: Backend>, A: Architecture + Clone>(
     let table = StateTable::new(&job.plan, &rule);
     let assembly = launcher.assemble(world);
     let start = Start::agree(job, &table, options, &*assembly)?;
-    let (folder, file) = match job.config.adapter {
+    let (folder, file) = match &job.config.adapter {
         None => (MODEL, MODEL_FILE),
-        Some(_) => (ADAPTER, ADAPTER_FILE),
+        Some(adapter) => (ADAPTER, exported_file(adapter)),
     };
     let export_dir = out_dir.join(folder);
     let plan = plan_export(&export_dir.join(file), job, options.config_json.as_deref())?;

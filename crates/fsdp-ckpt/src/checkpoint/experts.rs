@@ -195,6 +195,12 @@ impl Weight<'_> {
         self.names.words()[self.stack].len()
     }
 
+    /// Its place in a stack of this name.
+    fn place_in(&self, stack: String) -> StackPlace {
+        let slots = self.slots();
+        StackPlace { stack, place: self.expert * slots as u64 + self.slot as u64, slots }
+    }
+
     /// The name of the stack that holds it.
     pub(crate) fn stack_name(&self) -> String {
         match (self.names, GRANITE_STACKS.iter().find(|(_, stack)| *stack == self.stack)) {
@@ -204,9 +210,9 @@ impl Weight<'_> {
     }
 }
 
-/// A parameter's place in a stack of published files.
+/// A parameter's place in a stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PublishedPlace {
+pub struct StackPlace {
     /// The name of the stack.
     pub stack: String,
     /// How many parameters of the same size come before it.
@@ -217,11 +223,16 @@ pub struct PublishedPlace {
 
 /// The place of a parameter in a stack of published files; `None` for parameters that published files have under their own
 /// names.
-pub fn published_stack(parameter: &str) -> Option<PublishedPlace> {
+pub fn published_stack(parameter: &str) -> Option<StackPlace> {
     let weight = Weight::parse(parameter).filter(|weight| weight.names.are_stacked_in_files())?;
-    let slots = weight.slots();
-    let place = weight.expert * slots as u64 + weight.slot as u64;
-    Some(PublishedPlace { stack: weight.stack_name(), place, slots })
+    Some(weight.place_in(weight.stack_name()))
+}
+
+/// The place of a parameter in a stack of a model in memory; `None` if it belongs to no expert.
+pub fn stack_in_memory(parameter: &str) -> Option<StackPlace> {
+    let weight = Weight::parse(parameter)?;
+    let mlp = if weight.names == ExpertNames::Granite { SPARSE_MLP } else { STACKED_MLP };
+    Some(weight.place_in(format!("{}{mlp}.experts.{}", weight.prefix, STACKS[weight.stack])))
 }
 
 /// Whether this is the name of a stack.

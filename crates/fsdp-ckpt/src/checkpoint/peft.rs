@@ -96,6 +96,11 @@ impl Checkpoint {
         self.peft_names().any(|parsed| parsed.is_adapter)
     }
 
+    /// The name of a matrix that adapts stacked experts (PEFT's `target_parameters`), if it holds one.
+    pub(crate) fn adapter_of_stack(&self) -> Option<String> {
+        self.peft_names().map(|parsed| parsed.name).find(|name| name.contains(".experts.lora_"))
+    }
+
     /// Whether it holds the base to which adapters were added.
     pub(crate) fn has_base_of_adapters(&self) -> bool {
         self.peft_names().any(|parsed| parsed.is_base_layer)

@@ -19,6 +19,13 @@ const FIRST_MATRIX: &str = ".lora_A.weight";
 pub(super) fn without_peft(checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<Checkpoint, Error> {
     let wants_adapters = wanted.iter().any(|one| one.names[0].ends_with(FIRST_MATRIX));
     let refused = |reason: String| Err(Error::bad_request(&checkpoint.path, reason));
+    if let Some(name) = checkpoint.adapter_of_stack() {
+        let reason = format!(
+            "`{name}` adapts stacked experts (PEFT's target_parameters), whose states cannot be read one by one; save the adapter \
+             alone and begin with it (adapter.path)"
+        );
+        return refused(reason);
+    }
     if let Some([(first, one), (second, other)]) = different_ranks(&checkpoint) {
         let reason = format!(
             "its adapters have different ranks: {one} in `{first}`, {other} in `{second}` (PEFT's rank_pattern); adapter.rank is \

@@ -215,6 +215,17 @@ fn adapters_of_different_ranks_are_refused() {
 }
 
 #[test]
+fn adapters_of_stacked_experts_are_refused() {
+    for wrapped in ["experts", "experts.base_layer"] {
+        let name = format!("base_model.model.l.mlp.{wrapped}.lora_A.default.weight");
+        let made = made(&[(&[&name], Role::Model, &[0.0; 8])], &[]);
+        let wanted = wanted("l.mlp.experts.0.down_proj.lora_A.weight", 8, true);
+        let error = Found::new(made.checkpoint, &[wanted]).unwrap_err().to_string();
+        assert!(error.contains("`l.mlp.experts.lora_A.weight` adapts stacked experts"), "{error}");
+    }
+}
+
+#[test]
 fn extra_state_of_modules_is_not_a_parameter() {
     for extra in ["_extra_state", "_extra_state.amax", "a._extra_state", "a._extra_state.scale.0"] {
         let path = ["model", extra];

@@ -131,6 +131,20 @@ fn rejects_two_wrap_policies() {
 }
 
 #[test]
+fn rejects_what_adapters_of_experts_do_not_have() {
+    let experts = "adapter.target_parameters=['mlp.experts.down_proj']";
+    for (other, key) in [("adapter.dropout=0.1", "dropout"), ("adapter.dora=true", "dora")] {
+        let conflict = format!("`adapter.target_parameters` and `adapter.{key}` exclude each other");
+        rejects(&[experts, other], &[&conflict, "as in PEFT"]);
+    }
+    rejects(
+        &["adapter.target_modules=[]"],
+        &["`adapter.target_modules` is []", "only beside adapter.target_parameters"],
+    );
+    assert!(parse(MINIMAL, &[experts, "adapter.target_modules=[]"]).is_ok());
+}
+
+#[test]
 fn rejects_invalid_lr_schedules() {
     rejects(
         &["train.lr_schedule.min_lr=1"],

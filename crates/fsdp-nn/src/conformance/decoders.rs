@@ -110,6 +110,11 @@ pub(crate) fn relatives() -> [DecoderConfig; 10] {
     ]
 }
 
+/// Those with experts of both forms.
+pub(crate) fn mixtures() -> [DecoderConfig; 2] {
+    [mixture(), gpt_oss()]
+}
+
 /// Parallel attention and MLP, packed projections ordered by head, layer norms, no gate (GPT-NeoX).
 fn neox() -> DecoderConfig {
     let names = Names {

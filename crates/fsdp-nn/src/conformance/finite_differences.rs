@@ -5,7 +5,7 @@ use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::{DType, Error};
 
 use super::Subject;
-use super::decoders::relatives;
+use super::decoders::{mixtures, relatives};
 use super::models::{Sample, adapted, batch, hf_models, packed_batch, small};
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::graph::{Builder, Tensor};
@@ -68,11 +68,15 @@ pub fn model_gradients_match_finite_differences<M: Backend>(subject: &Subject<'_
     check(subject, Sample::new(Capped::new(), DType::F64), packed_batch(3, 7, 13));
 }
 
-/// As [`model_gradients_match_finite_differences`], for frozen models with adapters on their linear maps.
+/// As [`model_gradients_match_finite_differences`], for frozen models with adapters on their linear maps and experts.
 ///
 /// # Panics
 /// If one is not.
 pub fn adapter_gradients_match_finite_differences<M: Backend>(subject: &Subject<'_, M>) {
+    for mixture in mixtures() {
+        let model = adapted(Decoder::new(&mixture).unwrap(), 0.0, false);
+        check(subject, Sample::new(model, DType::F64), batch(3, 7, 13));
+    }
     for (dropout, dora) in [(0.0, false), (0.25, false), (0.0, true), (0.25, true)] {
         for model in hf_models() {
             check(subject, Sample::new(adapted(model, dropout, dora), DType::F64), batch(3, 7, 13));

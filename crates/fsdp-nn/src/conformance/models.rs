@@ -167,11 +167,21 @@ pub(crate) fn hf_models() -> [HfModel; 2] {
     [Arc::new(Decoder::new(&llama()).unwrap()), Arc::new(Gpt2::new(&gpt2()).unwrap())]
 }
 
-/// Adds adapters to all linear maps of a model, and also trains one of its own parameters.
+/// Adds adapters to all linear maps of a model, and to those of experts if there is no dropout and no DoRA; also trains one of the
+/// model's own parameters.
 pub(crate) fn adapted<A: Architecture>(base: A, dropout: f64, dora: bool) -> Adapted<A> {
     let mut description = base.description().clone();
     let targets: Vec<usize> = (0..description.linears.len()).collect();
-    description.adapt(&targets, &[ParamId(1)].into(), Lora { rank: 2, scale: 1.5, dropout, dora });
+    let lora = Lora { rank: 2, scale: 1.5, dropout, dora };
+    description.adapt(&targets, &[ParamId(1)].into(), lora);
+    if dropout == 0.0 && !dora {
+        let inputs: Vec<usize> = description.experts.iter().map(|maps| maps.dims.inputs).collect();
+        let mut first = 0;
+        for maps in inputs.chunk_by(|a, b| a == b) {
+            description.adapt_experts(first..first + maps.len(), lora);
+            first += maps.len();
+        }
+    }
     Adapted::new(base, description)
 }
 

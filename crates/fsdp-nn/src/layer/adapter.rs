@@ -1,10 +1,11 @@
-//! Low-rank adapters for the linear maps of a described model: LoRA, and DoRA.
+//! Low-rank adapters for the linear maps of a described model, also for those of experts: LoRA, and DoRA.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use fsdp_core::model::{ModuleSpec, ParamId, ParamSpec};
 
-use super::{Description, Init, Linear, PackedWeight};
+use super::{Description, ExpertMaps, Init, Linear, PackedWeight};
 use crate::backend::Orientation;
 use crate::op::ExpertDims;
 use crate::quantized::{Format, Packed};
@@ -64,8 +65,10 @@ impl Description {
         for &target in targets {
             let (module, base) = self.linears[target];
             let bound = 1.0 / (base.inputs as f64).sqrt();
-            let down = self.low_rank(module, "lora_A", [base.inputs, lora.rank], Init::Uniform { bound });
-            let up = self.low_rank(module, "lora_B", [lora.rank, base.outputs], Init::Zeros);
+            let name = self.spec.modules[module].fqn.clone();
+            let down =
+                self.low_rank((module, &name), "lora_A", [base.inputs, lora.rank], Init::Uniform { bound });
+            let up = self.low_rank((module, &name), "lora_B", [lora.rank, base.outputs], Init::Zeros);
             let magnitude = lora.dora.then(|| self.magnitude(module, base.outputs));
             let adapter = Adapter { down, up, scale: lora.scale, dropout: lora.dropout, magnitude };
             let keep_f32 = self.spec.param(base.weight).keep_f32;
@@ -75,6 +78,45 @@ impl Description {
             }
             let before = self.adapters.insert(base.weight, adapter);
             assert!(before.is_none(), "a linear map has one adapter");
+        }
+    }
+
+    /// As [`Description::adapt`], which freezes other parameters and comes first, for maps of experts that have the same input,
+    /// numbered as in [`Description::experts`]: each expert has one `A`, and a `B` for each of its maps. They are named after the
+    /// weights, without an ending `.weight`; `A` after that of the first map.
+    ///
+    /// # Panics
+    /// As [`Description::adapt`]; or if adapters have dropout or magnitudes.
+    pub fn adapt_experts(&mut self, maps: Range<usize>, lora: Lora) {
+        assert!(lora.dropout == 0.0 && !lora.dora, "adapters of experts are plain");
+        let maps = self.experts[maps].to_vec();
+        let modules = self.spec.modules.iter().enumerate();
+        let module_of: BTreeMap<ParamId, usize> =
+            modules.flat_map(|(index, module)| module.params.iter().map(move |&id| (id, index))).collect();
+        let first = self.spec.params.len();
+        for expert in 0..maps[0].weights.len() {
+            let mut shared = None;
+            for ExpertMaps { weights, dims: ExpertDims { inputs, outputs, .. }, .. } in &maps {
+                let weight = weights[expert];
+                let fqn = self.spec.params[weight.0].fqn.clone();
+                let map = (module_of[&weight], fqn.strip_suffix(".weight").unwrap_or(&fqn));
+                let init = Init::Uniform { bound: 1.0 / (*inputs as f64).sqrt() };
+                let begin = self.spec.params.len();
+                let down =
+                    *shared.get_or_insert_with(|| self.low_rank(map, "lora_A", [*inputs, lora.rank], init));
+                let up = self.low_rank(map, "lora_B", [lora.rank, *outputs], Init::Zeros);
+                for id in begin..self.spec.params.len() {
+                    self.spec.params[id].expert = self.spec.params[weight.0].expert;
+                    self.token_shares.insert(ParamId(id), self.token_shares[&weight]);
+                }
+                let adapter = Adapter { down, up, scale: lora.scale, dropout: 0.0, magnitude: None };
+                let before = self.adapters.insert(weight, adapter);
+                assert!(before.is_none(), "a linear map has one adapter");
+            }
+        }
+        let added = (first..self.spec.params.len()).map(ParamId);
+        for block in self.spec.blocks.iter_mut().filter(|block| block.params.contains(&maps[0].weights[0])) {
+            block.params.extend(added.clone());
         }
     }
 
@@ -106,9 +148,15 @@ impl Description {
         Ok(())
     }
 
-    /// Adds a module below the module of a linear map.
-    fn low_rank(&mut self, parent: usize, name: &str, [inputs, outputs]: [usize; 2], init: Init) -> Linear {
-        let fqn = format!("{}.{name}", self.spec.modules[parent].fqn);
+    /// Adds a module below the module of a linear map, named after the map.
+    fn low_rank(
+        &mut self,
+        (parent, map): (usize, &str),
+        name: &str,
+        [inputs, outputs]: [usize; 2],
+        init: Init,
+    ) -> Linear {
+        let fqn = format!("{map}.{name}");
         let weight = self.trained(format!("{fqn}.weight"), vec![outputs, inputs], init);
         let (class, parent, params) = ("Linear".to_owned(), Some(parent), vec![weight]);
         self.spec.modules.push(ModuleSpec { fqn, class, parent, params });
@@ -136,6 +184,7 @@ impl Description {
             keep_f32: false,
         });
         self.init.push(init);
+        self.added += 1;
         id
     }
 }

@@ -24,8 +24,10 @@ pub struct Description {
     pub linears: Vec<(usize, Linear)>,
     /// The linear maps of experts.
     pub experts: Vec<ExpertMaps>,
-    /// Adapters of linear maps, by the map's weight.
+    /// Adapters of linear maps, by the map's weight: also of those of experts, where maps of one input share `A`.
     pub adapters: BTreeMap<ParamId, Adapter>,
+    /// Number of parameters that belong to adapters: the last ones.
+    pub added: usize,
     /// Weights that are quantized.
     pub quantized: BTreeMap<ParamId, PackedWeight>,
     /// For parameters that do not process every token (those of experts), the fraction of tokens that they process.
@@ -88,6 +90,7 @@ impl Describe {
             linears: Vec::new(),
             experts: Vec::new(),
             adapters: BTreeMap::new(),
+            added: 0,
             quantized: BTreeMap::new(),
             token_shares: BTreeMap::new(),
             mixtures: BTreeMap::new(),

@@ -14,13 +14,13 @@ use fsdp_core::model::ParamId;
 use fsdp_core::{DType, Error};
 
 use super::describe::{Description, Role};
+use super::expert_products;
 use super::gating::{Gating, Scoring};
 use super::linear::Orientation;
 use super::router_terms::RouterTerms;
 use super::routing::Routing;
 use crate::error::ModelError;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
-use crate::layer::ExpertMaps;
 use crate::op::Op;
 use crate::quantized::{Format, Packed};
 
@@ -48,7 +48,7 @@ impl ExpertDims {
     }
 
     /// What a product reads for each of some experts, and the scratch to decode one after the other into.
-    fn weight_roles(&self, experts: usize) -> (Vec<Role>, Option<Role>) {
+    pub(super) fn weight_roles(&self, experts: usize) -> (Vec<Role>, Option<Role>) {
         let Some(packed) = self.packed() else {
             return (vec![Role::value("weight", self.weight()); experts], None);
         };
@@ -77,7 +77,7 @@ pub enum Experts {
     Dispatch { routing: Routing, width: usize },
     /// Sums the slots of every row, in the order of its routes.
     DispatchBackward { routing: Routing, width: usize },
-    /// Multiplies slots by the weight of their expert.
+    /// Multiplies slots by the weight of their expert; the result may be added to `y`.
     Product { routing: Routing, dims: ExpertDims },
     /// The gradient of slots.
     ProductBackwardInput { routing: Routing, dims: ExpertDims },
@@ -130,8 +130,8 @@ impl Experts {
                 .read([Role::value("dy", all(width).0), routes])
                 .write([Role::value("dx", all(width).1).adds()])
                 .flops(expected * width),
-            Experts::Product { dims, .. } => describe_product(routing, dims, true),
-            Experts::ProductBackwardInput { dims, .. } => describe_product(routing, dims, false),
+            Experts::Product { dims, .. } => expert_products::describe(routing, dims, true),
+            Experts::ProductBackwardInput { dims, .. } => expert_products::describe(routing, dims, false),
             Experts::ProductBackwardWeight { dims: ExpertDims { inputs, outputs, .. }, expert, .. } => {
                 let part = routing.expected_slots_of(expert);
                 Description::new("expert_product_backward_weight")
@@ -197,7 +197,7 @@ impl Experts {
                     b.draft.call(op, vec![dy, reads[1]], vec![dx]);
                 }
             }
-            Experts::Product { .. } => derive_products(b, node),
+            Experts::Product { .. } => expert_products::derive(b, node, output),
             Experts::AddBias { routing, width } => {
                 let Some(dy) = b.take(output) else { return };
                 let (routes, biases) = (node.main().reads[0], &node.main().reads[1..]);
@@ -226,27 +226,6 @@ impl Experts {
             _ => unreachable!("{} is not an operation of forward", self.describe().name),
         }
     }
-}
-
-/// Describes the products of slots with the weights of their experts: forward, or for the gradient of the slots.
-fn describe_product(routing: Routing, dims: ExpertDims, is_forward: bool) -> Description {
-    let (slots, ExpertDims { inputs, outputs, .. }) = (routing.slots(), dims);
-    let (weights, decoded) = dims.weight_roles(routing.here().len());
-    let (x, y) = (slots * inputs, slots * outputs);
-    let (name, from, to, sizes) = match is_forward {
-        true => ("expert_product", Role::value("x", x), Role::value("y", y), [outputs, inputs]),
-        false => {
-            let (dy, dx) = (Role::value("dy", y), Role::value("dx", x).adds());
-            ("expert_product_backward_input", dy, dx, [inputs, outputs])
-        }
-    };
-    Description::new(name)
-        .read([from, Role::ids("routes", routing.routes())])
-        .read(weights)
-        .write([to])
-        .write(decoded)
-        .products(1, [routing.expected_slots(), sizes[0], sizes[1]])
-        .flops(decoded.map_or(0, |role| role.touched))
 }
 
 fn describe_route(routing: Routing, gating: Gating, load: Option<RouterTerms>) -> Description {
@@ -288,52 +267,11 @@ fn describe_route_backward(routing: Routing, terms: Option<RouterTerms>) -> Desc
     }
 }
 
-/// Derives products of the same slots, each with its own output.
-fn derive_products(b: &mut Backward<'_>, node: &Node) {
-    let gradients: Vec<(&Call, Experts, usize)> = (node.calls.iter())
-        .filter_map(|call| {
-            let Op::Experts(op) = call.op else { unreachable!("{} is not a product", call.op.name()) };
-            let output = call.writes[0].0.local().expect("forward writes values");
-            Some((call, op, b.take(output)?))
-        })
-        .collect();
-    let Some((first, ..)) = gradients.first() else { return };
-    let (input, routes) = (first.reads[0].local().expect("slots are a value"), first.reads[1]);
-    let trains = |b: &Backward<'_>| {
-        gradients.iter().any(|(call, ..)| call.reads[2..].iter().any(|weight| b.target(*weight).is_some()))
-    };
-    if trains(b) {
-        let x = b.load(input);
-        for (call, op, dy) in &gradients {
-            let Experts::Product { routing, dims } = *op else { continue };
-            for (expert, weight) in call.reads[2..].iter().enumerate() {
-                let Some(target) = b.target(*weight) else { continue };
-                for source in 0..routing.sources() {
-                    let op = Experts::ProductBackwardWeight { routing, dims, source, expert };
-                    let reads = vec![b.draft.whole(x), b.draft.whole(*dy), routes];
-                    b.draft.call(Op::Experts(op), reads, vec![target]);
-                }
-            }
-        }
-    }
-    if b.needs[input] {
-        for (call, op, dy) in &gradients {
-            let Experts::Product { routing, dims } = *op else { continue };
-            let mut writes = vec![b.add_to(input)];
-            let decoded = call.writes[1..].iter().filter_map(|(decoded, _)| decoded.local());
-            writes.extend(decoded.map(|decoded| b.scratch(decoded)));
-            let reads = [b.draft.whole(*dy), routes].into_iter().chain(call.reads[2..].iter().copied());
-            let op = Experts::ProductBackwardInput { routing, dims };
-            b.draft.call(Op::Experts(op), reads.collect(), writes);
-        }
-    }
-}
-
 /// The routes of all rows of a micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Routes {
-    routing: Routing,
-    routes: Tensor,
+    pub(super) routing: Routing,
+    pub(super) routes: Tensor,
 }
 
 impl Builder<'_> {
@@ -392,49 +330,6 @@ impl Builder<'_> {
         let reads = vec![self.whole(x), self.whole(routes.routes)];
         self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
         y
-    }
-
-    /// Applies several linear maps to the slots, each slot with the weight of its expert.
-    ///
-    /// # Errors
-    /// If a width does not fit, or a parameter does not belong to the block.
-    pub fn expert_products(
-        &mut self,
-        x: Tensor,
-        routes: &Routes,
-        maps: &[ExpertMaps],
-    ) -> Result<Vec<Tensor>, Error> {
-        let (routing, mut outputs, mut calls) = (routes.routing, Vec::new(), Vec::new());
-        for maps in maps {
-            let slots = routing.sources() * routing.slots_per_row();
-            let dims = match self.quantized(maps.weights[0]) {
-                Some(Packed { format, .. }) => {
-                    ExpertDims { orientation: Orientation::OutIn, format: Some(format), ..maps.dims }
-                }
-                None => maps.dims,
-            };
-            self.check("expert_product", x, dims.inputs * slots)?;
-            let y = self.rows(dims.outputs * slots);
-            let mut reads = vec![self.whole(x), self.whole(routes.routes)];
-            // The experts here are called by the parameters of the first block of the layout.
-            for &weight in &maps.weights[..routing.here().len()] {
-                reads.push(self.param(weight)?);
-            }
-            let mut writes = vec![(self.whole(y), false)];
-            writes.extend(dims.packed().map(|matrix| (self.decoded(matrix), false)));
-            let op = Experts::Product { routing, dims };
-            calls.push(Call::new(Op::Experts(op), reads, writes));
-            outputs.push(y);
-        }
-        self.node(calls, None);
-        for (y, maps) in outputs.iter_mut().zip(maps).filter(|(_, maps)| !maps.biases.is_empty()) {
-            let biases = maps.biases[..routing.here().len()].iter().map(|bias| self.param(*bias));
-            let reads =
-                std::iter::once(Ok(self.whole(routes.routes))).chain(biases).collect::<Result<_, _>>()?;
-            let op = Op::Experts(Experts::AddBias { routing, width: maps.dims.outputs });
-            *y = self.in_place(*y, op, reads, None);
-        }
-        Ok(outputs)
     }
 
     /// Multiplies every row by the logistic function of its logit: a mixture of one expert, which has all rows.

@@ -18,6 +18,7 @@ mod describe;
 mod dora;
 mod exchange;
 mod expert_axis;
+mod expert_products;
 mod experts;
 mod gating;
 mod head;

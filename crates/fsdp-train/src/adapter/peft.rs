@@ -16,14 +16,17 @@ use crate::error::TrainError;
 /// The file with the adapter's weights.
 pub const ADAPTER_FILE: &str = "adapter_model.safetensors";
 
+/// The file with the matrices of each expert by itself, from which the adapter's weights are written.
+const PARTS_FILE: &str = "adapter_parts.safetensors";
+
 /// The file with the adapter's settings.
 pub const CONFIG_FILE: &str = "adapter_config.json";
 
 /// Prefix of all tensor names.
-const PREFIX: &str = "base_model.model.";
+pub(super) const PREFIX: &str = "base_model.model.";
 
 /// Keys whose values need no check here: the tensors imply them, or they are compared separately.
-const HARMLESS: [&str; 21] = [
+const HARMLESS: [&str; 22] = [
     "auto_mapping",
     "base_model_name_or_path",
     "exclude_modules",
@@ -42,14 +45,25 @@ const HARMLESS: [&str; 21] = [
     "revision",
     "runtime_config",
     "target_modules",
+    "target_parameters",
     "task_type",
     "use_dora",
     "use_rslora",
 ];
 
-/// PEFT's names of a trained parameter: one for its name and one for each alias.
+/// PEFT's names of a trained parameter that belongs to no expert: one for its name and one for each alias.
 pub(crate) fn names(param: &ParamSpec) -> impl Iterator<Item = String> + '_ {
     std::iter::once(&param.fqn).chain(&param.aliases).map(|name| format!("{PREFIX}{name}"))
+}
+
+/// PEFT's first name of a trained parameter.
+pub(crate) fn name(param: &ParamSpec) -> String {
+    format!("{PREFIX}{}", param.fqn)
+}
+
+/// The file that ranks export adapters to.
+pub(crate) fn exported_file(adapter: &AdapterConfig) -> &'static str {
+    if adapter.target_parameters.is_empty() { ADAPTER_FILE } else { PARTS_FILE }
 }
 
 /// The settings in an `adapter_config.json`.
@@ -168,6 +182,7 @@ pub(crate) fn config_json(config: &Resolved, description: &Description) -> Strin
         "lora_alpha": number(adapter.alpha),
         "lora_dropout": adapter.dropout,
         "target_modules": target_modules(description, &adapter.target_modules),
+        "target_parameters": (!adapter.target_parameters.is_empty()).then_some(&adapter.target_parameters),
         "modules_to_save": saved_modules(spec, &adapter.modules_to_save),
         "use_rslora": adapter.rslora,
         "use_dora": adapter.dora,

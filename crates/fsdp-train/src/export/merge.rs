@@ -14,16 +14,13 @@ use fsdp_ckpt::safetensors::TensorType;
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::layer::{Adapter, Description, Linear};
-use fsdp_nn::op::Orientation;
+use fsdp_nn::op::{ExpertDims, Orientation};
 use rayon::prelude::*;
 
-use super::{place_of, published};
+use super::{PART_ELEMS, place_of, published};
 use crate::adapter::peft;
 use crate::error::TrainError;
 use crate::init::{QuantizedWeight, ReadRows, row_lengths, stored_name};
-
-/// Elements of a parameter to merge at a time.
-const PART_ELEMS: usize = 1 << 22;
 
 /// The inputs of a merge.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +29,7 @@ pub(super) struct Merge<'a> {
     pub(super) description: &'a Description,
     /// The files of the base.
     pub(super) base: &'a ModelWeights,
-    /// The files with the adapters and the modules that were trained whole.
+    /// The files with the adapters, those of experts one by one, and the modules that were trained whole.
     pub(super) adapter: &'a ModelReader,
     /// The dtype of the merged model.
     pub(super) dtype: TensorType,
@@ -69,7 +66,7 @@ impl Merge<'_> {
         let quantized = matrix
             .map(|&matrix| QuantizedWeight::new(param, matrix, Some(self.base), &of_base))
             .transpose()?;
-        let trained = peft::names(param).next().filter(|_| param.trainable);
+        let trained = param.trainable.then(|| peft::name(param));
         let sum = |rows: Range<usize>, values: &mut [f64]| -> Result<(), TrainError> {
             match (&trained, &quantized) {
                 (Some(name), _) => self.adapter.read_rows_f64(name, rows.clone(), values)?,
@@ -98,18 +95,21 @@ impl Merge<'_> {
     /// The adapter of the linear map with this weight, if it has one.
     fn low_rank(&self, weight: ParamId) -> Result<Option<LowRank>, TrainError> {
         let Some(adapter) = self.description.adapters.get(&weight) else { return Ok(None) };
-        let base = self.description.linears.iter().find(|(_, layer)| layer.weight == weight);
-        let (_, base) = base.expect("linear maps are adapted");
-        LowRank::read(adapter, *base, &self.description.spec, self.adapter).map(Some)
+        let linear = self.description.linears.iter().find(|(_, layer)| layer.weight == weight);
+        let experts = || {
+            let maps = self.description.experts.iter().find(|maps| maps.weights.contains(&weight))?;
+            let ExpertDims { inputs, outputs, orientation, .. } = maps.dims;
+            Some(Linear { weight, bias: None, inputs, outputs, orientation })
+        };
+        let base = linear.map(|(_, layer)| *layer).or_else(experts).expect("linear maps are adapted");
+        LowRank::read(adapter, base, &self.description.spec, self.adapter).map(Some)
     }
 }
 
 /// The parameters of the base, without those of adapters.
 fn base_params(description: &Description) -> impl Iterator<Item = (ParamId, &ParamSpec)> {
-    let is_added =
-        |id: ParamId| description.adapters.values().any(|adapter| adapter.params().any(|of| of == id));
     let params = description.spec.params.iter().enumerate().map(|(id, param)| (ParamId(id), param));
-    params.filter(move |(id, _)| !is_added(*id))
+    params.take(description.spec.params.len() - description.added)
 }
 
 /// An adapter, in memory.
@@ -135,8 +135,7 @@ impl LowRank {
         let read = |id: ParamId| -> Result<Vec<f64>, TrainError> {
             let param = spec.param(id);
             let mut values = vec![0.0; param.len()];
-            let name = peft::names(param).next().expect("a parameter has a name");
-            reader.read_rows_f64(&name, 0..param.shape[0], &mut values)?;
+            reader.read_rows_f64(&peft::name(param), 0..param.shape[0], &mut values)?;
             Ok(values)
         };
         let (down, up) = (read(adapter.down.weight)?, read(adapter.up.weight)?);

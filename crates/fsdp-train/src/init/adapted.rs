@@ -21,6 +21,7 @@ use rayon::prelude::*;
 use super::{InitSource, QuantizedWeight, check_pretrained, names, row_lengths, stored_name};
 use crate::adapter::merges;
 use crate::adapter::peft::{self, ADAPTER_FILE, PeftConfig};
+use crate::adapter::stacks::{self, Part};
 use crate::error::TrainError;
 
 /// Elements of a parameter that the digest of a base reads at a time (at least one row).
@@ -37,8 +38,8 @@ pub struct AdaptedInit {
     base_digest: Option<String>,
     /// The checkpoint of another trainer from which the base is read; `None` if it is read from `model.path`.
     taken_base: Option<TakenBase>,
-    /// Adapters trained earlier; `None` if they are new.
-    adapter: Option<ModelReader>,
+    /// Adapters trained earlier, and where those of experts are in their file; `None` if they are new.
+    adapter: Option<(ModelReader, BTreeMap<ParamId, Part>)>,
     /// Seed of new adapters.
     seed: u64,
     init: Vec<Init>,
@@ -74,8 +75,7 @@ impl AdaptedInit {
         mut base: InitSource,
         taken: Option<&Path>,
     ) -> Result<Self, TrainError> {
-        let added: usize = description.adapters.values().map(|adapter| adapter.params().count()).sum();
-        let first_added = description.spec.params.len() - added;
+        let first_added = description.spec.params.len() - description.added;
         let params = &description.spec.params[..first_added];
         let mut base_digest = match &base {
             InitSource::Pretrained(reader) => Some(checked_digest(reader, params)?),
@@ -99,7 +99,8 @@ impl AdaptedInit {
             None => None,
             Some((adapter, path)) => {
                 PeftConfig::read(Path::new(path))?.expect(adapter)?;
-                Some(ModelReader::open(Path::new(path).join(ADAPTER_FILE))?)
+                let file = ModelReader::open(Path::new(path).join(ADAPTER_FILE))?;
+                Some((file, stacks::parts(&description.spec)))
             }
         };
         let (seed, init, quantized) =
@@ -130,10 +131,13 @@ impl AdaptedInit {
     pub(super) fn fill(&self, spec: &ModelSpec, piece: &Piece, values: &mut [f64]) -> Result<(), TrainError> {
         let (id, param) = (piece.param.0, spec.param(piece.param));
         match &self.adapter {
-            Some(reader) if param.trainable => {
-                let name = peft::names(param).next().expect("a parameter has a name");
+            Some((file, parts)) if param.trainable => {
                 let first = piece.param_offset / piece.row_len;
-                reader.read_rows_f64(&name, first..first + piece.len / piece.row_len, values)?;
+                let rows = first..first + piece.len / piece.row_len;
+                match parts.get(&piece.param) {
+                    Some(part) => part.read(file, rows, values)?,
+                    None => file.read_rows_f64(&peft::name(param), rows, values)?,
+                }
             }
             _ if id >= self.first_added => match self.magnitudes.get(&piece.param) {
                 Some(linear) => self.fill_magnitude(spec, piece, linear, values)?,
@@ -202,11 +206,13 @@ impl AdaptedInit {
 
     /// Checks that the adapter files hold exactly the trained parameters; [`AdaptedInit::open`] has checked the base.
     pub(super) fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
-        let Some(adapter) = &self.adapter else { return Ok(()) };
-        let trained = spec.params.iter().filter(|param| param.trainable);
-        let expected =
-            trained.flat_map(|param| peft::names(param).map(move |name| (name, param.shape.as_slice())));
-        Ok(adapter.check_tensors(expected, |_| false, TensorType::is_convertible)?)
+        let Some((file, parts)) = &self.adapter else { return Ok(()) };
+        let trained = spec.params.iter().enumerate().filter(|(_, param)| param.trainable);
+        let expected = trained.flat_map(|(id, param)| match parts.get(&ParamId(id)) {
+            Some(part) => vec![(part.tensor.clone(), &part.shape[..])],
+            None => peft::names(param).map(|name| (name, &param.shape[..])).collect(),
+        });
+        Ok(file.check_tensors(expected, |_| false, TensorType::is_convertible)?)
     }
 }
 

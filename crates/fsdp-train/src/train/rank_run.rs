@@ -15,7 +15,7 @@ use fsdp_nn::model::Architecture;
 use super::run::{RankResult, Run};
 use super::step_clock::StepClock;
 use super::warning::RunWarning;
-use crate::adapter::merges;
+use crate::adapter::assembles;
 use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, Saver, Source, Writer};
 use crate::error::TrainError;
 use crate::events;
@@ -284,7 +284,7 @@ impl<'a, 'r, M: Backend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         if self.trainer.any(!is_exported)? {
             return Ok(false);
         }
-        if merges(&self.run.job.config) {
+        if assembles(&self.run.job.config) {
             return self.export_apart(Run::commit_export);
         }
         if self.is_first() {
@@ -303,8 +303,8 @@ impl<'a, 'r, M: Backend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         self.export_apart(move |run| run.export_object(done))
     }
 
-    /// Exports in a thread of the first rank, if that may take longer than the time limit of a collective: merging
-    /// adapters into their base, or copying to an object store. The ranks wait without a collective, but keep their
+    /// Exports in a thread of the first rank, if that may take longer than the time limit of a collective: stacking
+    /// adapters of experts, merging adapters into their base, or copying to an object store. The ranks wait without a collective, but keep their
     /// cores (see [`Engine::meet`]). The thread needs none: it is there before they wait, and ends their wait itself.
     ///
     /// [`Engine::meet`]: fsdp_core::engine::Engine::meet

@@ -26,7 +26,7 @@ use crate::atomic_file::write_small;
 use crate::checkpoint::{Outcome, SaveOptions, Saved, Source};
 use crate::error::TrainError;
 use crate::events::{self, SlowRank};
-use crate::export::{Companions, export_checkpoint, export_merged};
+use crate::export::{Companions, export_checkpoint, export_merged, export_stacked};
 use crate::job::Job;
 use crate::loss_scale::LossScale;
 use crate::metrics::{
@@ -307,17 +307,29 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     /// Writes the files that accompany the weights.
     fn complete_export(&self) -> Result<(), TrainError> {
         let (config, model) = (&self.job.config, self.out_dir().join(MODEL));
-        if config.adapter.is_some() {
+        if let Some(settings) = &config.adapter {
             let adapter = self.out_dir().join(ADAPTER);
+            let exported = adapter.join(peft::exported_file(settings));
+            let weights = adapter.join(peft::ADAPTER_FILE);
+            let is_stacked = exported != weights;
+            if is_stacked {
+                let config_json = self.options.config_json.as_deref();
+                export_stacked(self.job, &exported, &weights, config_json)?;
+            }
             self.companions.write(&adapter)?;
             let text = peft::config_json(config, self.job.architecture.description());
             write_small(&adapter.join(peft::CONFIG_FILE), &text)?;
             events::exported(&adapter);
+            if merges(config) {
+                std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
+                export_merged(self.job, &exported, &model.join(MODEL_FILE))?;
+            }
+            if is_stacked {
+                std::fs::remove_file(&exported).map_err(TrainError::io("remove", &exported))?;
+            }
             if !merges(config) {
                 return Ok(());
             }
-            std::fs::create_dir_all(&model).map_err(TrainError::io("create", &model))?;
-            export_merged(self.job, &adapter.join(peft::ADAPTER_FILE), &model.join(MODEL_FILE))?;
         }
         self.companions.write(&model)?;
         let text = self.options.config_json.as_deref();

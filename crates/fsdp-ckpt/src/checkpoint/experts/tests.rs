@@ -110,7 +110,7 @@ proptest! {
                 prop_assert_eq!(place(part, &index), place(of, &[&[expert], &index[..]].concat()));
             }
             let stack = format!("l.0.mlp.experts.{name}");
-            let published = PublishedPlace { stack, place: expert, slots: 1 };
+            let published = StackPlace { stack, place: expert, slots: 1 };
             prop_assert_eq!(published_stack(&format!("l.0.mlp.experts.{expert}.{name}")), Some(published));
         }
         let again = separate.with_experts(Experts::Fused).unwrap();
@@ -248,7 +248,23 @@ fn both_forms_of_granite_are_read_and_that_of_files_is_written() {
     );
     assert_eq!(files.clone().with_experts(Experts::Fused).unwrap().tensors, files.tensors);
     let up = published_stack(&format!("{mlp}.experts.1.up_proj.weight")).unwrap();
-    assert_eq!(up, PublishedPlace { stack: format!("{mlp}.input_linear.weight"), place: 3, slots: 2 });
+    assert_eq!(up, StackPlace { stack: format!("{mlp}.input_linear.weight"), place: 3, slots: 2 });
+}
+
+/// As transformers calls the parameters of its modules, which PEFT adapts.
+#[test]
+fn stacks_in_memory_are_called_as_in_transformers() {
+    let stack = |name: &str| stack_in_memory(name).map(|place| (place.stack, place.place, place.slots));
+    for (name, in_memory, place, slots) in [
+        ("l.0.mlp.experts.3.up_proj.weight", "l.0.mlp.experts.gate_up_proj", 7, 2),
+        ("l.0.block_sparse_moe.experts.3.w1.weight", "l.0.mlp.experts.gate_up_proj", 6, 2),
+        ("l.0.block_sparse_moe.experts.3.w2.weight", "l.0.mlp.experts.down_proj", 3, 1),
+        ("l.0.mlp.experts.3.gate_up_proj", "l.0.mlp.experts.gate_up_proj", 3, 1),
+        ("l.0.block_sparse_moe.experts.3.up_proj.weight", "l.0.block_sparse_moe.experts.gate_up_proj", 7, 2),
+    ] {
+        assert_eq!(stack(name), Some((in_memory.to_owned(), place, slots)), "{name}");
+    }
+    assert_eq!(stack("l.0.mlp.shared_experts.up_proj.weight"), None);
 }
 
 #[test]

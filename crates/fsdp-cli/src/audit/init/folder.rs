@@ -226,7 +226,7 @@ impl Folder {
                 None => lines.push(Line::open(key, 8, from(theirs))),
             }
         }
-        for key in ["target_modules", "modules_to_save"] {
+        for key in ["target_modules", "target_parameters", "modules_to_save"] {
             match adapter.get(key) {
                 Some(Value::List(items)) if !items.is_empty() => {
                     let text =

@@ -76,9 +76,9 @@ impl HostMemory {
             Experts::Product { routing, dims } => {
                 let ([x, routes], [y], decoded) = operands.split();
                 let mut weights = self.expert_weights::<E>(dims, &reads[2..], decoded)?;
-                let (places, x, y) =
-                    (self.places(routing, routes)?, self.elements::<E>(x)?, self.elements_mut(y.slice)?);
-                for_each_expert(&places, (x, dims.inputs), (y, dims.outputs, false), |expert, x, y| {
+                let (places, x, add) = (self.places(routing, routes)?, self.elements::<E>(x)?, y.accumulate);
+                let y = (self.elements_mut(y.slice)?, dims.outputs, add);
+                for_each_expert(&places, (x, dims.inputs), y, |expert, x, y| {
                     matmul(workers, y, x, weights.matrix(workers, expert));
                 });
             }
