@@ -48,6 +48,14 @@ pub enum ConfigError {
         /// The names of all families, as a list in a sentence.
         supported: String,
     },
+    /// A `model_type` of a known family whose operations are not here.
+    #[error("config.json: `model_type` = {model_type} is not supported: {why}")]
+    Operations {
+        /// The rejected value, as JSON.
+        model_type: String,
+        /// What the family has.
+        why: &'static str,
+    },
     /// A value that would change the model's mathematics in an unsupported way.
     #[error("config.json: `{key}` = {value} is not supported, only {supported}")]
     Unsupported {

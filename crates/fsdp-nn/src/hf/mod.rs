@@ -13,5 +13,5 @@ mod sizes;
 
 pub use config::{HfConfig, HfModel};
 pub use error::ConfigError;
-pub use families::{FAMILIES, Family, base_name, is_constant, name_in_memory};
+pub use families::{FAMILIES, Family, REFUSED, base_name, is_constant, name_in_memory};
 pub use sizes::{Sizes, Small, Summary};

@@ -119,6 +119,11 @@ fn unsupported_family_is_rejected_before_its_keys() {
     assert!(matches!(error, ConfigError::Family { nearest: "phi3", .. }), "{error}");
     let gemma = HfConfig::parse(r#"{"model_type": "gemma3"}"#).unwrap_err();
     assert!(matches!(gemma, ConfigError::Family { nearest: "gemma3_text", .. }), "{gemma}");
+    let refused = HfConfig::parse(r#"{"model_type": "gemma3n_text"}"#).unwrap_err();
+    assert!(
+        refused.to_string().contains("\"gemma3n_text\" is not supported: its layers have embeddings"),
+        "{refused}"
+    );
     for family in FAMILIES {
         assert!(error.to_string().contains(&format!("\"{}\"", family.model_type)), "{error}");
     }

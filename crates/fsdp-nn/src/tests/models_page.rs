@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use crate::hf::{FAMILIES, Family, HfConfig};
+use crate::hf::{FAMILIES, Family, HfConfig, REFUSED};
 use crate::model::Architecture;
 
 const INTRODUCTION: &str = "\
@@ -187,6 +187,10 @@ fn docs_models_page_matches_family_table() {
     let mut page = INTRODUCTION.to_owned();
     for family in FAMILIES {
         section(family, &mut page);
+    }
+    page.push_str("\n## What is not there\n\nFamilies whose operations are missing are refused by name:\n\n");
+    for (name, why) in REFUSED {
+        writeln!(page, "- `{name}`: {why}.").unwrap();
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {

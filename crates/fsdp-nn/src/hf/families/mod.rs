@@ -84,10 +84,27 @@ pub const FAMILIES: &[Family] = &[
     starcoder2::FAMILY,
 ];
 
+/// Families of 2026 that are refused, by `model_type` without `_text`, and what is missing here.
+pub const REFUSED: &[(&str, &str)] = &[
+    ("apertus", "the activation of its MLP has trained coefficients (xIELU), which no operation here has"),
+    (
+        "gemma3n",
+        "its layers have embeddings of their own and several streams of hidden states (AltUp), and some use the keys and values \
+         of others",
+    ),
+    ("gemma4", "its layers have embeddings of their own, and some use the keys and values of others"),
+    (
+        "llama4",
+        "its attention is cut into chunks of positions, with a temperature that grows with them, and its router scales what goes \
+         into experts",
+    ),
+    ("nemotron_h", "most of its layers are state space models (Mamba 2), which no operation here computes"),
+];
+
 /// Returns the family of a `model_type`.
 ///
 /// # Errors
-/// [`ConfigError::Family`] if there is none.
+/// [`ConfigError::Operations`] if its operations are missing, [`ConfigError::Family`] if there is none.
 pub(in crate::hf) fn family_of(model_type: &Value) -> Result<&'static Family, ConfigError> {
     // Kimi K2 is published with DeepSeek's class under a name of its own.
     let name = if model_type == "kimi_k2" {
@@ -95,6 +112,9 @@ pub(in crate::hf) fn family_of(model_type: &Value) -> Result<&'static Family, Co
     } else {
         model_type.as_str().unwrap_or_default()
     };
+    if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name.trim_end_matches("_text")) {
+        return Err(ConfigError::Operations { model_type: model_type.to_string(), why });
+    }
     let found = FAMILIES.iter().find(|family| name == family.model_type);
     found.ok_or_else(|| ConfigError::Family {
         model_type: model_type.to_string(),
