@@ -1,7 +1,7 @@
 //! Adapters: small matrices that are trained beside a frozen model (LoRA: Hu et al., 2021), and lengths of its rows (DoRA: Liu
 //! et al., 2024).
 //!
-//! [`adapt`] adds them to the linear maps that the run file names, and to those of experts ([`stacks`]). From then on they are
+//! [`adapt`] adds them to the linear maps that the run file names, and to those of experts (`stacks`). From then on they are
 //! ordinary parameters, and frozen parameters need neither gradients nor optimizer state. A run exports the adapters in PEFT's
 //! format ([`peft`]) and, on request, the merged model. Checkpoints hold the adapters, their optimizer state and a digest of the
 //! base; a resumed run reads the base from its original files.
