@@ -239,7 +239,7 @@ fn unsupported_adapters_of_experts_are_refused_by_name() {
     );
     let error = refused(&mixture, &[DOWN, "adapter.target_modules=[]", "adapter.rank=9"]);
     assert!(
-        error.contains("9 is more than 8, the maximum for `model.layers.1.mlp.experts.down_proj`"),
+        error.contains("9 is more than 8, all that the widest target `model.layers.1.mlp.experts.down_proj`"),
         "{error}"
     );
 }

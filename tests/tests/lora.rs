@@ -362,9 +362,9 @@ fn invalid_adapter_settings_are_rejected_with_reason() {
          gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     );
     assert_eq!(
-        error_for(&["adapter.rank=13"]),
-        "adapter.rank: 13 is more than 12, the maximum for `model.layers.0.self_attn.k_proj` (24 to 12); \
-         choose a lower one"
+        error_for(&["adapter.rank=25"]),
+        "adapter.rank: 25 is more than 24, all that the widest target `model.layers.0.self_attn.q_proj` (24 to 24) can \
+         use; choose a lower one"
     );
     let error = error_for(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['self_attn']"]);
     assert!(

@@ -37,7 +37,7 @@ const MODULES_TO_SAVE: &str = "adapter.modules_to_save";
 ///
 /// # Errors
 /// [`TrainError::Misfit`]: names that match no parameter or module, or that are given twice; parameters that cannot be kept in
-/// f32; a rank larger than a linear map allows; weights that cannot be quantized.
+/// f32; a rank that no target can use; weights that cannot be quantized.
 pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, TrainError> {
     let mut description = base.description().clone();
     if let Some(patterns) = &config.fsdp.keep_f32 {
@@ -47,8 +47,7 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
     let targets = targets(&description, &adapter.target_modules)?;
     let trained = trained(&description.spec, &adapter.modules_to_save)?;
     let stacks = target_stacks(&description, &adapter.target_parameters)?;
-    let expect = |key, name: &str, weights: &[ParamId], [inputs, outputs]: [usize; 2]| {
-        expect_rank(name, [inputs, outputs], adapter.rank)?;
+    let expect = |key, name: &str, weights: &[ParamId]| {
         if weights.iter().all(|weight| !trained.contains(weight)) {
             return Ok(());
         }
@@ -57,16 +56,20 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
         );
         Err(TrainError::Misfit { key: MODULES_TO_SAVE, reason })
     };
+    let mut sizes: Vec<(&str, [usize; 2])> = Vec::new();
     for &target in &targets {
         let (module, layer) = description.linears[target];
         let name = &description.spec.modules[module].fqn;
-        expect(TARGET_MODULES, name, &[layer.weight], [layer.inputs, layer.outputs])?;
+        expect(TARGET_MODULES, name, &[layer.weight])?;
+        sizes.push((name.as_str(), [layer.inputs, layer.outputs]));
     }
     for (name, maps) in &stacks {
         for ExpertMaps { weights, dims, .. } in &description.experts[maps.clone()] {
-            expect(TARGET_PARAMETERS, name, weights, [dims.inputs, dims.outputs])?;
+            expect(TARGET_PARAMETERS, name, weights)?;
+            sizes.push((name, [dims.inputs, dims.outputs]));
         }
     }
+    expect_rank(&sizes, adapter.rank)?;
     let AdapterConfig { rank, dropout, dora, .. } = *adapter;
     let lora = Lora { rank, scale: adapter.scale(), dropout, dora };
     description.adapt(&targets, &trained, lora);
@@ -232,13 +235,16 @@ fn unknown(key: &'static str, name: &str, why: &str, all: &[&str]) -> TrainError
     TrainError::Misfit { key, reason: format!("`{name}` {why}; {hint}") }
 }
 
-fn expect_rank(module: &str, [inputs, outputs]: [usize; 2], rank: usize) -> Result<(), TrainError> {
-    let max = inputs.min(outputs);
-    if rank <= max {
+/// Checks that some target can use the rank. As in PEFT, narrower ones have matrices of that rank too: gates of shared experts
+/// have one output.
+fn expect_rank(targets: &[(&str, [usize; 2])], rank: usize) -> Result<(), TrainError> {
+    let usable = |(_, sizes): &&(&str, [usize; 2])| sizes[0].min(sizes[1]);
+    let Some(widest) = targets.iter().rev().max_by_key(usable).filter(|widest| usable(widest) < rank) else {
         return Ok(());
-    }
+    };
+    let (max, (name, [inputs, outputs])) = (usable(&widest), widest);
     let reason = format!(
-        "{rank} is more than {max}, the maximum for `{module}` ({inputs} to {outputs}); choose a lower one"
+        "{rank} is more than {max}, all that the widest target `{name}` ({inputs} to {outputs}) can use; choose a lower one"
     );
     Err(TrainError::Misfit { key: "adapter.rank", reason })
 }

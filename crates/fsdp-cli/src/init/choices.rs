@@ -132,14 +132,15 @@ impl Choices {
             Training::New => 3e-4,
         };
         let sizes = config.summary();
-        let narrowest = sizes.hidden.min(sizes.inner).min(sizes.kv_heads * sizes.head_dim);
+        let linears = built.description().linears.iter();
+        let widest = linears.map(|(_, linear)| linear.inputs.min(linear.outputs)).max();
         let tokenizer = Path::new(&model).join("tokenizer.json");
         let has_tokenizer = !is_url(&model) && tokenizer.exists();
         Ok(Choices {
             training,
             positions: sizes.positions,
             layer_class: layer.map(|layer| layer.class.clone()),
-            adapter_rank: ADAPTER_RANK.min(narrowest),
+            adapter_rank: ADAPTER_RANK.min(widest.unwrap_or(ADAPTER_RANK)),
             lr,
             train: Vec::new(),
             eval: Vec::new(),
