@@ -1,0 +1,206 @@
+//! Checkpoints of Orbax, as JAX programs save them (Flax, MaxText).
+//!
+//! ```text
+//! 1000/                       a step, of CheckpointManager
+//!   _CHECKPOINT_METADATA      when the save began and when it was committed
+//!   default/                  an item, also `state`, `items`, `params`; a Checkpointer saves an item alone
+//!     _METADATA               the leaves of a tree: their paths and kinds
+//!     manifest.ocdbt, d/      arrays in an OCDBT store (`ocdbt.rs`), or else
+//!     params.w/.zarray, ..    arrays in folders
+//!     _strings.json           leaves that are texts
+//!     _sharding, array_metadatas/   how devices held arrays, which no reader of whole arrays needs
+//! ```
+//!
+//! The arrays are zarr's (`zarr.rs`), their chunks the shards of devices. Neither has checksums of elements: what is known
+//! to be unharmed is the tree of the store, and the indexes of chunks.
+
+mod grid;
+mod ocdbt;
+mod store;
+mod tree;
+mod zarr;
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::{
+    checkpoint::{Checkpoint, Key, Object, Role, Tensor, join},
+    error::{Error, Fault},
+    file_io::Files,
+    formats::optimizer::{expect_free, put_tensor},
+};
+use ocdbt::MANIFEST;
+use store::Store;
+use tree::{Kind, METADATA_BYTES_MAX, TreeMetadata};
+
+/// The list of the leaves of an item.
+pub(super) const METADATA_FILE: &str = "_METADATA";
+
+/// The times of a save.
+const STEP_FILE: &str = "_CHECKPOINT_METADATA";
+
+/// What the names of folders contain until a save is complete.
+pub(super) const UNCOMMITTED: &str = ".orbax-checkpoint-tmp";
+
+/// Prefix of the folders that processes write before they are merged.
+const PROCESS: &str = "ocdbt.process_";
+
+/// Names of items, by which a step of a version without [`STEP_FILE`] is recognized.
+const ITEMS: [&str; 4] = ["default", "state", "items", "params"];
+
+/// Whether a file of this name identifies an item or a step.
+pub(super) fn is_part(name: &str) -> bool {
+    [METADATA_FILE, STEP_FILE, MANIFEST].contains(&name) || name.starts_with(PROCESS)
+}
+
+/// Whether a directory with these names is an item, or a step with items.
+pub(super) fn is_at(dir: &Path, names: &[String]) -> bool {
+    let is_item = |name: &str| Files::anywhere().exists(&dir.join(name).join(METADATA_FILE));
+    names.iter().any(|name| is_part(name)) || is_uncommitted(dir) || ITEMS.into_iter().any(is_item)
+}
+
+fn is_uncommitted(dir: &Path) -> bool {
+    dir.components().any(|part| part.as_os_str().to_string_lossy().contains(UNCOMMITTED))
+}
+
+/// Reads an item, or all items of a step that are trees of arrays.
+///
+/// # Errors
+/// Fails if the save was not committed, metadata is damaged or of a kind that is not read, or a chunk is missing.
+pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
+    let names = Files::anywhere().list(dir)?;
+    refuse_uncommitted(dir, &names)?;
+    if names.iter().any(|name| [METADATA_FILE, MANIFEST].contains(&&name[..])) {
+        return open_item(dir, &names);
+    }
+    let mut items = Vec::new();
+    for name in &names {
+        let item = dir.join(name);
+        if Files::anywhere().is_directory(&item) {
+            let held = Files::anywhere().list(&item)?;
+            refuse_uncommitted(&item, &held)?;
+            if held.iter().any(|name| [METADATA_FILE, MANIFEST].contains(&&name[..])) {
+                items.push((name, open_item(&item, &held)?));
+            }
+        }
+    }
+    let mut step = match items.pop() {
+        None => {
+            let reason =
+                format!("it is a step of Orbax without an item that has a {METADATA_FILE}; fetch it again");
+            return Err(Error::malformed(dir, reason));
+        }
+        Some((_, only)) if items.is_empty() => only,
+        Some(last) => {
+            items.push(last);
+            let mut step = Checkpoint { format: items[0].1.format.clone(), ..Checkpoint::default() };
+            for (name, item) in items {
+                step.join(item, &[Key::Name(name.clone())], None)?;
+            }
+            step.assign_roles();
+            step
+        }
+    };
+    dir.clone_into(&mut step.path);
+    let number = dir.file_name().and_then(|name| name.to_str()).filter(|name| name.parse::<u64>().is_ok());
+    step.run_state.extend(number.map(|number| ("step".to_owned(), number.to_owned())));
+    Ok(step)
+}
+
+/// The part of [`STEP_FILE`] that is read.
+#[derive(Deserialize)]
+struct StepMetadata {
+    init_timestamp_nsecs: Option<u64>,
+    commit_timestamp_nsecs: Option<u64>,
+}
+
+/// Refuses a folder whose save has not ended.
+fn refuse_uncommitted(dir: &Path, names: &[String]) -> Result<(), Error> {
+    let incomplete = |sign: &str| {
+        let reason =
+            format!("its save was not committed ({sign}), so arrays may be incomplete; use another step");
+        Err(Error::malformed(dir, reason))
+    };
+    if is_uncommitted(dir) {
+        return incomplete("its name is that of a save in progress");
+    }
+    if names.iter().any(|name| name.starts_with(PROCESS)) && !names.iter().any(|name| name == MANIFEST) {
+        return incomplete(&format!("what its processes wrote was not merged, as there is no {MANIFEST}"));
+    }
+    if names.iter().any(|name| name == STEP_FILE) {
+        let path = dir.join(STEP_FILE);
+        let text = read_small(&path)?;
+        let times: StepMetadata = serde_json::from_slice(&text).map_err(|error| {
+            Error::malformed(&path, format!("it cannot be read: {error}; fetch it again"))
+        })?;
+        if times.init_timestamp_nsecs.is_some() && times.commit_timestamp_nsecs.is_none() {
+            return incomplete(&format!("its {STEP_FILE} has no time of a commit"));
+        }
+    }
+    Ok(())
+}
+
+fn read_small(path: &Path) -> Result<Vec<u8>, Error> {
+    let text = Files::anywhere().read_small(path, METADATA_BYTES_MAX)?;
+    text.ok_or_else(|| Error::unsupported(path, format!("it has more than {METADATA_BYTES_MAX} bytes")))
+}
+
+fn open_item(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
+    let path: PathBuf = dir.join(METADATA_FILE);
+    if !names.iter().any(|name| name == METADATA_FILE) {
+        let reason = format!("its {METADATA_FILE} is missing, which lists what it holds; fetch it");
+        return Err(Error::malformed(dir, reason));
+    }
+    let in_metadata = |fault: Fault| fault.in_file(&path);
+    let metadata = TreeMetadata::parse(&read_small(&path)?).map_err(in_metadata)?;
+    let has_manifest = names.iter().any(|name| name == MANIFEST);
+    if metadata.is_ocdbt == Some(true) && !has_manifest {
+        return Err(Error::malformed(
+            dir,
+            format!("its {MANIFEST} is missing, which leads to all arrays; fetch it"),
+        ));
+    }
+    let mut store = Store::open(dir, has_manifest)?;
+    store.plain_source(&path.clone().into())?;
+    let is_text = |kind: &Kind| *kind == Kind::Text;
+    let texts = match metadata.leaves.iter().any(|leaf| is_text(&leaf.kind)) {
+        true => tree::Texts::read(dir, &mut store)?,
+        false => tree::Texts::default(),
+    };
+    let layout = if has_manifest { "OCDBT" } else { "folders" };
+    let version = if metadata.is_zarr3 { 3 } else { 2 };
+    let processes = names.iter().filter(|name| name.starts_with(PROCESS)).count();
+    let mut checkpoint = Checkpoint {
+        path: dir.to_owned(),
+        format: format!("Orbax, {layout}, zarr {version}"),
+        world_size: (processes > 0).then_some(processes),
+        ..Checkpoint::default()
+    };
+    for leaf in metadata.leaves {
+        let (name, path) = (join(&leaf.path), leaf.path);
+        let value = match leaf.kind {
+            Kind::Array => {
+                let array = store.array(&name, metadata.is_zarr3)?;
+                let chunks = grid::chunks(&mut store, &name, &array)?;
+                let tensor =
+                    Tensor { path, role: Role::Model, dtype: array.dtype, shape: array.shape, chunks };
+                put_tensor(&mut checkpoint, tensor).map_err(in_metadata)?;
+                continue;
+            }
+            Kind::Text => texts.get(&name).map_err(in_metadata)?,
+            Kind::Value(value) => value,
+        };
+        expect_free(&checkpoint, &name).map_err(in_metadata)?;
+        checkpoint.values.insert(name, Object { path, role: Role::Other, value });
+    }
+    if store.left() > 0 {
+        checkpoint.notes.push(format!("{} keys of its store belong to no listed array", store.left()));
+    }
+    (checkpoint.sources, checkpoint.protections) = (store.sources, store.protections);
+    checkpoint.assign_roles();
+    Ok(checkpoint)
+}
+
+#[cfg(test)]
+mod tests;

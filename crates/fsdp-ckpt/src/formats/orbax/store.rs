@@ -1,0 +1,173 @@
+//! Where Orbax keeps the parts of arrays: under keys of an OCDBT store, or in files of these names.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{
+    ocdbt::{Stored, Tree},
+    zarr::Array,
+};
+use crate::{
+    checkpoint::{Protection, Source, len_bytes},
+    error::{Error, Fault},
+    file_io::{Files, PathFile, is_plain_name},
+};
+
+/// Maximum length of the metadata of an array.
+const METADATA_BYTES_MAX: u64 = 1 << 20;
+
+/// The parts of all arrays of a checkpoint.
+pub(super) struct Store {
+    dir: PathBuf,
+    /// The keys of a store; `None` if keys are names of files.
+    tree: Option<BTreeMap<String, Stored>>,
+    pub(super) sources: Vec<Source>,
+    pub(super) protections: Vec<Protection>,
+    plain_sources: BTreeMap<Arc<Path>, usize>,
+}
+
+impl Stored {
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Stored::Inline(_, bytes) => bytes.len() as u64,
+            Stored::InFile(_, range) => range.end - range.start,
+        }
+    }
+
+    /// A part of the value; `None` if it is not inside.
+    pub(super) fn part(&self, range: Range<u64>) -> Option<Stored> {
+        (range.start <= range.end && range.end <= self.len()).then(|| match self {
+            Stored::Inline(path, bytes) => {
+                Stored::Inline(path.clone(), bytes[range.start as usize..range.end as usize].into())
+            }
+            Stored::InFile(path, whole) => {
+                Stored::InFile(path.clone(), whole.start + range.start..whole.start + range.end)
+            }
+        })
+    }
+
+    /// Reads the value, whose length the caller has limited.
+    pub(super) fn read(&self) -> Result<Vec<u8>, Error> {
+        match self {
+            Stored::Inline(_, bytes) => Ok(bytes.to_vec()),
+            Stored::InFile(path, range) => {
+                let mut bytes = vec![0; self.len() as usize];
+                PathFile::open(path)?.0.read_exact_at(&mut bytes, range.start)?;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+impl Store {
+    /// The store in a directory.
+    pub(super) fn open(dir: &Path, is_ocdbt: bool) -> Result<Store, Error> {
+        let tree = if is_ocdbt { Some(Tree::read(dir)?) } else { None };
+        let plain_sources = BTreeMap::new();
+        Ok(match tree {
+            None => Store {
+                dir: dir.to_owned(),
+                tree: None,
+                sources: Vec::new(),
+                protections: Vec::new(),
+                plain_sources,
+            },
+            Some(Tree { values, sources, protections, .. }) => {
+                Store { dir: dir.to_owned(), tree: Some(values), sources, protections, plain_sources }
+            }
+        })
+    }
+
+    /// A fault in what the checkpoint says about an array.
+    pub(super) fn fault(&self, fault: Fault) -> Error {
+        fault.in_file(&self.dir)
+    }
+
+    pub(super) fn missing(&self, key: &str) -> Error {
+        let cause = "the save was not completed, a file was lost, or it is of a version that leaves out chunks of zeros";
+        self.fault(Fault::new(format!(
+            "`{key}` is not stored, or not all of it: {cause}; fetch or save it again"
+        )))
+    }
+
+    /// Takes the value of a key, which no other array has.
+    pub(super) fn find(&mut self, key: &str) -> Result<Option<Stored>, Error> {
+        if let Some(tree) = &mut self.tree {
+            return Ok(tree.remove(key));
+        }
+        if !key.split('/').all(is_plain_name) {
+            return Err(self.fault(Fault::new(format!("`{key}` is not a path below its folder"))));
+        }
+        let path = self.dir.join(key);
+        let found = Files::anywhere().metadata_if_there(&path)?;
+        Ok(found.map(|found| Stored::InFile(path.into(), 0..found.len)))
+    }
+
+    /// Number of keys that were not taken.
+    pub(super) fn left(&self) -> usize {
+        self.tree.as_ref().map_or(0, BTreeMap::len)
+    }
+
+    /// Reads the metadata of an array whose keys begin with `prefix`.
+    pub(super) fn array(&mut self, prefix: &str, is_zarr3: bool) -> Result<Array, Error> {
+        let key = format!("{prefix}/{}", if is_zarr3 { "zarr.json" } else { ".zarray" });
+        let stored = self.find(&key)?.ok_or_else(|| self.missing(&key))?;
+        if stored.len() > METADATA_BYTES_MAX {
+            let reason = format!("`{key}` has more than {METADATA_BYTES_MAX} bytes");
+            return Err(self.fault(Fault::unsupported(reason)));
+        }
+        let text = stored.read()?;
+        if let Stored::InFile(path, _) = &stored {
+            self.plain_source(path)?;
+        }
+        let array = if is_zarr3 { Array::of_zarr3(&text) } else { Array::of_zarr2(&text) };
+        array.map_err(|fault| self.fault(fault.of_part(&format!("`{key}`: "), 0)))
+    }
+
+    /// The source of a whole file.
+    pub(super) fn plain_source(&mut self, path: &Arc<Path>) -> Result<usize, Error> {
+        if let Some(&source) = self.plain_sources.get(path) {
+            return Ok(source);
+        }
+        let (_, len) = PathFile::open(path)?;
+        self.sources.push(Source::File { path: path.to_path_buf(), len });
+        self.plain_sources.insert(path.clone(), self.sources.len() - 1);
+        Ok(self.sources.len() - 1)
+    }
+
+    /// Adds the source of a stored chunk of these sizes; returns it, and where in it the chunk begins.
+    pub(super) fn add_source(
+        &mut self,
+        key: &str,
+        stored: &Stored,
+        array: &Array,
+        sizes: &[u64],
+    ) -> Result<(usize, u64), Error> {
+        let len = len_bytes(sizes, array.dtype.size_bytes()).expect("sizes of chunks were checked");
+        if !array.is_zstd && stored.len() != len {
+            let reason =
+                format!("`{key}` has a chunk of {} bytes, expected {len}; save it again", stored.len());
+            return Err(self.fault(Fault::new(reason)));
+        }
+        let source = match (stored, array.is_zstd) {
+            (Stored::InFile(path, range), false) => return Ok((self.plain_source(path)?, range.start)),
+            (Stored::InFile(path, range), true) => {
+                Source::Zstd { path: path.to_path_buf(), range: range.clone(), decoded_len_max: len }
+            }
+            (Stored::Inline(path, bytes), is_zstd) => {
+                let failed =
+                    |cause| Error::malformed(&**path, format!("`{key}` cannot be compressed: {cause}"));
+                // Bytes that are plain become a stream, so that there is one kind of source in metadata.
+                let plain = || zstd::bulk::compress(bytes, 1).map(Arc::from).map_err(failed);
+                let stream = if is_zstd { bytes.clone() } else { plain()? };
+                Source::Inline { path: path.to_path_buf(), key: key.to_owned(), stream, decoded_len_max: len }
+            }
+        };
+        self.sources.push(source);
+        Ok((self.sources.len() - 1, 0))
+    }
+}
