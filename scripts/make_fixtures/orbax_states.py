@@ -3,8 +3,8 @@
 usage: python orbax_states.py      (orbax-checkpoint 0.12.8, jax 0.10.2, flax 0.12.8, optax 0.2.8, tensorstore 0.1.86)
 
 `orbax/` has one training state in several layouts, its arrays sharded over a mesh of 2 x 2 devices of a CPU, and
-`expected.safetensors`, which has what the state held. `edges/` is written by tensorstore alone: chunks that reach beyond
-their arrays, and a tree of several levels.
+`expected.safetensors`, which has what the state held. `two_processes/` was saved by two of them. `edges_*` are written by
+tensorstore alone: chunks that reach beyond their arrays, and a tree of several levels.
 """
 
 import json
@@ -16,7 +16,8 @@ import subprocess
 import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+if "process" not in sys.argv:
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 FIXTURES = pathlib.Path(__file__).resolve().parents[2] / "crates/fsdp-ckpt/tests/fixtures"
 # Orbax writes the path into `commit_success.txt`, so it is the same everywhere.
 FOLDER = pathlib.Path("/tmp/orbax")
-MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("fsdp", "tensor"))
 NAMES = {
     "float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "int32": "I32",
     "int64": "I64", "uint32": "U32", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -52,7 +52,8 @@ def save_expected(path, tree):
 
 
 def sharded(array, *axes):
-    return jax.device_put(array, NamedSharding(MESH, PartitionSpec(*axes)))
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("fsdp", "tensor"))
+    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
 def training_state():
@@ -158,14 +159,33 @@ def save_uncommitted():
         manager.save(2, args=ocp.args.StandardSave({"params": {"w": jnp.arange(6.0)}}))
 
 
+def save_as_process(number):
+    """One of two processes with two devices each."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize("localhost:29471", num_processes=2, process_id=number)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("fsdp", "tensor"))
+    rng, wholes, tree = np.random.default_rng(5), {}, {}
+    for name, shape, axes in [("a", (64, 40), ("fsdp", "tensor")), ("b", (6, 4), ("tensor",)), ("c", (5,), ())]:
+        whole = wholes[name] = rng.normal(size=shape).astype(np.float32)
+        tree[name] = jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec(*axes)), whole.__getitem__)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(FOLDER / "two_processes", {"params": tree})
+    if number == 0:
+        save_expected(FOLDER / "two_processes.safetensors", {"params": wholes})
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["uncommitted"]:
         save_uncommitted()
+    elif sys.argv[1:2] == ["process"]:
+        save_as_process(int(sys.argv[2]))
     else:
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir()
         save_layouts(training_state())
         save_edges()
         subprocess.run([sys.executable, __file__, "uncommitted"], check=True)
+        processes = [subprocess.Popen([sys.executable, __file__, "process", str(number)]) for number in range(2)]
+        assert [process.wait() for process in processes] == [0, 0]
         shutil.rmtree(FIXTURES / FOLDER.name, ignore_errors=True)
         shutil.move(FOLDER, FIXTURES)

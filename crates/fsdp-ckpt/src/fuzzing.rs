@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::{
     bytes::{Memory, Section},
     digest::DigestKind,
+    formats::orbax,
     native::Manifest,
     pickle::{self, Budget},
     torch,
@@ -34,6 +35,11 @@ pub fn zip(bytes: &[u8]) {
     }
     let _ = torch::open(section);
     let _ = torch::open_beginning(section, len);
+}
+
+/// Reads the metadata of an Orbax checkpoint: the tree, an array, or the decoded body of a manifest or node of OCDBT.
+pub fn orbax(bytes: &[u8]) {
+    orbax::parse_all(bytes);
 }
 
 /// Reads a manifest: the bytes as they are, and with a corrected digest, which lets the parser get further.
@@ -88,6 +94,13 @@ mod tests {
             // A whole file is also the beginning of a file; it leaves no storage open.
             assert_eq!(torch::open_beginning(section, len).unwrap().root, whole.root);
         }
+    }
+
+    #[test]
+    fn orbax_seeds_parse() {
+        let seeds = seeds("orbax");
+        assert!(seeds.len() > 4);
+        seeds.iter().for_each(|bytes| assert_eq!(orbax::parse_all(bytes), 1));
     }
 
     #[test]

@@ -33,6 +33,7 @@ use crate::{
 use ocdbt::MANIFEST;
 use store::Store;
 use tree::{Kind, METADATA_BYTES_MAX, TreeMetadata};
+use zarr::Array;
 
 /// The list of the leaves of an item.
 pub(super) const METADATA_FILE: &str = "_METADATA";
@@ -200,6 +201,13 @@ fn open_item(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
     (checkpoint.sources, checkpoint.protections) = (store.sources, store.protections);
     checkpoint.assign_roles();
     Ok(checkpoint)
+}
+
+/// Parses bytes as each kind of metadata, for fuzzing. Returns how many kinds they are.
+pub(crate) fn parse_all(bytes: &[u8]) -> usize {
+    let is_tree = TreeMetadata::parse(bytes).is_ok();
+    let is_array = [Array::of_zarr2(bytes), Array::of_zarr3(bytes)].iter().any(Result::is_ok);
+    [is_tree, is_array, ocdbt::parse(bytes)].into_iter().filter(|is_one| *is_one).count()
 }
 
 #[cfg(test)]

@@ -245,3 +245,13 @@ fn lost_files_are_named() {
     let error = formats::open(&path).unwrap_err().to_string();
     assert!(error.contains(&relative.display().to_string()), "{error}");
 }
+
+#[test]
+fn saves_of_several_processes_are_read_as_one() {
+    let checkpoint = open("two_processes");
+    assert_equals_safetensors(&checkpoint, &fixture("orbax/two_processes.safetensors"), "");
+    assert_eq!(checkpoint.world_size, Some(2));
+    let process = |source: &Source| source.path().to_string_lossy().contains("ocdbt.process_1");
+    assert!(checkpoint.sources.iter().any(process));
+    assert!(verified(&checkpoint).is_sound());
+}

@@ -179,6 +179,12 @@ impl Tree {
     }
 }
 
+/// Whether bytes are the decoded body of a manifest or node, for fuzzing.
+pub(super) fn parse(body: &[u8]) -> bool {
+    let entries = || Input { bytes: body.get(1..).unwrap_or_default() };
+    newest(body).is_ok() || leaf(entries(), "").is_ok() || children(entries(), "").is_ok()
+}
+
 /// A node that was read.
 struct Node {
     path: Arc<Path>,
