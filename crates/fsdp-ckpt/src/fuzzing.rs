@@ -68,6 +68,8 @@ fn manifest_with_digest(bytes: &[u8]) -> Option<Manifest> {
 mod tests {
     use std::{fs, path::PathBuf};
 
+    use proptest::prelude::*;
+
     use super::*;
 
     /// The seeds of a fuzz target.
@@ -101,6 +103,24 @@ mod tests {
         let seeds = seeds("orbax");
         assert!(seeds.len() > 4);
         seeds.iter().for_each(|bytes| assert_eq!(orbax::parse_all(bytes), 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn changed_orbax_seeds_are_refused_or_read(
+            seed in any::<prop::sample::Index>(),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+            end in any::<prop::sample::Index>(),
+        ) {
+            let mut seeds = seeds("orbax");
+            let mut bytes = seeds.swap_remove(seed.index(seeds.len()));
+            let len = bytes.len();
+            changes.iter().for_each(|(at, byte)| bytes[at.index(len)] = *byte);
+            super::orbax(&bytes);
+            super::orbax(&bytes[..end.index(len)]);
+        }
     }
 
     #[test]

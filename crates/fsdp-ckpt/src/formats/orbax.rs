@@ -28,7 +28,10 @@ use crate::{
     checkpoint::{Checkpoint, Key, Object, Role, Tensor, join},
     error::{Error, Fault},
     file_io::Files,
-    formats::optimizer::{expect_free, put_tensor},
+    formats::{
+        optimizer::{expect_free, put_tensor},
+        rank_fault::part_of_directory,
+    },
 };
 use ocdbt::MANIFEST;
 use store::Store;
@@ -41,11 +44,14 @@ pub(super) const METADATA_FILE: &str = "_METADATA";
 /// The times of a save.
 const STEP_FILE: &str = "_CHECKPOINT_METADATA";
 
+/// A file that recent versions write last.
+const COMMITTED: &str = "commit_success.txt";
+
 /// What the names of folders contain until a save is complete.
 pub(super) const UNCOMMITTED: &str = ".orbax-checkpoint-tmp";
 
 /// Prefix of the folders that processes write before they are merged.
-const PROCESS: &str = "ocdbt.process_";
+pub(super) const PROCESS: &str = "ocdbt.process_";
 
 /// Names of items, by which a step of a version without [`STEP_FILE`] is recognized.
 const ITEMS: [&str; 4] = ["default", "state", "items", "params"];
@@ -57,8 +63,10 @@ pub(super) fn is_part(name: &str) -> bool {
 
 /// Whether a directory with these names is an item, or a step with items.
 pub(super) fn is_at(dir: &Path, names: &[String]) -> bool {
-    let is_item = |name: &str| Files::anywhere().exists(&dir.join(name).join(METADATA_FILE));
-    names.iter().any(|name| is_part(name)) || is_uncommitted(dir) || ITEMS.into_iter().any(is_item)
+    let is_item = |name: &String| {
+        ITEMS.contains(&&name[..]) && Files::anywhere().exists(&dir.join(name).join(METADATA_FILE))
+    };
+    names.iter().any(|name| is_part(name) || is_item(name)) || is_uncommitted(dir)
 }
 
 fn is_uncommitted(dir: &Path) -> bool {
@@ -72,11 +80,20 @@ fn is_uncommitted(dir: &Path) -> bool {
 pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     let names = Files::anywhere().list(dir)?;
     refuse_uncommitted(dir, &names)?;
-    if names.iter().any(|name| [METADATA_FILE, MANIFEST].contains(&&name[..])) {
-        return open_item(dir, &names);
+    let is_item = names.iter().any(|name| [METADATA_FILE, MANIFEST].contains(&&name[..]));
+    let mut checkpoint = if is_item { open_item(dir, &names)? } else { open_step(dir, &names)? };
+    if !names.iter().any(|name| [STEP_FILE, COMMITTED].contains(&&name[..])) {
+        let unknown =
+            format!("a save that did not end: neither {COMMITTED} nor the time of a commit is there");
+        checkpoint.limits.push(unknown);
     }
+    Ok(checkpoint)
+}
+
+/// Joins the items of a step that are trees of arrays.
+fn open_step(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
     let mut items = Vec::new();
-    for name in &names {
+    for name in names {
         let item = dir.join(name);
         if Files::anywhere().is_directory(&item) {
             let held = Files::anywhere().list(&item)?;
@@ -95,7 +112,9 @@ pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
         Some((_, only)) if items.is_empty() => only,
         Some(last) => {
             items.push(last);
-            let mut step = Checkpoint { format: items[0].1.format.clone(), ..Checkpoint::default() };
+            let world_size = items.iter().filter_map(|(_, item)| item.world_size).max();
+            let format = items[0].1.format.clone();
+            let mut step = Checkpoint { format, world_size, ..Checkpoint::default() };
             for (name, item) in items {
                 step.join(item, &[Key::Name(name.clone())], None)?;
             }
@@ -149,6 +168,10 @@ fn read_small(path: &Path) -> Result<Vec<u8>, Error> {
 
 fn open_item(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
     let path: PathBuf = dir.join(METADATA_FILE);
+    let is_of_process = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(PROCESS);
+    if let (true, Some(item)) = (dir.file_name().is_some_and(is_of_process), dir.parent()) {
+        return Err(part_of_directory(dir, item));
+    }
     if !names.iter().any(|name| name == METADATA_FILE) {
         let reason = format!("its {METADATA_FILE} is missing, which lists what it holds; fetch it");
         return Err(Error::malformed(dir, reason));

@@ -14,7 +14,7 @@ use fsdp_ckpt::{
     formats,
     safetensors::SafetensorsReader,
     transfer::{NoProgress, Options},
-    verify::{Verification, verify},
+    verify::{Verification, verify, verify_all},
 };
 
 use crate::{assert_equals_safetensors, bytes_of, fixture};
@@ -55,7 +55,7 @@ fn trees_in_all_layouts_equal_what_was_saved() {
         let checkpoint = open(name);
         assert_eq!(checkpoint.format, format);
         assert_expected(&checkpoint, "");
-        assert_eq!(checkpoint.notes, [""; 0]);
+        assert_eq!((&checkpoint.notes[..], &checkpoint.limits[..]), (&[][..], &[][..]));
         assert_eq!(checkpoint.values["name"].value, Value::Str("tiny".to_owned()));
         let kernel = &checkpoint.tensors["params.layers.1.kernel"];
         let name = |text: &str| Key::Name(text.to_owned());
@@ -102,6 +102,7 @@ fn chunks_beyond_the_ends_of_arrays_are_cut() {
         let checkpoint = open(name);
         assert_equals_safetensors(&checkpoint, &fixture("orbax/edges.safetensors"), "");
         assert!(verified(&checkpoint).is_sound());
+        assert!(checkpoint.limits[0].contains("a save that did not end"), "{:?}", checkpoint.limits);
     }
 }
 
@@ -254,4 +255,15 @@ fn saves_of_several_processes_are_read_as_one() {
     let process = |source: &Source| source.path().to_string_lossy().contains("ocdbt.process_1");
     assert!(checkpoint.sources.iter().any(process));
     assert!(verified(&checkpoint).is_sound());
+    let error = formats::open(fixture("orbax/two_processes/ocdbt.process_1")).unwrap_err().to_string();
+    assert!(error.contains("part of"), "{error}");
+    // The values of a process may all be in the root's store.
+    let dir = tempfile::tempdir().unwrap();
+    copy(&fixture("orbax/two_processes"), dir.path());
+    fs::create_dir(dir.path().join("ocdbt.process_2")).unwrap();
+    fs::copy(dir.path().join("manifest.ocdbt"), dir.path().join("ocdbt.process_2/manifest.ocdbt")).unwrap();
+    let checkpoint = formats::open(dir.path()).unwrap();
+    let found = verify_all(&checkpoint, &Options::new(&NoProgress, &AtomicBool::new(false))).unwrap();
+    assert!(found.is_sound(), "{:?}", found.problems);
+    assert!(found.unread.iter().any(|unread| unread.path.ends_with("ocdbt.process_2")));
 }

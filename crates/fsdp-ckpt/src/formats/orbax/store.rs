@@ -20,6 +20,9 @@ use crate::{
 /// Maximum length of the metadata of an array.
 const METADATA_BYTES_MAX: u64 = 1 << 20;
 
+/// The largest ratio of lengths in zstd, as a power of two: a block of 4 bytes decodes to 128 KiB at most.
+const ZSTD_RATIO_LOG: u32 = 15;
+
 /// The parts of all arrays of a checkpoint.
 pub(super) struct Store {
     dir: PathBuf,
@@ -148,6 +151,11 @@ impl Store {
         sizes: &[u64],
     ) -> Result<(usize, u64), Error> {
         let len = len_bytes(sizes, array.dtype.size_bytes()).expect("sizes of chunks were checked");
+        if array.is_zstd && len >> ZSTD_RATIO_LOG > stored.len() {
+            let reason =
+                format!("`{key}` has {} bytes, which cannot decode to {len}; save it again", stored.len());
+            return Err(self.fault(Fault::new(reason)));
+        }
         if !array.is_zstd && stored.len() != len {
             let reason =
                 format!("`{key}` has a chunk of {} bytes, expected {len}; save it again", stored.len());
