@@ -3,8 +3,8 @@
 usage: python orbax_states.py      (orbax-checkpoint 0.12.8, jax 0.10.2, flax 0.12.8, optax 0.2.8, tensorstore 0.1.86)
 
 `orbax/` has one training state in several layouts, its arrays sharded over a mesh of 2 x 2 devices of a CPU, and
-`expected.safetensors`, which has what the state held. `two_processes/` was saved by two of them. `edges_*` are written by
-tensorstore alone: chunks that reach beyond their arrays, and a tree of several levels.
+`expected.safetensors`, which has what the state held. `two_processes/` was saved by two of them. `edges_*` and
+`zeros/` are written by tensorstore alone: chunks that reach beyond their arrays or are not stored, and trees of several levels.
 """
 
 import json
@@ -109,42 +109,55 @@ def save_layouts(state):
     save_expected(FOLDER / "expected.safetensors", state)
 
 
+def save_arrays(folder, arrays, version, chunks, shards, stores_zeros=True):
+    """Arrays in a tree of several levels, by TensorStore, with metadata in Orbax's form."""
+    config = {"max_decoded_node_bytes": 400, "max_inline_value_bytes": 40}
+    for name, array in arrays.items():
+        base = {"driver": "ocdbt", "base": f"file://{folder}/", "path": f"params.{name}/", "config": config}
+        if version == 2:
+            zstd = {"id": "zstd", "level": 1}
+            metadata = {"chunks": chunks[name], "compressor": zstd, "dimension_separator": "."}
+        else:
+            codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}]
+            inner = {"chunk_shape": chunks[name], "codecs": codecs}
+            grid = {"name": "regular", "configuration": {"chunk_shape": shards[name]}}
+            metadata = {"chunk_grid": grid, "codecs": [{"name": "sharding_indexed", "configuration": inner}]}
+        spec = {"driver": "zarr" if version == 2 else "zarr3", "kvstore": base, "metadata": metadata}
+        spec["store_data_equal_to_fill_value"] = stores_zeros
+        store = ts.open(spec, create=True, dtype=array.dtype.name, shape=array.shape).result()
+        store.write(array).result()
+    entries = {
+        f"('params', '{name}')": {
+            "key_metadata": [{"key": "params", "key_type": 2}, {"key": name, "key_type": 2}],
+            "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+        }
+        for name in arrays
+    }
+    text = {"tree_metadata": entries, "use_ocdbt": True, "use_zarr3": version == 3}
+    if stores_zeros:
+        text["store_array_data_equal_to_fill_value"] = True
+    (folder / "_METADATA").write_text(json.dumps(text))
+
+
 def save_edges():
-    """Arrays whose last chunks reach beyond them, in trees of several levels, with metadata in Orbax's form."""
+    """Arrays whose last chunks reach beyond them."""
     rng = np.random.default_rng(3)
-    tree = {"params": {"a": rng.normal(size=(7, 10)).astype("f4"), "b": rng.normal(size=(5, 3, 4)).astype("f2"),
-                       "c": rng.integers(-99, 99, size=11).astype("i4")}}  # fmt: skip
+    arrays = {"a": rng.normal(size=(7, 10)).astype("f4"), "b": rng.normal(size=(5, 3, 4)).astype("f2"),
+              "c": rng.integers(-99, 99, size=11).astype("i4")}  # fmt: skip
     chunks = {"a": [3, 4], "b": [2, 2, 3], "c": [4]}
     shards = {"a": [6, 8], "b": [4, 2, 6], "c": [8]}
     for version in [2, 3]:
-        folder = FOLDER / f"edges_zarr{version}"
-        config = {"max_decoded_node_bytes": 400, "max_inline_value_bytes": 40}
-        for name, array in tree["params"].items():
-            base = {"driver": "ocdbt", "base": f"file://{folder}/", "path": f"params.{name}/", "config": config}
-            if version == 2:
-                zstd = {"id": "zstd", "level": 1}
-                metadata = {"chunks": chunks[name], "compressor": zstd, "dimension_separator": "."}
-            else:
-                codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}]
-                inner = {"chunk_shape": chunks[name], "codecs": codecs}
-                grid = {"name": "regular", "configuration": {"chunk_shape": shards[name]}}
-                metadata = {"chunk_grid": grid, "codecs": [{"name": "sharding_indexed", "configuration": inner}]}
-            spec = {"driver": "zarr" if version == 2 else "zarr3", "kvstore": base, "metadata": metadata}
-            spec["store_data_equal_to_fill_value"] = True
-            store = ts.open(spec, create=True, dtype=array.dtype.name, shape=array.shape).result()
-            store.write(array).result()
-        key = [{"key": "params", "key_type": 2}]
-        entries = {
-            f"('params', '{name}')": {
-                "key_metadata": [*key, {"key": name, "key_type": 2}],
-                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
-            }
-            for name in chunks
-        }
-        text = {"tree_metadata": entries, "use_ocdbt": True, "use_zarr3": version == 3}
-        text["store_array_data_equal_to_fill_value"] = True
-        (folder / "_METADATA").write_text(json.dumps(text))
-    save_expected(FOLDER / "edges.safetensors", tree)
+        save_arrays(FOLDER / f"edges_zarr{version}", arrays, version, chunks, shards)
+    save_expected(FOLDER / "edges.safetensors", {"params": arrays})
+
+
+def save_zeros():
+    """Arrays of whose chunks and shards some are not stored, as Orbax did until `store_array_data_equal_to_fill_value`."""
+    arrays = {"a": np.zeros((8, 8), "f4"), "b": np.zeros(9, "i4")}
+    arrays["a"][5, 1:7] = 1.5
+    chunks, shards = {"a": [2, 2], "b": [3]}, {"a": [4, 4], "b": [9]}
+    save_arrays(FOLDER / "zeros", arrays, 3, chunks, shards, stores_zeros=False)
+    save_expected(FOLDER / "zeros.safetensors", {"params": arrays})
 
 
 def save_uncommitted():
@@ -184,6 +197,7 @@ if __name__ == "__main__":
         FOLDER.mkdir()
         save_layouts(training_state())
         save_edges()
+        save_zeros()
         subprocess.run([sys.executable, __file__, "uncommitted"], check=True)
         processes = [subprocess.Popen([sys.executable, __file__, "process", str(number)]) for number in range(2)]
         assert [process.wait() for process in processes] == [0, 0]

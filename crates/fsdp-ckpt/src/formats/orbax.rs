@@ -20,7 +20,7 @@ mod store;
 mod tree;
 mod zarr;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 
@@ -170,29 +170,34 @@ fn read_small(path: &Path) -> Result<Vec<u8>, Error> {
     text.ok_or_else(|| Error::unsupported(path, format!("it has more than {METADATA_BYTES_MAX} bytes")))
 }
 
+/// Reads the list of the leaves of an item.
+fn read_tree(dir: &Path, names: &[String]) -> Result<TreeMetadata, Error> {
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    let missing = |name: &str, what: &str| {
+        Err(Error::malformed(dir, format!("its {name} is missing, which {what}; fetch it")))
+    };
+    let is_of_process = dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PROCESS));
+    match dir.parent() {
+        Some(item) if is_of_process => return Err(part_of_directory(dir, item)),
+        _ if !has(METADATA_FILE) => return missing(METADATA_FILE, "lists what it holds"),
+        _ => {}
+    }
+    let path = dir.join(METADATA_FILE);
+    let metadata = TreeMetadata::parse(&read_small(&path)?).map_err(|fault| fault.in_file(path))?;
+    match metadata.is_ocdbt == Some(true) && !has(MANIFEST) {
+        true => missing(MANIFEST, "leads to all arrays"),
+        false => Ok(metadata),
+    }
+}
+
 fn open_item(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
-    let path: PathBuf = dir.join(METADATA_FILE);
-    let is_of_process = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with(PROCESS);
-    if let (true, Some(item)) = (dir.file_name().is_some_and(is_of_process), dir.parent()) {
-        return Err(part_of_directory(dir, item));
-    }
-    if !names.iter().any(|name| name == METADATA_FILE) {
-        let reason = format!("its {METADATA_FILE} is missing, which lists what it holds; fetch it");
-        return Err(Error::malformed(dir, reason));
-    }
+    let metadata = read_tree(dir, names)?;
+    let path = dir.join(METADATA_FILE);
     let in_metadata = |fault: Fault| fault.in_file(&path);
-    let metadata = TreeMetadata::parse(&read_small(&path)?).map_err(in_metadata)?;
     let has_manifest = names.iter().any(|name| name == MANIFEST);
-    if metadata.is_ocdbt == Some(true) && !has_manifest {
-        return Err(Error::malformed(
-            dir,
-            format!("its {MANIFEST} is missing, which leads to all arrays; fetch it"),
-        ));
-    }
-    let mut store = Store::open(dir, has_manifest)?;
+    let mut store = Store::open(dir, has_manifest, metadata.has_all_chunks)?;
     store.plain_source(&path.clone().into())?;
-    let is_text = |kind: &Kind| *kind == Kind::Text;
-    let texts = match metadata.leaves.iter().any(|leaf| is_text(&leaf.kind)) {
+    let texts = match metadata.leaves.iter().any(|leaf| leaf.kind == Kind::Text) {
         true => tree::Texts::read(dir, &mut store)?,
         false => tree::Texts::default(),
     };

@@ -108,6 +108,22 @@ fn chunks_beyond_the_ends_of_arrays_are_cut() {
 }
 
 #[test]
+fn chunks_of_zeros_may_be_left_out_of_a_tree() {
+    let checkpoint = open("zeros");
+    assert_equals_safetensors(&checkpoint, &fixture("orbax/zeros.safetensors"), "");
+    assert!(verified(&checkpoint).is_sound());
+    // A version that stores all chunks has lost them.
+    let dir = tempfile::tempdir().unwrap();
+    copy(&fixture("orbax/zeros"), dir.path());
+    let path = dir.path().join("_METADATA");
+    let text = fs::read_to_string(&path).unwrap();
+    let stored = text.replacen('{', "{\"store_array_data_equal_to_fill_value\":true,", 1);
+    fs::write(&path, stored).unwrap();
+    let error = formats::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("`params.a/c/0/0` is not stored"), "{error}");
+}
+
+#[test]
 fn uncommitted_saves_are_refused_as_such() {
     let step = "uncommitted/2.orbax-checkpoint-tmp";
     for name in [step.to_owned(), format!("{step}/default.orbax-checkpoint-tmp")] {

@@ -46,33 +46,48 @@ pub(super) fn chunks(store: &mut Store, prefix: &str, array: &Array) -> Result<V
     let mut found = Vec::new();
     for index in indexes.ok_or_else(|| store.fault(too_many()))? {
         let key = format!("{prefix}/{}", array.key(&index));
-        let stored = store.find(&key)?.ok_or_else(|| store.missing(&key))?;
         let offsets: Vec<u64> = index.iter().zip(&array.chunk).map(|(index, size)| index * size).collect();
-        let Some(inner) = &array.inner else {
+        let stored = store.find(&key)?;
+        let (Some(inner), Some(stored)) = (&array.inner, &stored) else {
             let region =
                 region(&array.shape, &array.chunk, offsets).expect("chunks of the grid begin inside");
-            let source = store.add_source(&key, &stored, array, &array.chunk)?;
-            found.push(chunk(region, source));
+            found.push(chunk(store, &key, stored.as_ref(), array, &array.chunk, region)?);
             continue;
         };
-        let entries = read_index(store, &key, &stored, array, inner)?;
+        let entries = read_index(store, &key, stored, array, inner)?;
         let inner_indexes = self::indexes(&array.chunk, &inner.chunk).expect("as many as there are entries");
         for (inner_index, (start, len)) in inner_indexes.zip(entries) {
             let steps = inner_index.iter().zip(&inner.chunk);
             let begin =
                 offsets.iter().zip(steps).map(|(offset, (index, size))| offset + index * size).collect();
             let Some(region) = region(&array.shape, &inner.chunk, begin) else { continue };
-            let part = start.checked_add(len).filter(|_| (start, len) != (MISSING, MISSING));
-            let part = part.and_then(|end| stored.part(start..end)).ok_or_else(|| store.missing(&key))?;
-            let source = store.add_source(&key, &part, array, &inner.chunk)?;
-            found.push(chunk(region, source));
+            let part = match (start, len) {
+                (MISSING, MISSING) => None,
+                _ => {
+                    let part = start.checked_add(len).and_then(|end| stored.part(start..end));
+                    Some(part.ok_or_else(|| store.missing(&key))?)
+                }
+            };
+            found.push(chunk(store, &key, part.as_ref(), array, &inner.chunk, region)?);
         }
     }
     Ok(found)
 }
 
-fn chunk(region: Region, (source, offset): (usize, u64)) -> Chunk {
-    Chunk { region, source, offset }
+/// A chunk of these sizes whose elements in the array are `region`, with its source.
+fn chunk(
+    store: &mut Store,
+    key: &str,
+    stored: Option<&Stored>,
+    array: &Array,
+    sizes: &[u64],
+    region: Region,
+) -> Result<Chunk, Error> {
+    let (source, offset) = match stored {
+        Some(stored) => store.add_source(key, stored, array, sizes)?,
+        None => store.add_zeros(key, array, sizes)?,
+    };
+    Ok(Chunk { region, source, offset })
 }
 
 /// The index of a chunk that is cut once more: where each of its chunks begins, and its length.

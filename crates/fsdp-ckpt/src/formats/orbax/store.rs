@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    ocdbt::{Stored, Tree},
+    ocdbt::{MANIFEST, Stored, Tree},
     zarr::Array,
 };
 use crate::{
@@ -23,11 +23,32 @@ const METADATA_BYTES_MAX: u64 = 1 << 20;
 /// The largest ratio of lengths in zstd, as a power of two: a block of 4 bytes decodes to 128 KiB at most.
 const ZSTD_RATIO_LOG: u32 = 15;
 
+/// Maximum length of a chunk of zeros that is not stored.
+const ZEROS_BYTES_MAX: u64 = 1 << 36;
+
+/// A zstd stream of zeros: a frame with a window of 128 KiB, and blocks that repeat a byte.
+fn zeros(len: u64) -> Vec<u8> {
+    let mut stream = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 7 << 3];
+    let (mut rest, block_max) = (len, 1 << 17);
+    loop {
+        let block = rest.min(block_max);
+        rest -= block;
+        let header = (block as u32) << 3 | 1 << 1 | u32::from(rest == 0);
+        stream.extend(&header.to_le_bytes()[..3]);
+        stream.push(0);
+        if rest == 0 {
+            return stream;
+        }
+    }
+}
+
 /// The parts of all arrays of a checkpoint.
 pub(super) struct Store {
     dir: PathBuf,
     /// The keys of a store; `None` if keys are names of files.
     tree: Option<BTreeMap<String, Stored>>,
+    /// Whether chunks of zeros may have been left out. Only a tree shows that they were not lost.
+    omits_zeros: bool,
     pub(super) sources: Vec<Source>,
     pub(super) protections: Vec<Protection>,
     plain_sources: BTreeMap<Arc<Path>, usize>,
@@ -68,21 +89,14 @@ impl Stored {
 
 impl Store {
     /// The store in a directory.
-    pub(super) fn open(dir: &Path, is_ocdbt: bool) -> Result<Store, Error> {
+    pub(super) fn open(dir: &Path, is_ocdbt: bool, has_all_chunks: bool) -> Result<Store, Error> {
         let tree = if is_ocdbt { Some(Tree::read(dir)?) } else { None };
-        let plain_sources = BTreeMap::new();
-        Ok(match tree {
-            None => Store {
-                dir: dir.to_owned(),
-                tree: None,
-                sources: Vec::new(),
-                protections: Vec::new(),
-                plain_sources,
-            },
-            Some(Tree { values, sources, protections, .. }) => {
-                Store { dir: dir.to_owned(), tree: Some(values), sources, protections, plain_sources }
-            }
-        })
+        let (values, sources, protections) = match tree {
+            Some(Tree { values, sources, protections, .. }) => (Some(values), sources, protections),
+            None => (None, Vec::new(), Vec::new()),
+        };
+        let (dir, omits_zeros) = (dir.to_owned(), is_ocdbt && !has_all_chunks);
+        Ok(Store { dir, tree: values, omits_zeros, sources, protections, plain_sources: BTreeMap::new() })
     }
 
     /// A fault in what the checkpoint says about an array.
@@ -142,6 +156,22 @@ impl Store {
         Ok(self.sources.len() - 1)
     }
 
+    /// Adds the source of a chunk that is not stored, if it can only be one of zeros.
+    pub(super) fn add_zeros(
+        &mut self,
+        key: &str,
+        array: &Array,
+        sizes: &[u64],
+    ) -> Result<(usize, u64), Error> {
+        let len = len_bytes(sizes, array.dtype.size_bytes()).expect("sizes of chunks were checked");
+        if !self.omits_zeros || !array.is_of_zeros || len > ZEROS_BYTES_MAX {
+            return Err(self.missing(key));
+        }
+        let (path, stream) = (self.dir.join(MANIFEST), zeros(len).into());
+        self.sources.push(Source::Inline { path, key: key.to_owned(), stream, decoded_len_max: len });
+        Ok((self.sources.len() - 1, 0))
+    }
+
     /// Adds the source of a stored chunk of these sizes; returns it, and where in it the chunk begins.
     pub(super) fn add_source(
         &mut self,
@@ -177,5 +207,17 @@ impl Store {
         };
         self.sources.push(source);
         Ok((self.sources.len() - 1, 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_of_zeros_have_every_length() {
+        for len in [0, 1, 5, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, 1_000_000] {
+            assert_eq!(zstd::decode_all(&zeros(len)[..]).unwrap(), vec![0; len as usize]);
+        }
     }
 }

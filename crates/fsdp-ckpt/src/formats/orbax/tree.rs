@@ -40,6 +40,8 @@ pub(super) struct TreeMetadata {
     /// Whether arrays are in an OCDBT store, if it is said.
     pub(super) is_ocdbt: Option<bool>,
     pub(super) is_zarr3: bool,
+    /// Whether all chunks are stored; older versions leave out those of zeros.
+    pub(super) has_all_chunks: bool,
 }
 
 #[derive(Deserialize)]
@@ -48,6 +50,8 @@ struct File {
     use_ocdbt: Option<bool>,
     #[serde(default)]
     use_zarr3: bool,
+    #[serde(default)]
+    store_array_data_equal_to_fill_value: bool,
 }
 
 #[derive(Deserialize)]
@@ -97,7 +101,12 @@ impl TreeMetadata {
             }
         });
         let leaves = leaves.collect::<Result<Vec<_>, _>>()?;
-        Ok(TreeMetadata { leaves, is_ocdbt: file.use_ocdbt, is_zarr3: file.use_zarr3 })
+        Ok(TreeMetadata {
+            leaves,
+            is_ocdbt: file.use_ocdbt,
+            is_zarr3: file.use_zarr3,
+            has_all_chunks: file.store_array_data_equal_to_fill_value,
+        })
     }
 }
 

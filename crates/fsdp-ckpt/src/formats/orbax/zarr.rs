@@ -27,6 +27,8 @@ pub(super) struct Array {
     /// The chunks inside of each chunk, if it is cut once more.
     pub(super) inner: Option<Inner>,
     pub(super) is_zstd: bool,
+    /// Whether a chunk that is not stored has zeros.
+    pub(super) is_of_zeros: bool,
     keys: Keys,
 }
 
@@ -78,8 +80,7 @@ struct Zarr3 {
     chunk_grid: Part,
     chunk_key_encoding: Part,
     codecs: Vec<Part>,
-    #[serde(rename = "fill_value")]
-    _fill_value: Json,
+    fill_value: Json,
     #[serde(default, rename = "attributes")]
     _attributes: Json,
     #[serde(default, rename = "dimension_names")]
@@ -120,7 +121,8 @@ impl Array {
         let dtype = numpy_type(&dtype).ok_or_else(|| unsupported("dtype", &dtype, "one of a tensor"))?;
         let keys = Keys::Plain(separator(zarr.dimension_separator.unwrap_or('.'))?);
         let is_zstd = zarr.compressor.is_some();
-        Array { dtype, shape: zarr.shape, chunk: zarr.chunks, inner: None, is_zstd, keys }.checked()
+        Array { dtype, shape: zarr.shape, chunk: zarr.chunks, inner: None, is_zstd, is_of_zeros: false, keys }
+            .checked()
     }
 
     /// Parses a `zarr.json`.
@@ -132,6 +134,8 @@ impl Array {
         let name = text_of(&zarr.data_type);
         let dtype = TensorType::all().find(|ty| ty.torch_name() == Some(&name[..]));
         let dtype = dtype.ok_or_else(|| unsupported("data_type", &name, "one of a tensor"))?;
+        let fill = zarr.fill_value;
+        let is_of_zeros = fill.as_f64().map(f64::to_bits) == Some(0) || fill == Json::Bool(false);
         let chunk = dims(&zarr.chunk_grid.configuration["chunk_shape"])?;
         let encoding = &zarr.chunk_key_encoding;
         expect("chunk_key_encoding", &encoding.name, &["default", "v2"])?;
@@ -168,7 +172,7 @@ impl Array {
             }
             codecs => (None, is_zstd(codecs, dtype)?),
         };
-        Array { dtype, shape: zarr.shape, chunk, inner, is_zstd, keys }.checked()
+        Array { dtype, shape: zarr.shape, chunk, inner, is_zstd, is_of_zeros, keys }.checked()
     }
 
     /// Checks that shape and chunks fit each other and can be counted.
