@@ -1,6 +1,6 @@
 """Checkpoints of Orbax, as JAX, Flax and MaxText save them.
 
-usage: python orbax_states.py      (orbax-checkpoint 0.12.8, jax 0.10.2, flax 0.12.8, optax 0.2.8, tensorstore 0.1.86)
+usage: python orbax_states.py      (orbax-checkpoint 0.12.8, jax 0.10.2, optax 0.2.8, tensorstore 0.1.86)
 
 `orbax/` has one training state in several layouts, its arrays sharded over a mesh of 2 x 2 devices of a CPU, and
 `expected.safetensors`, which has what the state held. `two_processes/` was saved by two of them. `edges_*` and

@@ -82,7 +82,7 @@ fn is_uncommitted(dir: &Path) -> bool {
 /// Fails if the save was not committed, metadata is damaged or of a kind that is not read, or a chunk is missing.
 pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     let names = Files::anywhere().list(dir)?;
-    refuse_uncommitted(dir, &names)?;
+    refuse_incomplete(dir, &names)?;
     let is_item = names.iter().any(|name| [METADATA_FILE, MANIFEST].contains(&&name[..]));
     let mut checkpoint = if is_item { open_item(dir, &names)? } else { open_step(dir, &names)? };
     if !names.iter().any(|name| [STEP_FILE, COMMITTED].contains(&&name[..])) {
@@ -100,7 +100,7 @@ fn open_step(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
         let item = dir.join(name);
         if Files::anywhere().is_directory(&item) {
             let held = Files::anywhere().list(&item)?;
-            refuse_uncommitted(&item, &held)?;
+            refuse_incomplete(&item, &held)?;
             if held.iter().any(|name| [METADATA_FILE, MANIFEST].contains(&&name[..])) {
                 items.push((name, open_item(&item, &held)?));
             }
@@ -137,10 +137,13 @@ fn open_step(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
 struct StepMetadata {
     init_timestamp_nsecs: Option<u64>,
     commit_timestamp_nsecs: Option<u64>,
+    /// By the name of each item of a step; a text for an item alone.
+    #[serde(default)]
+    item_handlers: serde_json::Value,
 }
 
-/// Refuses a folder whose save has not ended.
-fn refuse_uncommitted(dir: &Path, names: &[String]) -> Result<(), Error> {
+/// Refuses a folder whose save has not ended, or that has lost an item.
+fn refuse_incomplete(dir: &Path, names: &[String]) -> Result<(), Error> {
     let incomplete = |sign: &str| {
         let reason =
             format!("its save was not committed ({sign}), so arrays may be incomplete; use another step");
@@ -155,11 +158,16 @@ fn refuse_uncommitted(dir: &Path, names: &[String]) -> Result<(), Error> {
     if names.iter().any(|name| name == STEP_FILE) {
         let path = dir.join(STEP_FILE);
         let text = read_small(&path)?;
-        let times: StepMetadata = serde_json::from_slice(&text).map_err(|error| {
+        let step: StepMetadata = serde_json::from_slice(&text).map_err(|error| {
             Error::malformed(&path, format!("it cannot be read: {error}; fetch it again"))
         })?;
-        if times.init_timestamp_nsecs.is_some() && times.commit_timestamp_nsecs.is_none() {
+        if step.init_timestamp_nsecs.is_some() && step.commit_timestamp_nsecs.is_none() {
             return incomplete(&format!("its {STEP_FILE} has no time of a commit"));
+        }
+        let mut items = step.item_handlers.as_object().into_iter().flat_map(|items| items.keys());
+        if let Some(lost) = items.find(|item| !names.contains(item)) {
+            let reason = format!("its item `{lost}` is missing, which its {STEP_FILE} lists; fetch it");
+            return Err(Error::malformed(dir, reason));
         }
     }
     Ok(())

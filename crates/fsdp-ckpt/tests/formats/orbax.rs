@@ -283,6 +283,11 @@ fn lost_files_are_named() {
         let error = formats::open(&path).unwrap_err().to_string();
         assert!(error.contains(lost), "{error}");
     }
+    let step = dir.path().join("step");
+    copy(&fixture("orbax/items/1"), &step);
+    fs::remove_dir_all(step.join("opt_state")).unwrap();
+    let error = formats::open(&step).unwrap_err().to_string();
+    assert!(error.contains("its item `opt_state` is missing"), "{error}");
     // A file with values of a process.
     let path = dir.path().join("values");
     copy(&fixture("orbax/ocdbt_zarr2"), &path);

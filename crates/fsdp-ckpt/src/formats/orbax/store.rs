@@ -24,7 +24,11 @@ const METADATA_BYTES_MAX: u64 = 1 << 20;
 const ZSTD_RATIO_LOG: u32 = 15;
 
 /// Maximum length of a chunk of zeros that is not stored.
-const ZEROS_BYTES_MAX: u64 = 1 << 36;
+const ZEROS_BYTES_MAX: u64 = 1 << 34;
+
+/// Maximum number of such chunks, and of their lengths.
+const ZEROS_MAX: usize = 1 << 20;
+const ZEROS_LENS_MAX: usize = 256;
 
 /// A zstd stream of zeros: a frame with a window of 128 KiB, and blocks that repeat a byte.
 fn zeros(len: u64) -> Vec<u8> {
@@ -49,6 +53,9 @@ pub(super) struct Store {
     tree: Option<BTreeMap<String, Stored>>,
     /// Whether chunks of zeros may have been left out. Only a tree shows that they were not lost.
     omits_zeros: bool,
+    /// Streams of zeros, by length.
+    zeros: BTreeMap<u64, Arc<[u8]>>,
+    zeros_count: usize,
     pub(super) sources: Vec<Source>,
     pub(super) protections: Vec<Protection>,
     plain_sources: BTreeMap<Arc<Path>, usize>,
@@ -96,7 +103,17 @@ impl Store {
             None => (None, Vec::new(), Vec::new()),
         };
         let (dir, omits_zeros) = (dir.to_owned(), is_ocdbt && !has_all_chunks);
-        Ok(Store { dir, tree: values, omits_zeros, sources, protections, plain_sources: BTreeMap::new() })
+        let (zeros, plain_sources) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Store {
+            dir,
+            tree: values,
+            omits_zeros,
+            zeros,
+            zeros_count: 0,
+            sources,
+            protections,
+            plain_sources,
+        })
     }
 
     /// A fault in what the checkpoint says about an array.
@@ -164,10 +181,22 @@ impl Store {
         sizes: &[u64],
     ) -> Result<(usize, u64), Error> {
         let len = len_bytes(sizes, array.dtype.size_bytes()).expect("sizes of chunks were checked");
-        if !self.omits_zeros || !array.is_of_zeros || len > ZEROS_BYTES_MAX {
+        if !self.omits_zeros || !array.is_of_zeros {
             return Err(self.missing(key));
         }
-        let (path, stream) = (self.dir.join(MANIFEST), zeros(len).into());
+        self.zeros_count += 1;
+        let is_new = !self.zeros.contains_key(&len);
+        if len > ZEROS_BYTES_MAX
+            || self.zeros_count > ZEROS_MAX
+            || (is_new && self.zeros.len() == ZEROS_LENS_MAX)
+        {
+            let limit = format!("at most {ZEROS_MAX} such chunks of {ZEROS_LENS_MAX} lengths are read");
+            let reason =
+                format!("`{key}` stands for {len} bytes of zeros; {limit}, of {ZEROS_BYTES_MAX} bytes");
+            return Err(self.fault(Fault::unsupported(reason)));
+        }
+        let stream = self.zeros.entry(len).or_insert_with(|| zeros(len).into()).clone();
+        let path = self.dir.join(MANIFEST);
         self.sources.push(Source::Inline { path, key: key.to_owned(), stream, decoded_len_max: len });
         Ok((self.sources.len() - 1, 0))
     }

@@ -253,3 +253,32 @@ fn envelopes_of_other_kinds_are_refused() {
     }
     assert!(Tree::read(Path::new("/nowhere")).is_err());
 }
+
+/// A tree without chunks, whose array is of zeros.
+fn zeros(shape: &str, chunk: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let zarr = format!(
+        r#"{{"chunk_grid":{{"configuration":{{"chunk_shape":[{chunk}]}},"name":"regular"}},"chunk_key_encoding":{{"name":
+        "default"}},"codecs":[{{"configuration":{{"endian":"little"}},"name":"bytes"}},{{"name":"zstd"}}],"data_type":
+        "float32","fill_value":0,"node_type":"array","shape":[{shape}],"zarr_format":3}}"#
+    );
+    let node = leaf(&[("w/zarr.json", zarr.as_bytes())]);
+    fs::write(dir.path().join(MANIFEST), manifest("d", 0, node.len() as u64, 0, 1)).unwrap();
+    fs::write(dir.path().join("d"), node).unwrap();
+    let metadata = r#"{"tree_metadata":{"w":{"key_metadata":[{"key":"w","key_type":2}],"value_metadata":
+        {"value_type":"jax.Array"}}},"use_zarr3":true}"#;
+    fs::write(dir.path().join(super::METADATA_FILE), metadata).unwrap();
+    match super::open(dir.path()) {
+        Ok(checkpoint) => format!("{} chunks", checkpoint.tensors["w"].chunks.len()),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn chunks_of_zeros_that_are_not_stored_are_limited() {
+    assert_eq!(zeros("1000000", "1000"), "1000 chunks");
+    let refused = zeros("2000000", "1");
+    assert!(refused.contains("`w/c/1048576` stands for 4 bytes of zeros"), "{refused}");
+    let refused = zeros("1099511627776", "1099511627776");
+    assert!(refused.contains("stands for 4398046511104 bytes"), "{refused}");
+}
