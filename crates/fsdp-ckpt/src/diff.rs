@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::{
-    checkpoint::{Checkpoint, Source},
+    checkpoint::Checkpoint,
     error::Error,
     file_io::Files,
     floats::{self, OutOfRange},
@@ -208,7 +208,7 @@ fn side<'a>(
     options: &Options,
 ) -> Result<SourceFiles<'a>, Error> {
     let mut sources = SourceFiles::new(&Files::anywhere(), checkpoint);
-    let is_zstd = |source: usize| matches!(checkpoint.sources[source], Source::Zstd { .. });
+    let is_zstd = |source: usize| checkpoint.sources[source].is_compressed();
     sources.spool_where(&std::env::temp_dir(), pairs.iter().map(|pair| &pair[side]), is_zstd, options)?;
     Ok(sources)
 }

@@ -1,6 +1,6 @@
-//! Checksums of byte ranges: CRC-32 as used in zip archives, CRC-64/NVME in native checkpoints.
+//! Checksums of byte ranges: CRC-32 as used in zip archives, CRC-32C in trees of OCDBT, CRC-64/NVME in native checkpoints.
 //!
-//! Both can be combined: the digest of a range can be computed from the digests of its parts, so that several threads
+//! All can be combined: the digest of a range can be computed from the digests of its parts, so that several threads
 //! can read and write parts in any order.
 
 use std::fmt;
@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub enum DigestKind {
     /// CRC-32/ISO-HDLC, the checksum of zip.
     Crc32,
+    /// CRC-32C, also known as CRC-32/iSCSI.
+    Crc32c,
     /// CRC-64/NVME.
     Crc64,
 }
@@ -21,6 +23,7 @@ impl DigestKind {
     fn algorithm(self) -> CrcAlgorithm {
         match self {
             DigestKind::Crc32 => CrcAlgorithm::Crc32IsoHdlc,
+            DigestKind::Crc32c => CrcAlgorithm::Crc32Iscsi,
             DigestKind::Crc64 => CrcAlgorithm::Crc64Nvme,
         }
     }
@@ -41,7 +44,7 @@ impl DigestKind {
 pub struct Digest {
     /// The kind of the checksum.
     pub kind: DigestKind,
-    /// The value; a CRC-32 uses the lower half.
+    /// The value; one of 32 bits uses the lower half.
     pub value: u64,
 }
 
@@ -61,6 +64,7 @@ impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             DigestKind::Crc32 => write!(f, "crc32:{:08x}", self.value),
+            DigestKind::Crc32c => write!(f, "crc32c:{:08x}", self.value),
             DigestKind::Crc64 => write!(f, "crc64:{:016x}", self.value),
         }
     }
@@ -78,7 +82,7 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in any::<prop::sample::Index>(),
         ) {
             let (head, tail) = bytes.split_at(cut.index(bytes.len() + 1));
-            for kind in [DigestKind::Crc32, DigestKind::Crc64] {
+            for kind in [DigestKind::Crc32, DigestKind::Crc32c, DigestKind::Crc64] {
                 let combined = kind.of(head).then(kind.of(tail), tail.len() as u64);
                 prop_assert_eq!(combined, kind.of(&bytes));
             }
@@ -88,6 +92,7 @@ mod tests {
     #[test]
     fn check_string_digests_match_known_values() {
         assert_eq!(DigestKind::Crc32.of(b"123456789").to_string(), "crc32:cbf43926");
+        assert_eq!(DigestKind::Crc32c.of(b"123456789").to_string(), "crc32c:e3069283");
         assert_eq!(DigestKind::Crc64.of(b"123456789").to_string(), "crc64:ae8b14860a799888");
     }
 }

@@ -7,6 +7,7 @@
 pub mod dcp;
 pub mod deepspeed;
 pub mod native;
+pub mod orbax;
 pub mod rank_files;
 pub mod safetensors_files;
 pub mod torch_file;

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::{
     bytes::{Memory, Section},
     digest::DigestKind,
+    formats::orbax,
     native::Manifest,
     pickle::{self, Budget},
     torch,
@@ -36,6 +37,11 @@ pub fn zip(bytes: &[u8]) {
     let _ = torch::open_beginning(section, len);
 }
 
+/// Reads the metadata of an Orbax checkpoint: the tree, an array, or the decoded body of a manifest or node of OCDBT.
+pub fn orbax(bytes: &[u8]) {
+    orbax::parse_all(bytes);
+}
+
 /// Reads a manifest: the bytes as they are, and with a corrected digest, which lets the parser get further.
 pub fn manifest(bytes: &[u8]) {
     // The parser may refuse the bytes.
@@ -62,6 +68,8 @@ fn manifest_with_digest(bytes: &[u8]) -> Option<Manifest> {
 mod tests {
     use std::{fs, path::PathBuf};
 
+    use proptest::prelude::*;
+
     use super::*;
 
     /// The seeds of a fuzz target.
@@ -87,6 +95,31 @@ mod tests {
             assert_eq!(Archive::open(section).unwrap(), whole.archive);
             // A whole file is also the beginning of a file; it leaves no storage open.
             assert_eq!(torch::open_beginning(section, len).unwrap().root, whole.root);
+        }
+    }
+
+    #[test]
+    fn orbax_seeds_parse() {
+        let seeds = seeds("orbax");
+        assert!(seeds.len() > 4);
+        seeds.iter().for_each(|bytes| assert_eq!(orbax::parse_all(bytes), 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn changed_orbax_seeds_are_refused_or_read(
+            seed in any::<prop::sample::Index>(),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+            end in any::<prop::sample::Index>(),
+        ) {
+            let mut seeds = seeds("orbax");
+            let mut bytes = seeds.swap_remove(seed.index(seeds.len()));
+            let len = bytes.len();
+            changes.iter().for_each(|(at, byte)| bytes[at.index(len)] = *byte);
+            super::orbax(&bytes);
+            super::orbax(&bytes[..end.index(len)]);
         }
     }
 

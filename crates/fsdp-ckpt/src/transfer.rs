@@ -48,7 +48,7 @@ pub use run::{Moved, run};
 pub use staged::{OutputKind, Staged};
 
 pub(crate) use elements::Reading;
-pub(crate) use parts::TensorReader;
+pub(crate) use parts::{TensorReader, needed};
 pub(crate) use sources::{OpenSources, SourceFiles};
 pub(crate) use threads::{PieceSizes, Pieces, in_threads};
 pub(crate) use work::scratch_bytes;

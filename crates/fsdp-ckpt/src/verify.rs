@@ -21,7 +21,7 @@ use crate::{
     file_io::Files,
     formats::{Unread, beside},
     lock::{lock, unlocked},
-    transfer::{Options, PieceSizes, Pieces, SourceFiles, in_threads},
+    transfer::{Options, PieceSizes, Pieces, SourceFiles, TensorReader, in_threads, needed},
 };
 
 /// The result of verifying a checkpoint.
@@ -120,9 +120,14 @@ struct Item<'a> {
 /// [`Error::Canceled`] only; problems of the checkpoint are part of the result.
 pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification, Error> {
     let mut found = Verification { tensors: checkpoint.tensors.len(), ..Verification::default() };
-    for tensor in checkpoint.tensors.values() {
-        found.problems.extend(tensor.check_coverage(&checkpoint.sources).err());
+    let mut readers = Vec::new();
+    for (name, tensor) in &checkpoint.tensors {
+        match tensor.check_coverage(&checkpoint.sources) {
+            Ok(()) => readers.push(TensorReader::new(name, tensor)),
+            Err(problem) => found.problems.push(problem),
+        }
     }
+    let needed = needed(readers.iter(), |source| checkpoint.sources[source].is_compressed());
     let sources = SourceFiles::new(&Files::anywhere(), checkpoint);
     let items = items(checkpoint);
     let len = |range: &Range<u64>| range.end - range.start;
@@ -138,7 +143,8 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
     in_threads(options, |buffer: &mut Vec<u8>| {
         let Some((number, range)) = pieces.next() else { return Ok(false) };
         let (item, len) = (&items[number], len(&range));
-        match read(&sources, item, range, options, buffer) {
+        let needed = needed.get(&item.sources[0]).copied().unwrap_or(0);
+        match read(&sources, item, range, needed, options, buffer) {
             Ok(()) => _ = read_bytes.fetch_add(len, Ordering::Relaxed),
             Err(error) if matches!(error, Error::Canceled) || error.is_unanswered() => return Err(error),
             Err(error) => {
@@ -166,6 +172,14 @@ fn items(checkpoint: &Checkpoint) -> Vec<Item<'_>> {
             Source::Zstd { path, range, .. } => {
                 items.push(Item { path, sources: vec![number], range: range.clone(), is_zstd: true });
             }
+            Source::Inline { path, stream, .. } => {
+                items.push(Item {
+                    path,
+                    sources: vec![number],
+                    range: 0..stream.len() as u64,
+                    is_zstd: true,
+                });
+            }
             Source::File { path, len } => {
                 let none = Item { path, sources: Vec::new(), range: 0..0, is_zstd: false };
                 let file = files.entry(path).or_insert(none);
@@ -182,11 +196,12 @@ fn read(
     sources: &SourceFiles,
     item: &Item,
     range: Range<u64>,
+    needed: u64,
     options: &Options,
     buffer: &mut Vec<u8>,
 ) -> Result<(), Error> {
     if item.is_zstd {
-        return sources.decode(item.sources[0], 0, options, &mut |_, _| Ok(()));
+        return sources.decode(item.sources[0], needed, options, &mut |_, _| Ok(()));
     }
     buffer.resize((range.end - range.start) as usize, 0);
     sources.read(item.sources[0], range.start, "", buffer)?;
@@ -203,6 +218,8 @@ fn unprotected(checkpoint: &Checkpoint, items: &[Item]) -> Vec<Unprotected> {
         match &checkpoint.sources[protection.source] {
             Source::File { path, .. } => covered.entry(path).or_default().push(protection.range.clone()),
             Source::Zstd { path, range, .. } => covered.entry(path).or_default().push(range.clone()),
+            // The metadata that holds it has its own checksum.
+            Source::Inline { .. } => {}
         }
     }
     let mut lens: BTreeMap<&PathBuf, u64> = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! The content of a checkpoint as plain data.
 
-use std::{collections::BTreeMap, ops::Range, path::PathBuf};
+use std::{collections::BTreeMap, ops::Range, path::PathBuf, sync::Arc};
 
 use super::{
     region::{Region, element_count},
@@ -112,6 +112,17 @@ pub enum Source {
         /// Upper limit of the decoded length, in bytes.
         decoded_len_max: u64,
     },
+    /// One zstd stream among the metadata, as OCDBT keeps short values; chunk offsets count decoded bytes.
+    Inline {
+        /// Path or URL of the file with the metadata.
+        path: PathBuf,
+        /// Name of the stream, for messages.
+        key: String,
+        /// The compressed stream.
+        stream: Arc<[u8]>,
+        /// Upper limit of the decoded length, in bytes.
+        decoded_len_max: u64,
+    },
 }
 
 /// A checksum over a range of a source, kept by the format.
@@ -141,7 +152,7 @@ impl Source {
     /// Path or URL of the file.
     pub fn path(&self) -> &PathBuf {
         match self {
-            Source::File { path, .. } | Source::Zstd { path, .. } => path,
+            Source::File { path, .. } | Source::Zstd { path, .. } | Source::Inline { path, .. } => path,
         }
     }
 
@@ -149,8 +160,13 @@ impl Source {
     pub fn len_max(&self) -> u64 {
         match self {
             Source::File { len, .. } => *len,
-            Source::Zstd { decoded_len_max, .. } => *decoded_len_max,
+            Source::Zstd { decoded_len_max, .. } | Source::Inline { decoded_len_max, .. } => *decoded_len_max,
         }
+    }
+
+    /// Whether the bytes have to be decoded, from the first one on.
+    pub(crate) fn is_compressed(&self) -> bool {
+        !matches!(self, Source::File { .. })
     }
 }
 

@@ -8,7 +8,8 @@
 use super::{Checkpoint, Key, Role, Tensor};
 
 /// First steps of paths to an optimizer.
-pub(super) const OPTIMIZER_STEPS: [&str; 9] = [
+pub(super) const OPTIMIZER_STEPS: [&str; 10] = [
+    "opt_state",
     "optim",
     "optimizer",
     "optimizers",
@@ -21,7 +22,7 @@ pub(super) const OPTIMIZER_STEPS: [&str; 9] = [
 ];
 
 /// First steps of paths to a model that has other content beside it.
-const MODEL_STEPS: [&str; 5] = ["model", "model_state", "model_state_dict", "module", "state_dict"];
+const MODEL_STEPS: [&str; 6] = ["model", "model_state", "model_state_dict", "module", "params", "state_dict"];
 
 /// First steps of paths to other trainer state, even if the model has no key of its own; some are followed by a number
 /// (`random_states_0`).

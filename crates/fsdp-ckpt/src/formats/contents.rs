@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{dcp, deepspeed, rank_names::TORCH_ENDINGS, trainer_folder};
+use super::{dcp, deepspeed, orbax, rank_names::TORCH_ENDINGS, trainer_folder};
 use crate::{
     error::Error,
     file_io::{Files, PathFile},
@@ -87,6 +87,8 @@ pub(super) enum Contents {
     TorchFile(PathBuf),
     /// Several `torch.save` files without an index.
     TorchFiles(Vec<String>),
+    /// An item of Orbax, or a step with items.
+    Orbax,
     /// DeepSpeed's files, in the folder that `latest` names.
     DeepSpeed,
     /// A model in a subfolder, with a trainer's other files beside it.
@@ -109,6 +111,7 @@ impl Contents {
             Contents::Dcp => {
                 name == dcp::METADATA_FILE || name == dcp::FIRST_RANK_METADATA_FILE || ends(&[".distcp"])
             }
+            Contents::Orbax => orbax::is_part(&name),
             Contents::Index(_) => ends(&[".safetensors"]),
             Contents::Safetensors(names) => names.iter().any(|part| *part == name),
             Contents::TorchIndex(_) => ends(&TORCH_ENDINGS),
@@ -138,6 +141,9 @@ pub(super) fn contents(dir: &Path) -> Result<Contents, Error> {
     // A trainer may save 16-bit weights beside DeepSpeed's files, which hold more precise weights.
     if deepspeed::is_named_in(dir, &names) {
         return Ok(Contents::DeepSpeed);
+    }
+    if orbax::is_at(dir, &names) {
+        return Ok(Contents::Orbax);
     }
     // A trainer's other files are taken for a model only if there is nothing else.
     let of_model =

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     contents::{Contents, FileKind, TORCH_INDEX, contents, kind_of, start_of},
-    dcp, deepspeed, native,
+    dcp, deepspeed, native, orbax,
     rank_fault::{part_of_directory, several_files},
     rank_kind::reader_of,
     safetensors_files, torch_file, torch_index, trainer_folder,
@@ -88,12 +88,12 @@ fn is_named(path: &Path, name: &str) -> bool {
 
 fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
     let contents = contents(dir)?;
-    let is_native = matches!(contents, Contents::Native);
+    let is_whole = matches!(contents, Contents::Native | Contents::Orbax);
     let mut checkpoint = open_contents(dir, contents)?;
     let names = Files::anywhere().list(dir)?;
     let read: Vec<&PathBuf> = checkpoint.sources.iter().map(Source::path).collect();
     let beside: Vec<String> = names.into_iter().filter(|name| !read.contains(&&dir.join(name))).collect();
-    if !is_native && !read.is_empty() {
+    if !is_whole && !read.is_empty() {
         trainer_folder::add(&mut checkpoint, dir, &beside, |path| open(path))?;
     }
     Ok(checkpoint)
@@ -114,6 +114,7 @@ fn open_contents(dir: &Path, contents: Contents) -> Result<Checkpoint, Error> {
             None => Err(several_files(dir, &files)),
         },
         Contents::DeepSpeed => deepspeed::open(dir),
+        Contents::Orbax => orbax::open(dir),
         Contents::Unknown => Err(unknown_directory(dir)?),
     }
 }
@@ -152,6 +153,7 @@ fn candidates(dir: &Path) -> Vec<String> {
             for name in Files::anywhere().list(&dir.join(&relative)).unwrap_or_default() {
                 let inner = relative.join(&name);
                 if name.starts_with('.')
+                    || name.contains(orbax::UNCOMMITTED)
                     || searched == SEARCHED_MAX
                     || !Files::anywhere().is_directory(&dir.join(&inner))
                 {

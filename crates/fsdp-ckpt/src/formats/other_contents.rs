@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     contents::{self, FileKind},
-    dcp, detect,
+    dcp, detect, orbax,
     trainer_folder::TRAINER_STATE,
 };
 use crate::{
@@ -107,6 +107,9 @@ impl Search {
             return self.unread(path.to_owned(), "it is hidden");
         }
         let is_read = self.read.iter().any(|read| read.starts_with(path));
+        if !is_read && name.starts_with(orbax::PROCESS) {
+            return self.unread(path.to_owned(), "the store around it has all that this process wrote");
+        }
         if !is_read && contents::holds_checkpoint(path) {
             match detect::open(path) {
                 Ok(checkpoint) => self.add(checkpoint),

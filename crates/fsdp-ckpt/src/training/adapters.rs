@@ -126,7 +126,7 @@ impl ViewedModel {
         if !checkpoint.has_adapters() || !checkpoint.has_base_of_adapters() {
             return Ok(None);
         }
-        if checkpoint.sources.iter().any(|source| matches!(source, Source::Zstd { .. })) {
+        if checkpoint.sources.iter().any(Source::is_compressed) {
             let reason = "the base of its adapters is compressed; convert it first with `fsdp ckpt convert`";
             return Err(Error::bad_request(path, reason));
         }

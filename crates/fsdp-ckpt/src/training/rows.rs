@@ -4,7 +4,7 @@ use std::{ops::Range, path::Path};
 
 use super::{Found, steps::Count};
 use crate::{
-    checkpoint::{Checkpoint, Source, Tensor},
+    checkpoint::{Checkpoint, Tensor},
     error::Error,
     file_io::Files,
     floats::{self, CHUNK_ELEMENTS},
@@ -35,7 +35,7 @@ impl<'a> StateRows<'a> {
         let tensors = names.filter_map(|name| checkpoint.tensors.get_key_value(name));
         let readers: Vec<TensorReader> =
             tensors.map(|(name, tensor)| TensorReader::new(name, tensor)).collect();
-        let is_zstd = |source: usize| matches!(checkpoint.sources[source], Source::Zstd { .. });
+        let is_zstd = |source: usize| checkpoint.sources[source].is_compressed();
         sources.spool_where(&std::env::temp_dir(), readers.iter(), is_zstd, &options)?;
         Ok(StateRows::of(sources, options))
     }

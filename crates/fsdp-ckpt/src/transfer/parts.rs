@@ -85,7 +85,7 @@ impl<'a> TensorReader<'a> {
 }
 
 /// Returns the length of each source that tensors need, in bytes from its start.
-pub(super) fn needed<'a>(
+pub(crate) fn needed<'a>(
     readers: impl Iterator<Item = &'a TensorReader<'a>>,
     is_wanted: impl Fn(usize) -> bool,
 ) -> BTreeMap<usize, u64> {

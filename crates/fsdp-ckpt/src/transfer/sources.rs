@@ -18,6 +18,7 @@ use super::{
     zstd_stream::{EachPiece, Stream},
 };
 use crate::{
+    bytes::RangeReader,
     checkpoint::{Checkpoint, Source},
     digest::Digest,
     error::Error,
@@ -124,7 +125,7 @@ impl<'a> SourceFiles<'a> {
                 Ok(self.checks.observe(source, offset, out))
             }
             // The checksums were computed while decoding.
-            Source::Zstd { .. } => {
+            Source::Zstd { .. } | Source::Inline { .. } => {
                 let spool = self.spool.as_ref().expect("compressed sources that are read were spooled");
                 spool.read(source, offset, out).map(|()| None)
             }
@@ -152,13 +153,20 @@ impl<'a> SourceFiles<'a> {
         options: &Options,
         each: &mut EachPiece,
     ) -> Result<(), Error> {
-        let Source::Zstd { path, range, decoded_len_max } = &self.checkpoint.sources[source] else {
-            unreachable!("only compressed sources are decoded");
-        };
-        let len_max = *decoded_len_max;
-        let stream = Stream { file: &*self.file(source)?, path, range: range.clone(), needed, len_max };
         let observe = |position, bytes: &[u8]| _ = self.checks.observe(source, position, bytes);
-        stream.decode(options, &observe, each)
+        let from = &self.checkpoint.sources[source];
+        let stream = |what| Stream { path: from.path(), what, needed, len_max: from.len_max() };
+        match from {
+            Source::File { .. } => unreachable!("only compressed sources are decoded"),
+            Source::Zstd { range, .. } => {
+                let compressed = RangeReader { file: &*self.file(source)?, range: range.clone() };
+                let what = format!("the zstd stream in its bytes {}..{}", range.start, range.end);
+                stream(what).decode(compressed, options, &observe, each)
+            }
+            Source::Inline { key, stream: compressed, .. } => {
+                stream(format!("the zstd stream of `{key}`")).decode(&**compressed, options, &observe, each)
+            }
+        }
     }
 
     /// Returns the open file of a source.

@@ -16,7 +16,7 @@ use super::{
     threads::PieceSizes,
 };
 use crate::{
-    checkpoint::{Checkpoint, Region, Source},
+    checkpoint::{Checkpoint, Region},
     error::Error,
     lock::lock,
 };
@@ -93,7 +93,8 @@ impl<'a> Work<'a> {
         for (file, planned) in self.files.iter().enumerate() {
             for (place, wanted) in planned.places.iter().map(|place| &place.elements).enumerate() {
                 let reader = &self.readers[self.reader_of[file][place]];
-                let is_streamed = |source| is_zstd(checkpoint, source) && !self.spooled.contains_key(&source);
+                let is_streamed =
+                    |source| is_compressed(checkpoint, source) && !self.spooled.contains_key(&source);
                 if !reader.parts().iter().any(|part| is_streamed(part.chunk.source)) {
                     self.runs.push(Piece { file, place, elements: wanted.clone() });
                     continue;
@@ -124,8 +125,8 @@ fn reader<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<TensorReader<'a>
     Ok(TensorReader::new(name, tensor))
 }
 
-fn is_zstd(checkpoint: &Checkpoint, source: usize) -> bool {
-    matches!(checkpoint.sources[source], Source::Zstd { .. })
+fn is_compressed(checkpoint: &Checkpoint, source: usize) -> bool {
+    checkpoint.sources[source].is_compressed()
 }
 
 /// Returns the compressed items of tensors with strided chunks, each with the number of decoded bytes that any tensor
@@ -136,7 +137,7 @@ fn spooled(checkpoint: &Checkpoint, readers: &[TensorReader]) -> BTreeMap<usize,
     };
     let of_boxes = readers.iter().filter(has_box).flat_map(|reader| reader.parts());
     let sources: BTreeSet<usize> = of_boxes.map(|part| part.chunk.source).collect();
-    needed(readers.iter(), |source| is_zstd(checkpoint, source) && sources.contains(&source))
+    needed(readers.iter(), |source| is_compressed(checkpoint, source) && sources.contains(&source))
 }
 
 /// Hands out the work to any number of threads.

@@ -2,12 +2,11 @@
 
 use std::{
     io::{self, BufReader, Read},
-    ops::Range,
     path::Path,
 };
 
 use super::{options::Options, threads::PieceSizes};
-use crate::{bytes::RangeReader, error::Error, file_io::PathFile};
+use crate::error::Error;
 
 /// Number of compressed bytes read at a time.
 const READ_BYTES: usize = 256 << 10;
@@ -21,10 +20,9 @@ pub(crate) type EachPiece<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Error> + 'a;
 
 /// A compressed item to decode.
 pub(super) struct Stream<'a> {
-    pub(super) file: &'a PathFile,
     pub(super) path: &'a Path,
-    /// Byte range of the compressed item in the file.
-    pub(super) range: Range<u64>,
+    /// What the item is in its file, for messages.
+    pub(super) what: String,
     /// Number of decoded bytes that tensors need.
     pub(super) needed: u64,
     /// Maximum decoded length, in bytes.
@@ -36,12 +34,12 @@ impl Stream<'_> {
     /// up to seven that it has seen, enough to complete any element. `observe` gets the new ones only.
     pub(super) fn decode(
         &self,
+        compressed: impl Read,
         options: &Options,
         observe: &dyn Fn(u64, &[u8]),
         each: &mut EachPiece,
     ) -> Result<(), Error> {
         let piece_bytes = PieceSizes::of(options).usual;
-        let compressed = RangeReader { file: self.file, range: self.range.clone() };
         let compressed = BufReader::with_capacity(READ_BYTES, compressed);
         let mut decoder = zstd::Decoder::with_buffer(compressed).map_err(|cause| self.broken(cause))?;
         let mut buffer = vec![0; CARRIED + piece_bytes];
@@ -75,8 +73,7 @@ impl Stream<'_> {
     }
 
     fn malformed(&self, what: &str) -> Error {
-        let Range { start, end } = self.range;
-        Error::malformed(self.path, format!("the zstd stream in its bytes {start}..{end} {what}"))
+        Error::malformed(self.path, format!("{} {what}", self.what))
     }
 
     /// Returns the error of reading the file, or else of the decoder.

@@ -46,7 +46,7 @@ fn open(bytes: &[u8]) -> Option<Checkpoint> {
 fn assert_inside_sources(checkpoint: &Checkpoint) {
     let len = |source: usize| match &checkpoint.sources[source] {
         Source::File { len, .. } => *len,
-        Source::Zstd { decoded_len_max, .. } => *decoded_len_max,
+        Source::Zstd { decoded_len_max, .. } | Source::Inline { decoded_len_max, .. } => *decoded_len_max,
     };
     for (name, tensor) in &checkpoint.tensors {
         assert!(tensor.len_bytes() < 1 << 63, "{name}");

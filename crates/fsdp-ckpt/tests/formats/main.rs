@@ -15,6 +15,9 @@ mod folders;
 /// One file per rank with distributed tensors.
 mod rank_files;
 
+/// Checkpoints of Orbax.
+mod orbax;
+
 /// One file per rank, written by PyTorch/XLA.
 mod xla;
 
@@ -68,6 +71,11 @@ fn source_bytes(source: &Source) -> Vec<u8> {
         Source::Zstd { path, range, decoded_len_max } => {
             let bytes = fs::read(path).unwrap();
             let decoded = zstd::decode_all(&bytes[range.start as usize..range.end as usize]).unwrap();
+            assert!(decoded.len() as u64 <= *decoded_len_max);
+            decoded
+        }
+        Source::Inline { stream, decoded_len_max, .. } => {
+            let decoded = zstd::decode_all(&**stream).unwrap();
             assert!(decoded.len() as u64 <= *decoded_len_max);
             decoded
         }

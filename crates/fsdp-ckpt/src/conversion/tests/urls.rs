@@ -94,3 +94,19 @@ fn unknown_url_scheme_error_lists_supported_ones() {
         "{error}"
     );
 }
+
+#[test]
+fn folders_of_orbax_are_read_from_a_store() {
+    for name in ["items/1", "files_zarr3", "zeros"] {
+        let path = fixture("orbax").join(name);
+        let on_disk = formats::open(&path).unwrap();
+        let in_store = formats::open(format!("file://{}", path.display())).unwrap();
+        assert!(is_same(&in_store, &on_disk), "{name}");
+        let cancel = AtomicBool::new(false);
+        let found = crate::verify::verify_all(&in_store, &Options::new(&NoProgress, &cancel)).unwrap();
+        assert!(found.is_sound(), "{:?}", found.problems);
+    }
+    let parent = format!("file://{}", fixture("orbax/uncommitted/2.orbax-checkpoint-tmp").display());
+    let error = formats::open(parent).unwrap_err().to_string();
+    assert!(error.contains("not committed"), "{error}");
+}
