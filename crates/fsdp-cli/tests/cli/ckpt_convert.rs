@@ -201,3 +201,17 @@ fn conversion_does_not_hold_entire_tensor_in_memory() {
         assert_eq!(tensors(&sandbox, out)["w"].1, serde_json::json!([BYTES / 4]));
     }
 }
+
+#[test]
+fn orbax_checkpoints_convert_to_what_their_writer_held() {
+    let sandbox = Sandbox::with_fixtures(&["orbax"]);
+    for kind in ["ocdbt_zarr2", "ocdbt_zarr3"] {
+        sandbox.succeed(&format!("ckpt verify orbax/{kind}"));
+        sandbox.succeed(&format!("ckpt convert orbax/{kind} {kind}.pth --to torch --only all --no-sync"));
+        sandbox.succeed(&format!("ckpt diff {kind}.pth orbax/expected.safetensors"));
+        sandbox.succeed(&format!("ckpt diff orbax/{kind} orbax/expected.safetensors"));
+    }
+    let refused = sandbox.fsdp("ckpt inspect orbax/uncommitted/2.orbax-checkpoint-tmp");
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("its save was not committed"), "{}", refused.stderr);
+}
