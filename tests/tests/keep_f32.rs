@@ -8,6 +8,7 @@ use fsdp_train::verify::{VerifyOptions, verify};
 use crate::context::golden;
 use crate::expert_axis;
 use crate::lora::{adapted, job};
+use crate::qlora::BLOCKS;
 use crate::support::{GPT2, LLAMA, config, threads};
 
 const BF16: &str = "fsdp.param_dtype=\"bf16\"";
@@ -16,7 +17,8 @@ const NORMS: &str = "fsdp.keep_f32=['norm']";
 fn check(model: &str, overrides: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let job = job(model, config(dir.path(), 61, overrides));
-    let kept = job.plan.spec.params.iter().filter(|param| param.keep_f32).count();
+    let is_kept = |param: &&ParamSpec| param.keep_f32 && param.quantized.is_none();
+    let kept = job.plan.spec.params.iter().filter(is_kept).count();
     let segments = job.plan.layout.units.iter().flat_map(|unit| &unit.segments);
     let in_f32: usize =
         segments.filter(|segment| segment.dtype == DType::F32).map(|segment| segment.params.len()).sum();
@@ -53,6 +55,8 @@ fn sharded_training_with_wider_norms_matches_the_oracle_and_predicted_memory() {
     let decay = "fsdp.keep_f32=['A_log', 'dt_bias']";
     check(&vocabulary("qwen3_next"), &[BF16, decay, "fsdp.activation_checkpointing=\"full\""]);
     check(&vocabulary("gpt_oss"), &[BF16]);
+    let blocks = ["fsdp.wrap=[\"LlamaDecoderLayer\"]", "adapter.rank=2", "adapter.quantize=\"nf4\""];
+    check(BLOCKS, &[&blocks[..], &[BF16, "fsdp.keep_f32=['norm', 'o_proj']"]].concat());
     check(&GPT2.replace("53", "61"), &[BF16, "fsdp.keep_f32=['ln_']"]);
 }
 
@@ -63,10 +67,14 @@ fn routers_in_f32_have_the_same_bits_on_every_mesh() {
         expert_axis::check(&expert_axis::model(case), &meshes, &[BF16]);
         check(&vocabulary(case), &[BF16, "fsdp.activation_checkpointing=\"full\""]);
     }
+    check(&vocabulary("deepseek_v3"), &[BF16, "adapter.rank=2"]);
+    let gate = "fsdp.keep_f32=['mlp.gate.weight']";
+    let experts = "adapter.target_parameters=['experts.gate_up_proj', 'experts.down_proj']";
+    check(&vocabulary("qwen3_moe"), &[BF16, gate, "adapter.rank=2", experts]);
     expert_axis::check(
         &expert_axis::model("qwen3_moe"),
         &[[1, 1, 1, 1], [1, 4, 1, 4]],
-        &[BF16, "fsdp.keep_f32=['mlp.gate.weight']", "train.router_aux_loss_coef=0.1"],
+        &[BF16, gate, "train.router_aux_loss_coef=0.1"],
     );
 }
 

@@ -28,7 +28,7 @@ table! {
         accumulation: Accumulation = named(Accumulation::Reduce),
         /// Order in which they are added.
         accumulation_order: AccumulationOrder = named(AccumulationOrder::Tree),
-        /// Dtype of gathered parameters and of compute.
+        /// Dtype of gathered parameters and of compute, but for those that `keep_f32` names.
         param_dtype: DType = named(DType::F32),
         /// Dtype of gradient reduction.
         reduce_dtype: DType = named(DType::F32),
@@ -45,8 +45,8 @@ table! {
         /// Regular expressions, found anywhere in a name, of parameters that are frozen.
         frozen: Vec<String> = patterns(),
         /// Regular expressions, found anywhere in a name, of parameters that are gathered and computed with in f32 where
-        /// `param_dtype` is narrower (in the master dtype, to be exact). Left out, those of the model's family (docs/models.md
-        /// lists them): routers and what corrects them, and norms, as transformers has them.
+        /// `param_dtype` is narrower. Left out, or "family": in some families of models the routers with their corrections, or the
+        /// norms (docs/models.md lists them).
         keep_f32: Option<Vec<String>> = patterns_or_family(),
     }
 }

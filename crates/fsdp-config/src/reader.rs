@@ -12,6 +12,11 @@ use super::error::ConfigError;
 use super::kind::{FAMILY, Kind, NONE, POSITIVE_LENGTH, TEXTS};
 use super::named::{Named, one_of};
 
+const PATTERNS: &str =
+    "a list of regular expressions over parameter names, such as [\"bias\", \"norm\\\\.weight$\"]";
+const PATTERNS_OR_FAMILY: &str =
+    "\"family\", or a list of regular expressions over parameter names, such as [\"norm\\\\.weight$\"]";
+
 /// Minimum similarity (0 to 1) of a suggestion; below it, a suggestion would be a guess.
 const SIMILARITY_MIN: f64 = 0.7;
 
@@ -273,8 +278,10 @@ impl<'a> Reader<'a> {
     /// [`ConfigError::Value`] if it is not a list of strings, [`ConfigError::Pattern`] for the first that is not a
     /// regular expression.
     pub(super) fn patterns(&self, key: &'static str) -> Result<Vec<String>, ConfigError> {
-        let allowed =
-            "a list of regular expressions over parameter names, such as [\"bias\", \"norm\\\\.weight$\"]";
+        self.patterns_with(key, PATTERNS)
+    }
+
+    fn patterns_with(&self, key: &'static str, allowed: &'static str) -> Result<Vec<String>, ConfigError> {
         let patterns = self.or(key, Kind { allowed, ..TEXTS }, Vec::new())?;
         let invalid = patterns.iter().find_map(|pattern| Some((pattern, Regex::new(pattern).err()?)));
         let Some((pattern, fault)) = invalid else { return Ok(patterns) };
@@ -290,7 +297,7 @@ impl<'a> Reader<'a> {
         match self.table.get(key) {
             None => Ok(None),
             Some(value) if value.as_str() == Some(FAMILY) => Ok(None),
-            Some(_) => self.patterns(key).map(Some),
+            Some(_) => self.patterns_with(key, PATTERNS_OR_FAMILY).map(Some),
         }
     }
 

@@ -36,7 +36,11 @@ pub enum ModelError {
     /// A parameter is gathered in another dtype than the operation that reads it computes in.
     #[error(
         "`{name}` is gathered in {gathered}, but what reads it computes in {dtype}: {}",
-        if *gathered == gathered.master() { "it cannot be kept wider than the others" } else { "keep it as wide as the others that it reads" }
+        if *gathered == gathered.master() {
+            "norms, linear maps, routers with their corrections, and A_log with dt_bias can be kept wider than the others"
+        } else {
+            "keep it as wide as the others that are read with it"
+        }
     )]
     Dtype {
         /// Name of the parameter.

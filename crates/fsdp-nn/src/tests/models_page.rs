@@ -59,8 +59,8 @@ are refused. Frequencies are computed in single precision, as in transformers, a
 | | `cpu`, `torch-cpu`, `cuda` | `xla` | [context axis](parallelism.md#context-axis) | [expert axis](parallelism.md#expert-axis) | [adapters](adapters.md) |
 |---|---|---|---|---|---|
 | families without mixtures | yes | yes | yes | | all linear maps |
-| mixtures, and with them latent attention and sinks | yes | refused by name | yes | yes | attention and shared experts |
-| linear attention (`qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`) | yes | refused by name | refused by name | with mixtures | all linear maps but those of experts |
+| mixtures, and with them latent attention and sinks | yes | refused by name | yes | yes | all linear maps but routers; [experts](adapters.md#experts) |
+| linear attention (`qwen3_next`, `qwen3_5_text`, `qwen3_5_moe_text`) | yes | refused by name | refused by name | with mixtures | all linear maps but routers; [experts](adapters.md#experts) |
 
 ## Linear attention
 
@@ -83,14 +83,14 @@ operations two conversions. The bits are those of a single rank, as always.
 
 ## Mixtures of experts
 
-In models with mixtures (`*_moe`, `mixtral`, `olmoe`, `minimax_m2`, `deepseek_v3`, `gpt_oss`) a router sends each token to some of the experts of a layer. Expert weights
+In models with mixtures (those with `moe` in their name, `mixtral`, `minimax_m2`, `deepseek_v3`, `gpt_oss`, `qwen3_next`) a router sends each token to some of the experts of a layer. Expert weights
 have the names of published files, one tensor each, and are sharded by rows like all others; where files have stacks of all experts (`gpt_oss`), the stacks are read and
 exported. A layer is gathered whole, with all of its experts, or on an [expert axis](parallelism.md#expert-axis) with some of them. No token is dropped, so buffers have the
 same sizes whatever the router selects, and predicted memory is exact. Products run over the tokens of each expert, so time and `mfu` depend on the experts that tokens are
 sent to. Ties between scores go to the expert with the lower number. [Adapters](adapters.md) apply to the projections of attention and to shared experts, to experts if the run file
 [names them](adapters.md#experts), and not to routers. On `torch-cpu` and `cuda` the order of rows is computed on the host, which waits for the device in every layer, in backward once per expert and weight.
 
-Routers of `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `minimax_m2` and `ernie4_5_moe` compute in f32 ([below](#parameters-in-f32)); those of other families in the dtype of
+Routers of `deepseek_v3`, `glm4_moe`, `glm4_moe_lite`, `minimax_m2` and `ernie4_5_moe` compute in f32 ([above](#parameters-in-f32)); those of other families in the dtype of
 the model (`fsdp.param_dtype`), like all other maps, as in transformers.
 
 ### Corrections
