@@ -115,13 +115,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.table.take_into(statistics, &mut sums)?;
         let flag_id = op.writes[update_prefix_len(buffers) - 1];
         let mut not_finite = self.table.take(flag_id)?;
-        let mut writes = &op.writes[..];
-        for (index, counts) in buffers.updated().enumerate() {
-            let [shard, state_ids] = counts.map(|count| {
-                let (ids, rest) = writes.split_at(count);
-                writes = rest;
-                ids
-            });
+        for (index, [shard, state_ids]) in buffers.updated(&op.writes).enumerate() {
             let mut params = self.table.take(shard[0])?;
             let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
             self.table.take_into(state_ids, &mut state)?;
@@ -156,5 +150,5 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 
 /// The number of buffers that an update writes, up to and including the non-finite flag.
 fn update_prefix_len(buffers: &UnitBuffers) -> usize {
-    buffers.updated().flatten().sum::<usize>() + 1
+    buffers.updated_len() + 1
 }

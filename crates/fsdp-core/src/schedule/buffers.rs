@@ -162,9 +162,25 @@ impl UnitBuffers {
         self.low.iter().zip(&self.master).map(|(low, &master)| low.unwrap_or(master)).collect()
     }
 
-    /// Numbers of buffers that an update writes of each trainable segment: of parameters (and their copy, if there is one),
-    /// and of state.
-    pub fn updated(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
+    /// Number of buffers of trainable segments that an update writes.
+    pub fn updated_len(&self) -> usize {
+        self.updated_lens().flatten().sum()
+    }
+
+    /// Splits what an update writes into the parameters (and their copy, if there is one) and the state of each trainable segment.
+    ///
+    /// # Panics
+    /// If there are fewer than [`updated_len`](Self::updated_len).
+    pub fn updated<'a>(&self, mut writes: &'a [BufferId]) -> impl Iterator<Item = [&'a [BufferId]; 2]> {
+        let mut take = move |len| {
+            let (ids, rest) = writes.split_at(len);
+            writes = rest;
+            ids
+        };
+        self.updated_lens().map(move |lens| lens.map(&mut take))
+    }
+
+    fn updated_lens(&self) -> impl Iterator<Item = [usize; 2]> {
         self.low.iter().zip(&self.state).map(|(low, state)| [1 + usize::from(low.is_some()), state.len()])
     }
 

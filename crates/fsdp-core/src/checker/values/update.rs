@@ -145,17 +145,12 @@ impl Values<'_> {
         updated: bool,
     ) -> Result<(), Violation> {
         let buffers = &self.names.schedule.lasting.units[unit.0];
-        let (segments, written) = (buffers.gradient.len(), buffers.updated().flatten().sum::<usize>());
+        let (segments, written) = (buffers.gradient.len(), buffers.updated_len());
         let part = self.shard(unit);
         self.check_operands(at, op, [segments + 1 + phases, written + extra_writes])?;
-        let mut writes = &op.writes[..];
-        for (owner, (&gradient, counts)) in owners(unit).zip(op.reads.iter().zip(buffers.updated())) {
+        let written_by = buffers.updated(&op.writes);
+        for (owner, (&gradient, [shard, state])) in owners(unit).zip(op.reads.iter().zip(written_by)) {
             self.expect_contents(at, gradient, self.total(owner))?;
-            let [shard, state] = counts.map(|count| {
-                let (ids, rest) = writes.split_at(count);
-                writes = rest;
-                ids
-            });
             for &id in shard {
                 let after = Value::Params { owner, part, updated };
                 self.replace(at, id, params(owner, part), after)?;
