@@ -77,6 +77,9 @@ fn every_mesh_of_one_chunking_has_the_bits_of_the_oracle() {
     for case in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "qwen2_moe", "gpt_oss", "granitemoe"] {
         check(&model(case), &meshes, &["fsdp.chunks={ expert = 4 }"]);
     }
+    for case in ["qwen3_moe", "deepseek_v3", "glm4_moe"] {
+        check(&model(case), &[[1, 8, 1, 8], [1, 4, 1, 4]], &["fsdp.chunks={ expert = 8 }"]);
+    }
     let others = ["deepseek_v3-direct", "glm4_moe_lite", "minimax_m2", "olmoe", "ernie4_5_moe"];
     for case in others.into_iter().chain(["qwen3_5_moe_text", "qwen3_next"]) {
         check(&model(case), &meshes[..3], &["fsdp.chunks={ expert = 4 }"]);
@@ -129,6 +132,27 @@ fn rows_of_experts_are_gathered_over_tcp() {
     let half = ["fsdp.param_dtype=\"bf16\""];
     check_on(&OverTcp { ranks_per_process: 2 }, &model("mixtral"), &[[1, 4, 1, 2]], &half);
     check_on(&OverTcp { ranks_per_process: 2 }, &model("mixtral"), &[[1, 2, 2, 4]], &half);
+}
+
+/// On larger axes, rows are sent in rounds: more of them, if many rows have experts on one rank.
+#[test]
+fn rows_are_sent_to_the_ranks_of_their_experts_however_uneven() {
+    let dir = tempfile::tempdir().unwrap();
+    let equal = dir.path().join("equal.bin");
+    std::fs::write(&equal, [5u16.to_le_bytes(); 700].concat()).unwrap();
+    let equal = format!("data.train=[\"{}\"]", equal.display());
+    let rounds = |expert: usize, overrides: &[&str]| {
+        let rows = ["data.seq_len=16", "train.micro_batch_size=4"];
+        let report = check(&model("mixtral"), &[[1, 4, 1, expert]], &[&rows, overrides].concat());
+        let mut lines = report.worlds[0].traffic.iter();
+        lines.find(|line| line.collective == "all-to-all").map_or(0, |line| line.calls)
+    };
+    assert_eq!(rounds(2, &[]), 0, "to gather all moves fewer rows");
+    // On every rank, for 3 steps and 2 layers: rows and their sums in forward, and their gradients in backward.
+    let [even, uneven] =
+        [rounds(4, &[]), rounds(4, &[&equal])].map(|rounds| rounds as f64 / (4 * 3 * 2 * 4) as f64);
+    assert_eq!(uneven, 4.0, "two ranks get all rows, a quarter of them in each round");
+    assert!((1.0..4.0).contains(&even), "{even}");
 }
 
 #[test]

@@ -206,10 +206,10 @@ pub(crate) fn read<M: Memory>(
         DType::F32 => memory.read(queue, src, HostSliceMut::F32(bytemuck::cast_slice_mut(bytes))),
         DType::F64 => memory.read(queue, src, HostSliceMut::F64(bytemuck::cast_slice_mut(bytes))),
         DType::U8 => memory.read(queue, src, HostSliceMut::U8(bytes)),
+        DType::U32 => memory.read(queue, src, HostSliceMut::U32(bytemuck::cast_slice_mut(bytes))),
         DType::I64 => memory.read(queue, src, HostSliceMut::I64(bytemuck::cast_slice_mut(bytes))),
         DType::Bf16 => read_narrow(memory, queue, src, bytes, bf16::from_f32),
         DType::F16 => read_narrow(memory, queue, src, bytes, f16::from_f32),
-        DType::U32 => panic!("token ids cannot be read back, so they are not communicated"),
     }
 }
 
@@ -254,9 +254,9 @@ pub(crate) fn write<M: Memory>(
         DType::F32 => memory.write(queue, HostSlice::F32(bytemuck::cast_slice(bytes)), dst),
         DType::F64 => memory.write(queue, HostSlice::F64(bytemuck::cast_slice(bytes)), dst),
         DType::U8 => memory.write(queue, HostSlice::U8(bytes), dst),
+        DType::U32 => memory.write(queue, HostSlice::U32(bytemuck::cast_slice(bytes)), dst),
         DType::I64 => memory.write(queue, HostSlice::I64(bytemuck::cast_slice(bytes)), dst),
         DType::Bf16 => write_narrow(memory, queue, bytes, dst, bf16::to_f32),
         DType::F16 => write_narrow(memory, queue, bytes, dst, f16::to_f32),
-        DType::U32 => panic!("token ids cannot be read back, so they are not communicated"),
     }
 }

@@ -20,11 +20,14 @@ pub struct Cuts {
     pub samples: Chunks,
     /// Chunks of experts.
     pub experts: Chunks,
+    /// Whether rows may be sent only to the ranks of their experts, where that moves less than gathering all: the program then
+    /// reads routes on the host.
+    pub sends_rows: bool,
 }
 
 impl Cuts {
     /// Neither samples nor experts are cut.
-    pub const WHOLE: Cuts = Cuts { samples: Chunks::WHOLE, experts: Chunks::WHOLE };
+    pub const WHOLE: Cuts = Cuts { samples: Chunks::WHOLE, experts: Chunks::WHOLE, sends_rows: false };
 }
 
 impl Chunks {

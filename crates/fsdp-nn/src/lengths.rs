@@ -45,6 +45,7 @@ pub fn of_host_mut(slice: &HostSliceMut<'_>) -> usize {
         HostSliceMut::F32(slice) => slice.len(),
         HostSliceMut::F64(slice) => slice.len(),
         HostSliceMut::U8(slice) => slice.len(),
+        HostSliceMut::U32(slice) => slice.len(),
         HostSliceMut::I64(slice) => slice.len(),
     }
 }

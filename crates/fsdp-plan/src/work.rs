@@ -12,7 +12,7 @@ use fsdp_core::{DType, Group};
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::Step;
 use fsdp_nn::listing::Listing;
-use fsdp_nn::op::{Attention, ExpertAxis, Head, Op as CallOp};
+use fsdp_nn::op::{Attention, ExpertAxis, Head, Op as CallOp, Rounds};
 
 use crate::measured::Point;
 
@@ -211,14 +211,24 @@ impl CallWork {
             CallOp::Exchange(exchange) => {
                 Some((Group::CONTEXT, exchange.here * exchange.chunks * exchange.part, shape.dtype))
             }
-            CallOp::ExpertAxis(axis @ ExpertAxis::AllGatherRoutes { .. }) => {
-                Some((Group::EXPERT, axis.sizes().iter().product(), DType::U32))
+            CallOp::ExpertAxis(ExpertAxis::AllGatherRoutes { ranks, len }) => {
+                Some((Group::EXPERT, ranks * len, DType::U32))
             }
-            CallOp::ExpertAxis(axis) => Some((Group::EXPERT, axis.sizes().iter().product(), shape.dtype)),
+            CallOp::ExpertAxis(
+                ExpertAxis::AllGather { ranks, len } | ExpertAxis::ReduceScatter { ranks, len },
+            ) => Some((Group::EXPERT, ranks * len, shape.dtype)),
+            CallOp::ExpertAxis(ExpertAxis::Send(rounds) | ExpertAxis::Return(rounds)) => {
+                Some((Group::EXPERT, rounds.sent(), shape.dtype))
+            }
             _ => None,
         };
         if let Some((group, elements, dtype)) = redistributed {
-            self.redistributed.push((group, (elements * dtype.size_bytes()) as f64));
+            let times = match step.call.op {
+                CallOp::ExpertAxis(ExpertAxis::Send(_) | ExpertAxis::Return(_)) => Rounds::EXPECTED,
+                _ => 1,
+            };
+            let bytes = (elements * dtype.size_bytes()) as f64;
+            self.redistributed.extend(vec![(group, bytes); times]);
             return;
         }
         self.listed.push(Listed::of(step, shape));

@@ -35,7 +35,7 @@ pub fn trace_step<M: Backend, A: Architecture + Clone>(
     if rank != Rank(0) {
         return Ok(());
     }
-    let options = program_options(config, architecture, plan, cuts(plan, rank));
+    let options = program_options(config, architecture, plan, cuts(config, plan, rank));
     let program = ModelProgram::new(architecture.clone(), plan.spec.clone(), options);
     let rule = rule::rule(&config.train, &plan.spec)?;
     let mut engine = Engine::new(Arc::clone(&memory), Arc::clone(plan), comms, program, Box::new(rule))?;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use fsdp_config::{OptimizerConfig, Packing, Ranks, Resolved};
+use fsdp_config::{Device, OptimizerConfig, Packing, Ranks, Resolved};
 use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
@@ -227,13 +227,15 @@ pub(crate) fn program_options(
 }
 
 /// The chunks of samples and of experts that a rank has.
-pub(crate) fn cuts(plan: &Plan, rank: Rank) -> Cuts {
+pub(crate) fn cuts(config: &Resolved, plan: &Plan, rank: Rank) -> Cuts {
     let of = |count: usize, group: Group| {
         let here = count / plan.mesh.group_size(group);
         Chunks { count, first: plan.mesh.index_in_group(rank, group) * here, here }
     };
     let samples = of(plan.policy.chunks, Group::CONTEXT);
-    Cuts { samples, experts: of(plan.policy.expert_chunks, Group::EXPERT) }
+    let experts = of(plan.policy.expert_chunks, Group::EXPERT);
+    // A compiled step has the same sizes whatever the routes.
+    Cuts { samples, experts, sends_rows: config.run.device != Device::Xla }
 }
 
 /// Predicts the memory that a rank needs for a training step of a plan, by category, with the ledger.
@@ -327,7 +329,7 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
         head_chunks: config.run.device.head_chunks(),
         terms: config.train.loss_terms(model),
         packed: config.data.packing == Packing::Packed,
-        cuts: cuts(plan, Rank(0)),
+        cuts: cuts(config, plan, Rank(0)),
     }
 }
 

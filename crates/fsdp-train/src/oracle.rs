@@ -74,7 +74,7 @@ impl<'a, M: Backend, A: Architecture + Clone> Oracle<'a, M, A> {
         let plan = &job.plan;
         // All chunks of every sample, one after the other.
         let [samples, experts] = [plan.policy.chunks, plan.policy.expert_chunks].map(Chunks::all);
-        let options = job.program_options(Cuts { samples, experts });
+        let options = job.program_options(Cuts { samples, experts, sends_rows: false });
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = rule::rule(&job.config.train, &plan.spec)?;
         let mut params = Vec::new();

@@ -117,7 +117,7 @@ impl<'a, M: Backend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             "memory is predicted for the device of the run file, and this is another"
         );
         let comms = Comms::connect(&*memory, gathers, reductions, plan.mesh, &plan.groups(), job.digest)?;
-        let options = job.program_options(cuts(&plan, comms.rank()));
+        let options = job.program_options(cuts(&job.config, &plan, comms.rank()));
         let program = ModelProgram::new(job.architecture.clone(), plan.spec.clone(), options);
         let rule = rule::delayed_rule(&job.config.train, &plan.spec, late)?;
         Ok(Engine::new(memory, plan, comms, program, Box::new(rule))?)

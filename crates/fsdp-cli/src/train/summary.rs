@@ -106,7 +106,7 @@ fn traffic_rows(ranks: &[Traffic]) -> Vec<[String; 3]> {
         row("reduce-scatter", largest.reduce_scatters, largest.reduce_scatter_bytes),
         row("all-reduce", largest.all_reduces, largest.all_reduce_bytes),
     ];
-    // Only activations are redistributed, and only on a context axis.
+    // Only activations are redistributed, on a context axis or a large expert axis.
     if largest.all_to_alls > 0 {
         rows.push(row("all-to-all", largest.all_to_alls, largest.all_to_all_bytes));
     }

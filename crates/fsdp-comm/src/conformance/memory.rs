@@ -293,6 +293,9 @@ impl Memory for PlainMemory {
             (Data::Integers(values), HostSliceMut::I64(out)) if out.len() == range.len() => {
                 out.copy_from_slice(&values[range]);
             }
+            (Data::Integers(values), HostSliceMut::U32(out)) if out.len() == range.len() => {
+                out.iter_mut().zip(&values[range]).for_each(|(out, &x)| *out = x as u32);
+            }
             (Data::Integers(values), HostSliceMut::U8(out)) if out.len() == range.len() => {
                 out.iter_mut().zip(&values[range]).for_each(|(out, &x)| *out = x as u8);
             }

@@ -148,6 +148,8 @@ pub enum HostSliceMut<'a> {
     F64(&'a mut [f64]),
     /// Bytes.
     U8(&'a mut [u8]),
+    /// Unsigned 32-bit integers.
+    U32(&'a mut [u32]),
     /// Signed 64-bit integers.
     I64(&'a mut [i64]),
 }

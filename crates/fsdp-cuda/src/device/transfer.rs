@@ -41,6 +41,7 @@ pub(super) fn read(
     match dst {
         HostSliceMut::F32(_) | HostSliceMut::F64(_) => drop(expect_float(src.buffer)),
         HostSliceMut::U8(_) => expect_dtype(src.buffer, DType::U8),
+        HostSliceMut::U32(_) => expect_dtype(src.buffer, DType::U32),
         HostSliceMut::I64(_) => expect_dtype(src.buffer, DType::I64),
     }
     receive(memory, queue, src, |part, bytes| convert_from(dtype, bytes, part_of_mut(&mut dst, part)))
@@ -120,6 +121,7 @@ fn part_of_mut<'a>(slice: &'a mut HostSliceMut<'_>, part: Range<usize>) -> HostS
         HostSliceMut::F32(slice) => HostSliceMut::F32(&mut slice[part]),
         HostSliceMut::F64(slice) => HostSliceMut::F64(&mut slice[part]),
         HostSliceMut::U8(slice) => HostSliceMut::U8(&mut slice[part]),
+        HostSliceMut::U32(slice) => HostSliceMut::U32(&mut slice[part]),
         HostSliceMut::I64(slice) => HostSliceMut::I64(&mut slice[part]),
     }
 }

@@ -301,7 +301,7 @@ impl Memory for StreamMemory {
                 out.iter_mut().zip(elements).for_each(|(out, bytes)| *out = integer(bytes));
             }
             HostSliceMut::U8(out) => out.copy_from_slice(&bytes),
-            HostSliceMut::F32(_) => return Err(unsupported("such read")),
+            HostSliceMut::F32(_) | HostSliceMut::U32(_) => return Err(unsupported("such read")),
         }
         Ok(())
     }

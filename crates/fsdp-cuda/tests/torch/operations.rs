@@ -44,6 +44,11 @@ fn models_match_pytorch() {
 }
 
 #[test]
+fn rows_are_summed_by_the_tree() {
+    each(conformance::rows_are_summed_by_the_tree);
+}
+
+#[test]
 fn adapter_gradients_match_finite_differences() {
     each(conformance::adapter_gradients_match_finite_differences);
 }

@@ -28,6 +28,7 @@ mod precision;
 pub(crate) mod routed;
 mod router_cases;
 pub(crate) mod safetensors;
+pub(crate) mod sum_rows;
 
 pub use attention::attention_is_precise;
 pub use bits::bits_are_equal;
@@ -43,6 +44,7 @@ pub use kit::host;
 pub use mixtures::cut_mixtures_are_precise;
 pub use packed::packed_weights_are_exact;
 pub use precision::{outputs_are_precise, slots_may_have_any_float_dtype};
+pub use sum_rows::rows_are_summed_by_the_tree;
 
 use crate::backend::Backend;
 

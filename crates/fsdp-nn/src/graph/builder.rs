@@ -242,6 +242,11 @@ impl<'a> Builder<'a> {
         self.cuts.experts
     }
 
+    /// Whether rows may be sent only to the ranks of their experts.
+    pub(crate) fn sends_rows(&self) -> bool {
+        self.cuts.sends_rows
+    }
+
     /// Adds operations on rows of whole samples; `add` receives the number of positions of a chunk.
     pub(crate) fn with_whole_samples<T>(&mut self, add: impl FnOnce(&mut Self, usize) -> T) -> T {
         let positions = std::mem::replace(&mut self.seq, self.length);

@@ -5,7 +5,7 @@ use fsdp_core::memory::Category;
 use super::list::{List, Step};
 use super::plan::{BackwardPlan, BlockPlan};
 use super::{Call, Decl, Operand};
-use crate::op::{Exchange, Op, Pointwise, Rows};
+use crate::op::{Exchange, ExpertAxis, Op, Pointwise, Rows};
 
 impl BlockPlan {
     /// Repeats the calls of a plan for `here` chunks, which lie one after the other in each place.
@@ -32,16 +32,39 @@ impl Step {
             Op::Exchange(exchange) => {
                 return self.exchange_over_chunks(Exchange { here, ..exchange }, places);
             }
+            Op::ExpertAxis(ExpertAxis::Send(_) | ExpertAxis::Return(_)) => {
+                return self.rounds_over_chunks(here, places);
+            }
             Op::ExpertAxis(_) => return self.expert_axis_over_chunks(here, places),
             _ => {}
         }
-        let step = |chunk| Step {
-            call: self.call.of_chunk(chunk, |id| places[id].len() / here),
+        let call = |chunk| self.call.of_chunk(chunk, |id| places[id].len() / here);
+        (0..here).map(|chunk| self.of_chunk(chunk, here, call(chunk))).collect()
+    }
+
+    /// The step that runs a call for one of the chunks here.
+    fn of_chunk(&self, chunk: usize, here: usize, call: Call) -> Step {
+        Step {
+            call,
             chunk,
             begins: if chunk == 0 { self.begins.clone() } else { Vec::new() },
             ends: if chunk + 1 == here { self.ends.clone() } else { Vec::new() },
+        }
+    }
+
+    /// The steps of rounds, chunk by chunk. All use the same scratch, because a collective moves whole buffers.
+    fn rounds_over_chunks(&self, here: usize, places: &mut [Decl]) -> Vec<Step> {
+        let scratch = &self.call.writes[1..];
+        for ((operand, _), role) in scratch.iter().zip(&self.call.op.describe().writes[1..]) {
+            let place = &mut places[operand.local().expect("scratch is a place")];
+            place.rows = role.len / place.width;
+        }
+        let call = |chunk| {
+            let mut call = self.call.of_chunk(chunk, |id| places[id].len() / here);
+            call.writes[1..].copy_from_slice(scratch);
+            call
         };
-        (0..here).map(step).collect()
+        (0..here).map(|chunk| self.of_chunk(chunk, here, call(chunk))).collect()
     }
 
     /// The steps of an exchange with several chunks on the rank. Their parts are first ordered by the chunk that they go to:

@@ -49,6 +49,7 @@ mod forward;
 mod gradients;
 mod list;
 mod plan;
+mod rounds;
 mod symbolic;
 mod walk;
 

@@ -16,7 +16,7 @@ use crate::backend::{Backend, BatchFacts, Operands, Write};
 use crate::op::{ExpertAxis, Op};
 
 /// Tracing target of call spans; the same as for the engine's operations, which contain them.
-const CALLS: &str = "fsdp::op";
+pub(super) const CALLS: &str = "fsdp::op";
 
 const ROUTERS: &str = "a model with mixtures has room for what routers leave";
 
@@ -118,8 +118,12 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
 
     fn run(&mut self, step: &Step, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
         let call = &step.call;
-        if matches!(call.op, Op::Exchange(_) | Op::ExpertAxis(_)) {
-            return self.redistribute(call, places);
+        match call.op {
+            Op::ExpertAxis(op @ (ExpertAxis::Send(rounds) | ExpertAxis::Return(rounds))) => {
+                return self.run_rounds(op, rounds, call, places);
+            }
+            Op::ExpertAxis(_) | Op::Exchange(_) => return self.redistribute(call, places),
+            _ => {}
         }
         // Written buffers are taken out of the table, so that the table can be borrowed for reads.
         let mut owned: Vec<Option<(usize, M::Buffer)>> = Vec::with_capacity(call.writes.len());

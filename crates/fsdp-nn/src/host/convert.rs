@@ -30,6 +30,7 @@ pub fn convert_from(dtype: DType, bytes: &[u8], dst: HostSliceMut<'_>) {
         HostSliceMut::F32(dst) => transfer(floats(dtype, bytes), FloatsMut::F32(dst), false),
         HostSliceMut::F64(dst) => transfer(floats(dtype, bytes), FloatsMut::F64(dst), false),
         HostSliceMut::U8(dst) => same_kind(dtype, DType::U8, || dst.copy_from_slice(bytes)),
+        HostSliceMut::U32(dst) => same_kind(dtype, DType::U32, || cast_slice_mut(dst).copy_from_slice(bytes)),
         HostSliceMut::I64(dst) => same_kind(dtype, DType::I64, || cast_slice_mut(dst).copy_from_slice(bytes)),
     }
 }

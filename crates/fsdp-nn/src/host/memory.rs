@@ -244,6 +244,7 @@ impl Memory for HostMemory {
             HostSliceMut::F32(dst) => transfer(self.floats(src)?, FloatsMut::F32(dst), false),
             HostSliceMut::F64(dst) => transfer(self.floats(src)?, FloatsMut::F64(dst), false),
             HostSliceMut::U8(dst) => dst.copy_from_slice(self.elements(src)?),
+            HostSliceMut::U32(dst) => dst.copy_from_slice(self.elements(src)?),
             HostSliceMut::I64(dst) => dst.copy_from_slice(self.elements(src)?),
         }
         Ok(())

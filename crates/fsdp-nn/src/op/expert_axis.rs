@@ -1,14 +1,17 @@
 //! Redistribution over the expert axis: the ranks that have different experts exchange the rows of mixtures.
 //!
-//! Every rank gathers the rows of all, and sums of experts' outputs are reduced where the rows came from. The sizes do not
-//! depend on what routers decide, and a row is sent as often as there are other ranks: no more often than to each of
-//! its experts, while the axis is not larger than the experts of a row.
+//! Every rank gathers the rows of all, and sums of experts' outputs are reduced where the rows came from; the sizes do not
+//! depend on what routers decide. A row is sent as often as there are other ranks: no more often than to each of its
+//! experts, while the axis is not larger than the experts of a row. On larger axes, rows are sent only where they
+//! have an expert ([`Rounds`]). Both have the same results, except in rows that nothing reads.
 
 use fsdp_core::DType;
 use fsdp_core::memory::Category;
 
 use super::describe::{Description, Role};
-use crate::graph::{Backward, Builder, Call, Node, Tensor};
+use super::experts::Routes;
+use super::rounds::Rounds;
+use crate::graph::{Backward, Builder, Call, Decl, Node, Tensor};
 use crate::op::Op;
 
 /// A redistribution over `ranks` ranks, with `len` elements of each. It is run by the program, not by the backend: other
@@ -22,6 +25,10 @@ pub enum ExpertAxis {
     AllGatherRoutes { ranks: usize, len: usize },
     /// The sums over ranks of the parts that are of this one, in the order of the tree.
     ReduceScatter { ranks: usize, len: usize },
+    /// As `AllGather`, of the rows that have an expert on this rank; the others are zero.
+    Send(Rounds),
+    /// As `ReduceScatter`, of the parts of ranks that have an expert of the row.
+    Return(Rounds),
 }
 
 impl ExpertAxis {
@@ -37,15 +44,9 @@ impl ExpertAxis {
                 .read([Role::value("x", ranks * len)])
                 .write([Role::value("y", len)])
                 .flops((ranks - 1) * len),
-        }
-    }
-
-    /// The number of ranks, and of elements of each.
-    pub fn sizes(self) -> [usize; 2] {
-        match self {
-            ExpertAxis::AllGather { ranks, len }
-            | ExpertAxis::AllGatherRoutes { ranks, len }
-            | ExpertAxis::ReduceScatter { ranks, len } => [ranks, len],
+            ExpertAxis::Send(rounds) => describe_rounds("send_rows", rounds, [1, rounds.ranks()]),
+            ExpertAxis::Return(rounds) => describe_rounds("return_rows", rounds, [rounds.ranks(), 1])
+                .flops((rounds.ranks() - 1) * rounds.routing.rows * rounds.width),
         }
     }
 
@@ -55,13 +56,30 @@ impl ExpertAxis {
         let back = match self {
             ExpertAxis::AllGather { ranks, len } => ExpertAxis::ReduceScatter { ranks, len },
             ExpertAxis::ReduceScatter { ranks, len } => ExpertAxis::AllGather { ranks, len },
+            ExpertAxis::Send(rounds) => ExpertAxis::Return(rounds),
+            ExpertAxis::Return(rounds) => ExpertAxis::Send(rounds),
             ExpertAxis::AllGatherRoutes { .. } => unreachable!("routes have no gradient"),
         };
-        let input = node.main().reads[0].local().expect("a value is redistributed");
+        let call = node.main();
+        let input = call.reads[0].local().expect("a value is redistributed");
         let Some(place) = b.overwrite(input) else { return };
-        b.draft.call(Op::ExpertAxis(back), vec![b.draft.whole(dy)], vec![(b.draft.whole(place), false)]);
+        let reads = std::iter::once(b.draft.whole(dy)).chain(call.reads[1..].iter().copied()).collect();
+        let mut writes = vec![(b.draft.whole(place), false)];
+        let scratch = call.writes[1..].iter().filter_map(|(scratch, _)| scratch.local());
+        writes.extend(scratch.map(|scratch| b.scratch(scratch)));
+        b.draft.call(Op::ExpertAxis(back), reads, writes);
         b.put(input, place);
     }
+}
+
+/// Describes rounds, given how many ranks the rows are from that are read and written.
+fn describe_rounds(name: &'static str, rounds: Rounds, [read, written]: [usize; 2]) -> Description {
+    let rows = rounds.routing.rows * rounds.width;
+    let staged = |name| Role::value(name, rounds.sent()).scratch();
+    Description::new(name)
+        .read([Role::value("x", read * rows), Role::ids("routes", rounds.routing.routes())])
+        .write([Role::value("y", written * rows), staged("sent"), staged("received")])
+        .write([Role::ids("ids", rounds.ids()).scratch()])
 }
 
 impl Builder<'_> {
@@ -69,6 +87,41 @@ impl Builder<'_> {
     pub(super) fn gather_rows(&mut self, x: Tensor) -> Tensor {
         let y = |b: &mut Self, width| b.rows(width);
         self.gather(x, y, |ranks, len| ExpertAxis::AllGather { ranks, len })
+    }
+
+    /// The rows of all ranks of the expert axis; on a larger axis only those that have an expert here.
+    pub(super) fn send_rows(&mut self, x: Tensor, routes: &Routes) -> Tensor {
+        let Some(rounds) = self.rounds(routes, x.width()) else { return self.gather_rows(x) };
+        let y = self.rows(rounds.ranks() * x.width());
+        self.run_rounds(ExpertAxis::Send(rounds), rounds, [x, routes.routes, y])
+    }
+
+    /// This rank's rows of the sum over the ranks of the expert axis.
+    pub(super) fn return_rows(&mut self, x: Tensor, routes: &Routes) -> Tensor {
+        let width = x.width() / routes.routing.sources();
+        let Some(rounds) = self.rounds(routes, width) else { return self.sum_rows(x) };
+        let y = self.rows(width);
+        self.run_rounds(ExpertAxis::Return(rounds), rounds, [x, routes.routes, y])
+    }
+
+    /// The rounds that move rows of a width, if that is less than to gather them.
+    fn rounds(&self, routes: &Routes, width: usize) -> Option<Rounds> {
+        let rounds = Rounds { routing: routes.routing, width };
+        (self.sends_rows() && rounds.pay()).then_some(rounds)
+    }
+
+    fn run_rounds(&mut self, op: ExpertAxis, rounds: Rounds, [x, routes, y]: [Tensor; 3]) -> Tensor {
+        let staged = Decl {
+            rows: rounds.ranks() * rounds.capacity(),
+            width: rounds.width,
+            dtype: self.dtype(),
+            category: Category::Workspace,
+        };
+        let ids = Decl { rows: rounds.ids(), width: 1, dtype: DType::U32, ..staged };
+        let mut writes = vec![(self.whole(y), false)];
+        writes.extend([staged, staged, ids].map(|decl| (self.declare(decl), false)));
+        self.node(vec![Call::new(Op::ExpertAxis(op), vec![self.whole(x), self.whole(routes)], writes)], None);
+        y
     }
 
     /// The routes of all ranks of the expert axis.
@@ -92,7 +145,7 @@ impl Builder<'_> {
     }
 
     /// This rank's rows of the sum over the ranks of the expert axis.
-    pub(super) fn sum_rows(&mut self, x: Tensor) -> Tensor {
+    fn sum_rows(&mut self, x: Tensor) -> Tensor {
         let ranks = self.expert_chunks().ranks();
         if ranks == 1 {
             return x;

@@ -317,8 +317,9 @@ impl Builder<'_> {
             return Err(self.error(ModelError::ExpertChunks { experts, chunks: chunks.count }));
         }
         let routing = Routing { chunks, ..routes.routing };
-        let [x, weights] = [x, weights].map(|value| self.gather_rows(value));
-        Ok((x, Routes { routing, routes: self.gather_routes(routes.routes) }, weights))
+        let weights = self.gather_rows(weights);
+        let routes = Routes { routing, routes: self.gather_routes(routes.routes) };
+        Ok((self.send_rows(x, &routes), routes, weights))
     }
 
     /// Copies rows to the slots of all routes.
@@ -359,7 +360,7 @@ impl Builder<'_> {
         let op = Op::Experts(Experts::Combine { routing, width: y.width() / routing.sources() });
         let reads: Vec<Operand> = [x, weights, routes.routes].iter().map(|read| self.whole(*read)).collect();
         self.node(vec![Call::new(op, reads, [(self.whole(y), false)])], None);
-        self.sum_rows(y)
+        self.return_rows(y, routes)
     }
 }
 

@@ -19,6 +19,9 @@ pub enum Lookup {
     Embedding { rows: usize, width: usize, table_rows: usize, padding: Option<usize> },
     /// Adds row `i` of `dy` to row `ids[i]` of `dtable`, in the order of `i`, except where `ids[i]` is `padding`.
     EmbeddingBackward { rows: usize, width: usize, table_rows: usize, padding: Option<usize> },
+    /// Row `i` of `y` is the sum, in the order of the tree, of `terms` rows of `table` with ids from `ids[i * terms]`. The id
+    /// `table_rows` is a row of zeros.
+    SumRows { rows: usize, terms: usize, width: usize, table_rows: usize },
     /// The position of every row of a batch, as ids.
     Positions { samples: usize, seq: usize },
 }
@@ -38,6 +41,13 @@ impl Lookup {
                     .write([Role::gradient("dtable", table_rows * width).adds()])
                     .flops(rows * width)
             }
+            Lookup::SumRows { rows, terms, width, table_rows } => Description::new("sum_rows")
+                .read([
+                    Role::ids("ids", rows * terms),
+                    Role::value("table", table_rows * width).touching(rows * terms * width),
+                ])
+                .write([Role::value("y", rows * width)])
+                .flops(rows * (terms - 1) * width),
             Lookup::Positions { samples, seq } => {
                 Description::new("positions").write([Role::ids("ids", samples * seq)])
             }

@@ -27,6 +27,7 @@ mod linear;
 mod lookup;
 mod norm;
 mod pointwise;
+mod rounds;
 mod router_terms;
 mod routing;
 
@@ -47,6 +48,7 @@ pub use linear::{Linear, LinearDims, Orientation};
 pub use lookup::Lookup;
 pub use norm::Norm;
 pub use pointwise::{Dropout, Pointwise};
+pub use rounds::Rounds;
 pub(crate) use router_terms::ROUTER_SUMS;
 pub use router_terms::RouterTerms;
 pub use routing::{Places, Routing};

@@ -190,7 +190,7 @@ impl Memory for LaggingMemory {
             HostSliceMut::F64(out) => out.copy_from_slice(values),
             HostSliceMut::I64(out) => out.iter_mut().zip(values).for_each(|(out, &x)| *out = x as i64),
             HostSliceMut::U8(out) => out.iter_mut().zip(values).for_each(|(out, &x)| *out = x as u8),
-            HostSliceMut::F32(_) => unreachable!("the suite reads no others"),
+            HostSliceMut::F32(_) | HostSliceMut::U32(_) => unreachable!("the suite reads no others"),
         }
         Ok(())
     }

@@ -3,6 +3,8 @@
 //! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a reduce-scatter, and
 //! 2 (n - 1) / n of the bytes in an all-reduce. In an all-to-all or a broadcast it sends (n - 1) / n of the bytes, on average.
 
+use std::ops::RangeInclusive;
+
 use fsdp_core::comm::Traffic;
 use fsdp_core::layout::Segment;
 use fsdp_core::plan::Plan;
@@ -10,7 +12,7 @@ use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 use fsdp_core::update::RuleDecl;
 use fsdp_core::{Axis, DType};
 use fsdp_nn::model::Architecture;
-use fsdp_nn::op::{Exchange, ExpertAxis, Op, RouterTerms};
+use fsdp_nn::op::{Exchange, ExpertAxis, Op, Rounds, RouterTerms};
 
 use crate::error::TrainError;
 use crate::job::{Job, listed};
@@ -77,19 +79,44 @@ pub(super) fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     traffic
 }
 
+/// The communication of one rank in one training step within blocks.
+pub(super) struct Exchanges {
+    pub(super) fixed: Traffic,
+    /// How many rounds send rows to experts, which the routers decide, and the bytes of each.
+    rounds: RangeInclusive<u64>,
+    round_bytes: u64,
+}
+
+impl Exchanges {
+    /// The rounds among some all-to-alls of so many steps and ranks: all of them, if there can be that many.
+    pub(super) fn rounds(&self, all_to_alls: u64, steps: u64) -> Traffic {
+        let rounds = all_to_alls.clamp(steps * self.rounds.start(), steps * self.rounds.end());
+        Traffic { all_to_alls: rounds, all_to_all_bytes: rounds * self.round_bytes, ..Traffic::default() }
+    }
+
+    /// Adds rounds. All mixtures of a model have rows of one size.
+    fn add_rounds(&mut self, times: usize, rounds: Rounds, value_bytes: usize) {
+        let times = times as u64;
+        self.rounds = self.rounds.start() + times..=self.rounds.end() + times * rounds.most() as u64;
+        let others = rounds.sent() / rounds.ranks() * (rounds.ranks() - 1);
+        self.round_bytes = (others * value_bytes) as u64;
+    }
+}
+
 /// The communication of one rank in one training step within blocks: all-to-alls between the chunks of samples, all-gathers of
-/// routers' loads for a balancing loss, and of rows for experts, whose sums are reduce-scattered.
+/// routers' loads for a balancing loss, and of rows for experts, whose sums are reduce-scattered; or rounds of all-to-alls.
 ///
 /// # Errors
 /// Errors of the model.
-pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic, TrainError> {
-    let mut traffic = Traffic::default();
+pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Exchanges, TrainError> {
+    let mut exchanges = Exchanges { fixed: Traffic::default(), rounds: 0..=0, round_bytes: 0 };
     let mesh = job.plan.mesh;
     if mesh.size(Axis::Context) * mesh.expert() == 1 {
-        return Ok(traffic);
+        return Ok(exchanges);
     }
     let (shape, calls) = listed(&job.config, &job.architecture, &job.plan)?;
     let (rounds, value_bytes) = (job.plan.step.rounds, shape.dtype.size_bytes());
+    let mut traffic = Traffic::default();
     for step in calls.iter().flat_map(|(_, listing)| &listing.list.steps) {
         match step.call.op {
             Op::Exchange(Exchange { chunks, here, part }) => {
@@ -107,19 +134,20 @@ pub(super) fn exchanges<A: Architecture + Clone>(job: &Job<A>) -> Result<Traffic
                 traffic.reduce_scatters += rounds as u64;
                 traffic.reduce_scatter_bytes += (rounds * len * value_bytes * (ranks - 1)) as u64;
             }
+            Op::ExpertAxis(ExpertAxis::Send(sent) | ExpertAxis::Return(sent)) => {
+                exchanges.add_rounds(rounds, sent, value_bytes);
+            }
             _ => {}
         }
     }
-    if mesh.size(Axis::Context) == 1 {
-        return Ok(traffic);
-    }
     let description = job.architecture.description();
     let terms = description.router_terms(job.config.train.loss_terms(description));
-    if let Some(terms) = terms.and_then(RouterTerms::balancing) {
+    let is_shared = mesh.size(Axis::Context) > 1;
+    if let Some(terms) = terms.and_then(RouterTerms::balancing).filter(|_| is_shared) {
         let bytes = job.plan.policy.chunks * terms.loads_len() * DType::F64.size_bytes();
         add_gather(&mut traffic, job.plan.step.rounds, bytes, job.plan.mesh.size(Axis::Context));
     }
-    Ok(traffic)
+    Ok(Exchanges { fixed: traffic, ..exchanges })
 }
 
 /// The communication of one rank before the first step, if initial parameters are read from files: the shards of every

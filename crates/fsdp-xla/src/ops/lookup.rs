@@ -24,6 +24,7 @@ impl Trace {
                 let table = self.hlo.add_to_rows(&table, &ids, &dy);
                 self.write(&dtable, &table);
             }
+            Lookup::SumRows { .. } => unreachable!("rows are gathered where routes cannot be read"),
             Lookup::Positions { samples, seq } => {
                 let ([], [ids], _) = operands.split();
                 let positions = self.hlo.iota(&[samples, seq], 1, Element::U32);

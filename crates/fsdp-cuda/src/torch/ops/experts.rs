@@ -155,14 +155,9 @@ impl<D: TorchStorage> Torch<D> {
         let ends = Some(&terms.ends);
         let sums = Tensor::f_segment_reduce(&values, "sum", None, None, ends, 0, true, 0.0)?;
         // As parts that come from other ranks, they have the dtype of results.
-        let mut parts = sums.f_to_kind(x.f_kind()?)?;
-        let mut count = int(routing.chunks.here);
-        while count > 1 {
-            count /= 2;
-            let pairs = parts.f_view([count, 2, rows * width])?;
-            parts = pairs.f_select(1, 0)?.f_add(&pairs.f_select(1, 1)?)?;
-        }
-        self.put(y, &parts.f_view([rows, width])?)
+        let parts = sums.f_to_kind(x.f_kind()?)?;
+        let sum = add_by_tree(parts, int(routing.chunks.here), rows * width)?;
+        self.put(y, &sum.f_view([rows, width])?)
     }
 
     fn aten_combine_backward(
@@ -259,6 +254,16 @@ fn stored(dims: ExpertDims) -> [i64; 2] {
         Orientation::OutIn => [dims.outputs, dims.inputs].map(int),
         Orientation::InOut => [dims.inputs, dims.outputs].map(int),
     }
+}
+
+/// Adds parts, a power of two of them, in the order of the tree.
+pub(super) fn add_by_tree(mut parts: Tensor, mut count: i64, len: i64) -> Result<Tensor, Failure> {
+    while count > 1 {
+        count /= 2;
+        let pairs = parts.f_view([count, 2, len])?;
+        parts = pairs.f_select(1, 0)?.f_add(&pairs.f_select(1, 1)?)?;
+    }
+    Ok(parts)
 }
 
 /// The slots that each source uses, with their routes; without sources that use none.

@@ -5,6 +5,7 @@ use fsdp_nn::backend::{Operands, Write};
 use fsdp_nn::op::Lookup;
 use tch::Tensor;
 
+use super::experts::add_by_tree;
 use super::size::int;
 use crate::torch::error::{Done, Failure};
 use crate::torch::memory::{Torch, arithmetic, kind};
@@ -24,6 +25,10 @@ impl<D: TorchStorage> Torch<D> {
             Lookup::EmbeddingBackward { width, padding, .. } => {
                 let ([ids, dy], [dtable], _) = operands.split();
                 self.aten_embedding_backward((*width, *padding), ids, dy, dtable)?;
+            }
+            Lookup::SumRows { terms, width, .. } => {
+                let ([ids, table], [y], _) = operands.split();
+                self.aten_sum_rows([*terms, *width], ids, table, y.slice)?;
             }
             Lookup::Positions { .. } => unreachable!("every memory writes positions"),
         }
@@ -47,6 +52,24 @@ impl<D: TorchStorage> Torch<D> {
         } else {
             table.f_index_select_out(&y, 0, &ids).done()?;
         }
+        Ok(())
+    }
+
+    fn aten_sum_rows(
+        &self,
+        [terms, width]: [usize; 2],
+        ids: Slice<'_, D::Buffer>,
+        table: Slice<'_, D::Buffer>,
+        y: SliceMut<'_, D::Buffer>,
+    ) -> Result<(), Failure> {
+        let (rows, width) = (int(ids.len / terms), int(width));
+        let table = self.view(table, &[int(table.len) / width, width])?;
+        let zeros = Tensor::f_zeros([1, width], (table.f_kind()?, table.device()))?;
+        // The first terms of all rows, then the second ones, and so on.
+        let ids = self.view(ids, &[rows, int(terms)])?.f_tr()?.f_contiguous()?.f_view([-1])?;
+        let parts = Tensor::f_cat(&[&*table, &zeros], 0)?.f_index_select(0, &ids)?;
+        let sums = add_by_tree(parts, int(terms), rows * width)?;
+        self.view_mut(y, &[rows, width])?.f_copy_(&sums.f_view([rows, width])?);
         Ok(())
     }
 

@@ -305,7 +305,7 @@ fn begin<E: Element>(row: &[E], accumulate: bool, sum: &mut [E::Acc]) {
 
 /// Adds rows, a power of two of them, in the order of the tree, as communicators do: every sum is rounded. The first
 /// becomes the total.
-fn add_parts<E: Element>(parts: &mut [E], width: usize) {
+pub(super) fn add_parts<E: Element>(parts: &mut [E], width: usize) {
     let count = parts.len() / width;
     let mut distance = 1;
     while distance < count {

@@ -2,6 +2,7 @@
 
 use fsdp_core::Error;
 
+use super::experts::add_parts;
 use crate::backend::Outcome;
 use crate::host::HostMemory;
 use crate::host::backend::Call;
@@ -32,6 +33,13 @@ impl HostMemory {
                 let dy = self.elements::<E>(dy)?;
                 backward(self.workers(), (width, padding), ids, dy, self.target(dtable)?);
             }
+            Lookup::SumRows { terms, width, table_rows, .. } => {
+                let ([ids, table], [y], _) = operands.split();
+                let ids = self.elements(ids)?;
+                check_ids(ids, table_rows + 1)?;
+                let y = self.elements_mut::<E>(y.slice)?;
+                sum_rows(self.workers(), (terms, width), ids, self.elements(table)?, y);
+            }
             Lookup::Positions { .. } => return Ok(Outcome::Unsupported),
         }
         Ok(Outcome::Done)
@@ -53,6 +61,31 @@ fn forward<E: Element>(workers: &Workers, width: usize, ids: &[u32], table: &[E]
         for (y, &id) in y.chunks_mut(width).zip(ids) {
             let row = &table[id as usize * width..][..width];
             if add { add_row(row, y) } else { y.copy_from_slice(row) }
+        }
+    });
+}
+
+/// Sets row `i` of `y` to the sum of some rows of `table`, in the order of the tree.
+fn sum_rows<E: Element>(
+    workers: &Workers,
+    (terms, width): (usize, usize),
+    ids: &[u32],
+    table: &[E],
+    y: &mut [E],
+) {
+    let rows = task_rows(terms * width);
+    let tasks = y.chunks_mut(rows * width).zip(ids.chunks(rows * terms));
+    workers.each(tasks, |(y, ids)| {
+        let mut parts = vec![E::store(E::Acc::ZERO); terms * width];
+        for (y, ids) in y.chunks_mut(width).zip(ids.chunks(terms)) {
+            for (part, &id) in parts.chunks_mut(width).zip(ids) {
+                match table.get(id as usize * width..(id as usize + 1) * width) {
+                    Some(row) => part.copy_from_slice(row),
+                    None => part.fill(E::store(E::Acc::ZERO)),
+                }
+            }
+            add_parts(&mut parts, width);
+            y.copy_from_slice(&parts[..width]);
         }
     });
 }

@@ -1,13 +1,13 @@
 //! Tests that the ranks of an expert axis compute parts of what one rank computes that has all chunks of the experts: added in
 //! the order of the tree, they have its bits.
 
-use fsdp_core::memory::{Arithmetic, Memory};
-use fsdp_core::{DType, Queue};
+use fsdp_core::DType;
 
 use crate::HostMemory;
 use crate::conformance::Calls;
 use crate::conformance::kit::{Kit, Operand, numbers};
 use crate::conformance::routed::Routed;
+use crate::conformance::sum_rows::add;
 use crate::cuts::Chunks;
 use crate::host::HostBuffer;
 use crate::op::{Experts, Op, Routing};
@@ -72,22 +72,6 @@ impl Numbers {
     }
 }
 
-/// Adds the parts of ranks in the order of the tree.
-fn add(kit: &Kit<HostMemory>, mut parts: Vec<Results>) -> Results {
-    while parts.len() > 1 {
-        let mut rest = parts.into_iter();
-        parts = Vec::new();
-        while let (Some(mut left), Some(right)) = (rest.next(), rest.next()) {
-            for (left, right) in left.iter_mut().zip(&right) {
-                let sum = Arithmetic::Accumulate(right.read());
-                kit.memory.compute(Queue::Compute, sum, left.write()).unwrap();
-            }
-            parts.push(left);
-        }
-    }
-    parts.remove(0)
-}
-
 #[test]
 fn parts_of_ranks_add_up_to_bits_of_one_rank() {
     for (dtype, ranks) in [DType::F32, DType::F64, DType::Bf16, DType::F16]
@@ -101,7 +85,11 @@ fn parts_of_ranks_add_up_to_bits_of_one_rank() {
             let chunks = Chunks { count: COUNT, first: rank * here, here };
             numbers.run(&kit, Routing { chunks, ..alone }, 0)
         };
-        let got = add(&kit, (0..ranks).map(on_rank).collect()).map(|sums| kit.get(&sums));
+        let mut parts: [Vec<_>; 3] = Default::default();
+        for rank in 0..ranks {
+            parts.iter_mut().zip(on_rank(rank)).for_each(|(parts, part)| parts.push(part));
+        }
+        let got = parts.map(|parts| kit.get(&add(&kit, parts)));
         for source in 0..ranks {
             let expected = numbers.run(&kit, alone, source).map(|sums| kit.get(&sums));
             for (what, (got, expected)) in

@@ -27,6 +27,11 @@ fn models_match_pytorch() {
 }
 
 #[test]
+fn rows_are_summed_by_the_tree() {
+    conformance::rows_are_summed_by_the_tree(&subject());
+}
+
+#[test]
 fn adapter_gradients_match_finite_differences() {
     conformance::adapter_gradients_match_finite_differences(&subject());
 }
