@@ -161,6 +161,9 @@ pub enum PlanFault {
     /// An operation overwrites what nothing has read.
     #[error("what was written is overwritten before it is read")]
     Unread,
+    /// A place is accessed or ends, or a list does, before a redistribution from or to it is complete.
+    #[error("a place is accessed or ends while its redistribution runs")]
+    InFlight,
     /// A value is left at the end.
     #[error("a value is still live after the last call")]
     Left,

@@ -35,9 +35,11 @@ impl Listing {
             format!("{}{}", operand((role, to)), if *adds { " +=" } else { "" })
         };
         let writes: Vec<String> = of.writes.iter().zip(&step.call.writes).map(write).collect();
+        let arrivals: String = step.arrivals.iter().map(|place| format!(" %{place}")).collect();
+        let arrivals = if arrivals.is_empty() { arrivals } else { format!("; arrived{arrivals}") };
         let ends: String = step.ends.iter().map(|place| format!(" %{place}")).collect();
         let ends = if ends.is_empty() { ends } else { format!("; ends{ends}") };
-        format!("{}({}) -> {}{ends}", of.name, reads.join(", "), writes.join(", "))
+        format!("{}({}) -> {}{arrivals}{ends}", of.name, reads.join(", "), writes.join(", "))
     }
 
     /// Formats an operand: its name, shape and dtype.

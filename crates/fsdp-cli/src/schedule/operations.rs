@@ -127,6 +127,7 @@ impl<'a> Operations<'a> {
             "writes": writes,
             "adds": step.call.writes.iter().any(|(_, adds)| *adds),
             "begins": step.begins,
+            "arrivals": step.arrivals,
             "ends": step.ends,
             "matmul": of.matmul,
             "cost": cost_json(step.call.cost(self.shape.dtype, self.shape.gradient_dtype)),

@@ -48,6 +48,8 @@ impl Step {
             call,
             chunk,
             begins: if chunk == 0 { self.begins.clone() } else { Vec::new() },
+            // With several chunks, the redistribution of each ends with its call.
+            arrivals: Vec::new(),
             ends: if chunk + 1 == here { self.ends.clone() } else { Vec::new() },
         }
     }
@@ -97,7 +99,13 @@ impl Step {
             };
             calls.extend((0..here).map(|chunk| by_chunk(chunk).copied(*z, y)));
         }
-        let step = |call| Step { call, chunk: 0, begins: Vec::new(), ends: Vec::new() };
+        let step = |call: Call| Step {
+            arrivals: call.redistribution().map(|redistribution| redistribution.to).into_iter().collect(),
+            call,
+            chunk: 0,
+            begins: Vec::new(),
+            ends: Vec::new(),
+        };
         let mut steps: Vec<Step> = calls.into_iter().map(step).collect();
         steps[0].begins.clone_from(&self.begins);
         let (early, late): (Vec<usize>, Vec<usize>) = self.ends.iter().partition(|&&id| id == x);
@@ -137,7 +145,9 @@ impl Step {
             let ranges = [(Some(from), None), (Some(to), Some(from)), (None, Some(to))];
             for (call, (begins, ends)) in calls.into_iter().zip(ranges) {
                 let [begins, ends] = [begins, ends].map(|place| place.into_iter().collect());
-                steps.push(Step { call, chunk: 0, begins, ends });
+                let arrivals =
+                    call.redistribution().map(|redistribution| redistribution.to).into_iter().collect();
+                steps.push(Step { call, chunk: 0, begins, arrivals, ends });
             }
         }
         let last = steps.len() - 1;

@@ -1,7 +1,7 @@
 //! Lists of calls over places, and the live range of each place.
 
 use super::{Call, Decl, Operand};
-use crate::op::{Op, Pointwise};
+use crate::op::{ExpertAxis, Op, Pointwise};
 
 /// A call, and the places that begin before it and end after it.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,8 +12,53 @@ pub struct Step {
     pub chunk: usize,
     /// Places that are allocated before the call.
     pub begins: Vec<usize>,
+    /// Places that receive the result of a redistribution after the call. It runs beside the calls from its own to this one.
+    pub arrivals: Vec<usize>,
     /// Places that are not read after the call.
     pub ends: Vec<usize>,
+}
+
+/// A redistribution over ranks, which runs beside other calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Redistribution {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// Whether the contents of `from` are lost.
+    gives_up: bool,
+}
+
+impl Redistribution {
+    /// Whether a call cannot run at the same time.
+    pub(crate) fn conflicts_with(&self, call: &Call) -> bool {
+        let &Self { from, to, gives_up } = self;
+        call.locals().any(|id| id == to || (gives_up && id == from)) || call.writes_to(from)
+    }
+}
+
+impl Call {
+    /// Returns the redistribution that the call starts. Rounds are none: the host follows them.
+    pub(crate) fn redistribution(&self) -> Option<Redistribution> {
+        let gives_up = match self.op {
+            Op::Exchange(_)
+            | Op::ExpertAxis(ExpertAxis::AllGather { .. } | ExpertAxis::AllGatherRoutes { .. }) => false,
+            Op::ExpertAxis(ExpertAxis::ReduceScatter { .. }) => true,
+            _ => return None,
+        };
+        Some(Redistribution { from: self.reads[0].local()?, to: self.writes[0].0.local()?, gives_up })
+    }
+}
+
+/// Moves each redistribution before the calls that it does not depend on, up to the one before it.
+fn start_early(mut calls: Vec<Call>) -> Vec<Call> {
+    for index in 0..calls.len() {
+        let Some(redistribution) = calls[index].redistribution() else { continue };
+        let waits_for = |call: &Call| {
+            matches!(call.op, Op::Exchange(_) | Op::ExpertAxis(_)) || redistribution.conflicts_with(call)
+        };
+        let first = calls[..index].iter().rposition(waits_for).map_or(0, |before| before + 1);
+        calls[first..=index].rotate_right(1);
+    }
+    calls
 }
 
 /// Calls in order.
@@ -29,6 +74,7 @@ impl List {
     /// Computes the live ranges of places. Those of `before` are live at the start, and those of `after` stay live at
     /// the end.
     pub(super) fn new(calls: Vec<Call>, before: &[usize], after: &[usize]) -> Self {
+        let calls = start_early(calls);
         let reads = |id: usize| calls.iter().any(|call| call.locals().any(|local| local == id));
         let unread = before.iter().copied().filter(|&id| !reads(id) && !after.contains(&id)).collect();
         let mut live: Vec<usize> = before.to_vec();
@@ -41,11 +87,19 @@ impl List {
                     begins.push(id);
                 }
             }
-            steps.push(Step { call, chunk: 0, begins, ends: Vec::new() });
+            steps.push(Step { call, chunk: 0, begins, arrivals: Vec::new(), ends: Vec::new() });
+        }
+        let mut held = vec![Vec::new(); steps.len()];
+        for index in 0..steps.len() {
+            let Some(redistribution) = steps[index].call.redistribution() else { continue };
+            let waits = |step: &Step| redistribution.conflicts_with(&step.call);
+            let beside = steps[index + 1..].iter().position(waits).unwrap_or(steps.len() - index - 1);
+            steps[index + beside].arrivals.push(redistribution.to);
+            held[index + beside].extend([redistribution.from, redistribution.to]);
         }
         let mut ended: Vec<usize> = after.to_vec();
-        for step in steps.iter_mut().rev() {
-            for id in step.call.locals() {
+        for (step, held) in steps.iter_mut().zip(held).rev() {
+            for id in step.call.locals().chain(held).collect::<Vec<_>>() {
                 if !ended.contains(&id) {
                     ended.push(id);
                     step.ends.push(id);

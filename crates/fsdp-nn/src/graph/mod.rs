@@ -62,6 +62,7 @@ use crate::op::{Attention, Cost, Op};
 pub(crate) use batch::MicroBatch;
 pub use builder::{Builder, Tensor};
 pub(crate) use derive::Backward;
+pub(crate) use list::Redistribution;
 pub use list::{List, Step};
 pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};
 pub(crate) use symbolic::{Contents, Symbols};

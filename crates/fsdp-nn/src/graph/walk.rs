@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fsdp_core::comm::{Comms, Purpose, ReduceOp};
+use fsdp_core::comm::{Comms, Pending, Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{Gradients, Params};
 use fsdp_core::{Error, Group, Queue};
 use tracing::trace_span;
 
-use super::{Call, Decl, List, MicroBatch, Operand, Step};
+use super::{Call, Decl, List, MicroBatch, Operand, Redistribution, Step};
 use crate::accounting::{Account, Lease};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
 use crate::op::{ExpertAxis, Op};
@@ -82,6 +82,8 @@ pub(crate) struct DeviceRunner<'a, M: Backend> {
     pub(crate) z_losses: Option<SliceMut<'a, M::Buffer>>,
     /// Destinations of router data, if the model has routers.
     pub(crate) routers: Option<Routers<'a, M::Buffer>>,
+    /// Redistributions that have started.
+    pub(crate) in_flight: Vec<(Redistribution, Pending<M>)>,
 }
 
 /// The data that the routers of a micro-batch write.
@@ -117,13 +119,19 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
     }
 
     fn run(&mut self, step: &Step, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
+        self.run_call(step, places)?;
+        step.arrivals.iter().try_for_each(|&place| self.complete(place, places))
+    }
+}
+
+impl<M: Backend> DeviceRunner<'_, M> {
+    fn run_call(&mut self, step: &Step, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
         let call = &step.call;
-        match call.op {
-            Op::ExpertAxis(op @ (ExpertAxis::Send(rounds) | ExpertAxis::Return(rounds))) => {
-                return self.run_rounds(op, rounds, call, places);
-            }
-            Op::ExpertAxis(_) | Op::Exchange(_) => return self.redistribute(call, places),
-            _ => {}
+        if let Op::ExpertAxis(op @ (ExpertAxis::Send(rounds) | ExpertAxis::Return(rounds))) = call.op {
+            return self.run_rounds(op, rounds, call, places);
+        }
+        if let Some(redistribution) = call.redistribution() {
+            return self.start(call, redistribution, places);
         }
         // Written buffers are taken out of the table, so that the table can be borrowed for reads.
         let mut owned: Vec<Option<(usize, M::Buffer)>> = Vec::with_capacity(call.writes.len());
@@ -136,16 +144,15 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
         }
         result
     }
-}
 
-impl<M: Backend> DeviceRunner<'_, M> {
-    /// Redistributes a value over the context axis or the expert axis.
-    fn redistribute(&mut self, call: &Call, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
-        let (&[Operand::Local { id: from, .. }], &[(Operand::Local { id: to, .. }, _)]) =
-            (&call.reads[..], &call.writes[..])
-        else {
-            unreachable!("a value is redistributed to another one")
-        };
+    /// Starts to redistribute a value over the context axis or the expert axis.
+    fn start(
+        &mut self,
+        call: &Call,
+        redistribution: Redistribution,
+        places: &mut [Option<M::Buffer>],
+    ) -> Result<(), Error> {
+        let Redistribution { from, to, .. } = redistribution;
         let (memory, purpose) = (self.inputs.memory, Purpose::Activations);
         let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
         let group = if let Op::Exchange(_) = call.op { Group::CONTEXT } else { Group::EXPERT };
@@ -164,7 +171,16 @@ impl<M: Backend> DeviceRunner<'_, M> {
                 }
             }
         };
-        let mut done = pending.wait_on(memory, Queue::Compute)?;
+        self.in_flight.push((redistribution, pending));
+        Ok(())
+    }
+
+    /// Waits for what a place receives.
+    fn complete(&mut self, place: usize, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
+        let of_place = |(redistribution, _): &(Redistribution, _)| redistribution.to == place;
+        let index = self.in_flight.iter().position(of_place).expect("what arrives has started");
+        let (Redistribution { from, to, .. }, pending) = self.in_flight.swap_remove(index);
+        let mut done = pending.wait_on(self.inputs.memory, Queue::Compute)?;
         places[to] = done.outputs.pop();
         // Contents of what was reduced are given up.
         places[from] = places[from].take().or_else(|| done.inputs.pop());

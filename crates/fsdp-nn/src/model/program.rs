@@ -162,7 +162,8 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         let place = (self.round, self.options.seed);
         let Parts { batch, losses, z_losses, routers } = self.data.parts(place, load_range);
         let inputs = Inputs { memory, spec: &self.spec, block, params, batch };
-        let mut runner = DeviceRunner { inputs, gradients, comms, losses, z_losses, routers };
+        let mut runner =
+            DeviceRunner { inputs, gradients, comms, losses, z_losses, routers, in_flight: Vec::new() };
         call.run(&mut self.values, &mut runner)
     }
 }

@@ -174,7 +174,15 @@ impl<A: Architecture> Session<A> {
         let inputs = Inputs { memory, spec: &self.spec, block, params: &self.params, batch };
         let losses = SliceMut::whole(&mut losses);
         let (gradients, comms) = (&mut [][..], &mut Comms::alone());
-        let device = DeviceRunner { inputs, gradients, comms, losses, z_losses: None, routers: None };
+        let device = DeviceRunner {
+            inputs,
+            gradients,
+            comms,
+            losses,
+            z_losses: None,
+            routers: None,
+            in_flight: Vec::new(),
+        };
         let mut runner =
             CachingRunner { device, memory, cache: &mut self.cache, calls, first, capacity: self.capacity };
         walk(&plan.forward, &plan.places, &mut places, &mut runner)?;

@@ -11,6 +11,7 @@ use fsdp_core::memory::Category;
 use super::describe::{Description, Role};
 use super::experts::Routes;
 use super::rounds::Rounds;
+use super::routing::Routing;
 use crate::graph::{Backward, Builder, Call, Decl, Node, Tensor};
 use crate::op::Op;
 
@@ -89,9 +90,9 @@ impl Builder<'_> {
         self.gather(x, y, |ranks, len| ExpertAxis::AllGather { ranks, len })
     }
 
-    /// The rows of all ranks of the expert axis; on a larger axis only those that have an expert here.
+    /// The rows of all ranks of the expert axis that have an expert here, sent in rounds.
     pub(super) fn send_rows(&mut self, x: Tensor, routes: &Routes) -> Tensor {
-        let Some(rounds) = self.rounds(routes, x.width()) else { return self.gather_rows(x) };
+        let rounds = Rounds { routing: routes.routing, width: x.width() };
         let y = self.rows(rounds.ranks() * x.width());
         self.run_rounds(ExpertAxis::Send(rounds), rounds, [x, routes.routes, y])
     }
@@ -99,14 +100,14 @@ impl Builder<'_> {
     /// This rank's rows of the sum over the ranks of the expert axis.
     pub(super) fn return_rows(&mut self, x: Tensor, routes: &Routes) -> Tensor {
         let width = x.width() / routes.routing.sources();
-        let Some(rounds) = self.rounds(routes, width) else { return self.sum_rows(x) };
+        let Some(rounds) = self.rounds(routes.routing, width) else { return self.sum_rows(x) };
         let y = self.rows(width);
         self.run_rounds(ExpertAxis::Return(rounds), rounds, [x, routes.routes, y])
     }
 
     /// The rounds that move rows of a width, if that is less than to gather them.
-    fn rounds(&self, routes: &Routes, width: usize) -> Option<Rounds> {
-        let rounds = Rounds { routing: routes.routing, width };
+    pub(super) fn rounds(&self, routing: Routing, width: usize) -> Option<Rounds> {
+        let rounds = Rounds { routing, width };
         (self.sends_rows() && rounds.pay()).then_some(rounds)
     }
 

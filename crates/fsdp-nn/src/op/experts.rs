@@ -317,9 +317,11 @@ impl Builder<'_> {
             return Err(self.error(ModelError::ExpertChunks { experts, chunks: chunks.count }));
         }
         let routing = Routing { chunks, ..routes.routing };
+        let gathered = self.rounds(routing, x.width()).is_none().then(|| self.gather_rows(x));
         let weights = self.gather_rows(weights);
         let routes = Routes { routing, routes: self.gather_routes(routes.routes) };
-        Ok((self.send_rows(x, &routes), routes, weights))
+        let x = gathered.unwrap_or_else(|| self.send_rows(x, &routes));
+        Ok((x, routes, weights))
     }
 
     /// Copies rows to the slots of all routes.

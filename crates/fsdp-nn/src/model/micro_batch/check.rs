@@ -11,7 +11,7 @@ use fsdp_core::program::Pass;
 use super::super::kinds::Kinds;
 use super::{Input, MicroBatchPlan, PlannedCall};
 use crate::error::PlanFault;
-use crate::graph::{Contents, Route, Symbols};
+use crate::graph::{Contents, Redistribution, Route, Symbols};
 
 impl MicroBatchPlan {
     /// Compares the plan with the graphs it was made from.
@@ -67,14 +67,32 @@ impl PlannedCall {
         for &id in &list.unread {
             end(&mut places, id)?;
         }
+        let mut in_flight: Vec<Redistribution> = Vec::new();
         for step in &list.steps {
             for &id in &step.begins {
                 expect_free(&places[id].replace(Contents::default()))?;
             }
+            if in_flight.iter().any(|redistribution| redistribution.conflicts_with(&step.call)) {
+                return Err(PlanFault::InFlight);
+            }
             symbols.execute(&step.call, of_block, &mut places)?;
+            in_flight.extend(step.call.redistribution());
+            for &id in &step.arrivals {
+                let arrived = in_flight.iter().position(|redistribution| redistribution.to == id);
+                in_flight.swap_remove(arrived.ok_or(PlanFault::InFlight)?);
+            }
             for &id in &step.ends {
+                if in_flight
+                    .iter()
+                    .any(|redistribution| [redistribution.from, redistribution.to].contains(&id))
+                {
+                    return Err(PlanFault::InFlight);
+                }
                 end(&mut places, id)?;
             }
+        }
+        if !in_flight.is_empty() {
+            return Err(PlanFault::InFlight);
         }
         for &(place, value) in &self.outputs {
             values[value] = Some(end(&mut places, place)?);

@@ -156,12 +156,14 @@ fn lost_and_doubled_operations_are_found() {
                     subject.plant_in(call, &format!("loss of operation {index}"), |list| {
                         let lost = list.steps.remove(index);
                         list.steps[index].begins.extend(lost.begins);
+                        list.steps[index].arrivals.extend(lost.arrivals);
                         list.steps[index].ends.extend(lost.ends);
                     });
                 }
                 subject.plant_in(call, &format!("second operation {index}"), |list| {
                     let mut second = list.steps[index].clone();
                     second.begins.clear();
+                    list.steps[index].arrivals.clear();
                     list.steps[index].ends.clear();
                     list.steps.insert(index + 1, second);
                 });
@@ -198,6 +200,32 @@ fn wrong_lives_of_places_are_found() {
         }
         assert!(subject.planted > 20, "{}: {}", subject.name, subject.planted);
     }
+}
+
+#[test]
+fn late_and_lost_arrivals_are_found() {
+    let (mut arrivals, mut beside) = (0, 0);
+    for mut subject in Subject::all() {
+        for call in 0..subject.plan.calls.len() {
+            let list = subject.plan.calls[call].list().clone();
+            for (index, step) in list.steps.iter().enumerate() {
+                for &place in &step.arrivals {
+                    subject.plant_in(call, &format!("place {place} never arrives"), |list| {
+                        list.steps[index].arrivals.retain(|id| *id != place);
+                    });
+                    if index + 1 < list.steps.len() {
+                        subject.plant_in(call, &format!("place {place} arrives late"), |list| {
+                            list.steps[index].arrivals.retain(|id| *id != place);
+                            list.steps[index + 1].arrivals.push(place);
+                        });
+                    }
+                    arrivals += 1;
+                    beside += usize::from(!step.call.writes_to(place));
+                }
+            }
+        }
+    }
+    assert!(arrivals > 20 && beside > 10, "{beside} of {arrivals} run beside other calls");
 }
 
 #[test]
