@@ -1,5 +1,6 @@
 //! `fsdp ckpt`: inspects, converts, verifies and compares checkpoints. The work itself is in `fsdp-ckpt`.
 
+mod against_model;
 mod convert;
 mod diff;
 mod inspect;

@@ -199,7 +199,7 @@ pub(crate) fn stored_name<'a>(reader: &ModelWeights, param: &'a ParamSpec) -> &'
 }
 
 /// The names that a parameter may have in a checkpoint.
-pub(crate) fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
+pub fn names(param: &ParamSpec) -> impl Iterator<Item = &str> {
     let full = std::iter::once(&param.fqn).chain(&param.aliases).map(String::as_str);
     full.flat_map(|name| [Some(name), hf::base_name(name), hf::name_in_memory(name)]).flatten()
 }

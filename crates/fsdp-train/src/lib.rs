@@ -59,7 +59,7 @@ mod shard_runs;
 pub use ahead::trace_step;
 pub use error::{Ending, Kept, TrainError};
 pub use fit::{expect_positions, expect_settings};
-pub use init::InitSource;
+pub use init::{InitSource, names as parameter_names};
 pub use job::{Job, draft, expect_chunks, listed, plan, predict, rank_tables};
 pub use metrics::Evaluation;
 pub use oracle::Oracle;

@@ -162,21 +162,31 @@ protects are counted: damage there, if the file stays readable, cannot be found.
 In a directory everything is considered: what belongs to the checkpoint, other checkpoints beside
 it, and the rest, which is listed with the reason why it is not read.
 
+With --model, weights are also compared with what that model wants, since most loaders leave absent
+ones at random: what is missing, unexpected or of another shape, not finite, zero in every element,
+or was never updated, while others were (by the moments of the optimizer), is a problem. Without
+moments, weights that are distributed as at initialization are listed as doubts.
+
 Exit code: 0 if sound, 1 if something is damaged or missing, or no tensor was found, 2 if PATH is
 not a checkpoint.
 
 JSON keys: path, format (null if it cannot be opened), sound, tensors, read_bytes, checksums,
 unprotected_bytes, unprotected (path, bytes, ranges), also_read, not_read (path, reason),
-cannot_show (losses that the format hides), problems, opaque (classes by name), notes.
+cannot_show (losses that the format hides), problems, model (problems, doubts; null without
+--model), opaque (classes by name), notes.
 
 Examples:
   fsdp ckpt verify runs/quickstart/checkpoints/step-00000050
+  fsdp ckpt verify checkpoint/ --model Llama-3.1-8B
   fsdp ckpt verify checkpoint/ --json | jq .problems"
 )]
 pub(crate) struct VerifyCkptArgs {
     /// The checkpoint
     #[arg(value_name = "PATH")]
     pub(crate) path: PathBuf,
+    /// Compare with the model whose config.json is in a directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
     /// Count objects of unknown classes as problems; else they are only listed
     #[arg(long)]
     pub(crate) strict: bool,

@@ -13,7 +13,8 @@ use fsdp_ckpt::formats::{self, Unread};
 use fsdp_ckpt::verify::{Unprotected, Verification, verify_all};
 use serde_json::{Value as Json, json};
 
-use super::shared::{Work, json_path, list_problems, listed, notes_of, opaque_json};
+use super::against_model::{self, Findings};
+use super::shared::{LISTED_MAX, Work, json_path, list_problems, listed, notes_of, opaque_json};
 use crate::args::VerifyCkptArgs;
 use crate::document::{Document, Mark, Report, print};
 use crate::error::CliError;
@@ -24,6 +25,7 @@ use crate::units::{bytes, counted};
 /// # Errors
 /// [`CliError`]: the path is not a checkpoint, or the user interrupted.
 pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
+    let model = args.model.as_deref().map(against_model::model).transpose()?;
     let work = Work::begin(args.memory)?;
     let (checkpoint, mut found) = match formats::open(&args.path) {
         Ok(checkpoint) => {
@@ -38,8 +40,15 @@ pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
         let opaque: Vec<Error> = read.filter_map(|checkpoint| checkpoint.refuse_opaque().err()).collect();
         found.problems.extend(opaque);
     }
-    print(&Verified { path: &args.path, checkpoint: checkpoint.as_ref(), found: &found }, args.json)?;
-    Ok(found.is_sound())
+    let of_model = match (&model, &checkpoint) {
+        (Some(model), Some(checkpoint)) => {
+            Some(work.run(|options| against_model::findings(checkpoint, model.description(), options))?)
+        }
+        _ => None,
+    };
+    let report = Verified { path: &args.path, checkpoint: checkpoint.as_ref(), found: &found, of_model };
+    print(&report, args.json)?;
+    Ok(report.problems() == 0)
 }
 
 /// Whether an error means that the user named something that is not a checkpoint or cannot be read.
@@ -58,6 +67,8 @@ struct Verified<'a> {
     /// `None` if it could not be opened.
     checkpoint: Option<&'a Checkpoint>,
     found: &'a Verification,
+    /// What differs from the model that it was compared with, if it was.
+    of_model: Option<Findings>,
 }
 
 impl Verified<'_> {
@@ -108,9 +119,13 @@ impl Verified<'_> {
         }
     }
 
+    fn problems(&self) -> usize {
+        self.found.problems.len() + self.of_model.as_ref().map_or(0, |findings| findings.problems.len())
+    }
+
     fn verdict(&self) -> (Mark, String) {
         let good = |text: &str| (Mark::Good, text.to_owned());
-        match (self.found.problems.len(), self.found.unprotected_bytes()) {
+        match (self.problems(), self.found.unprotected_bytes()) {
             (problems @ 1.., _) => (Mark::Bad, format!("not sound: {}", counted(problems, "problem"))),
             _ if !self.limits().is_empty() => good("sound, as far as its format can show: see the notes"),
             (_, 0) => good("sound, and every byte is protected by a checksum"),
@@ -129,7 +144,7 @@ impl Report for Verified<'_> {
         json!({
             "path": json_path(self.path),
             "format": self.checkpoint.map(|checkpoint| &checkpoint.format),
-            "sound": self.found.is_sound(),
+            "sound": self.problems() == 0,
             "tensors": self.found.tensors,
             "read_bytes": self.found.read_bytes,
             "checksums": self.found.checksums,
@@ -139,6 +154,7 @@ impl Report for Verified<'_> {
             "not_read": self.found.unread.iter().map(unread).collect::<Vec<_>>(),
             "cannot_show": self.limits(),
             "problems": self.found.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "model": self.of_model.as_ref().map(|found| json!({"problems": found.problems, "doubts": found.doubts})),
             "opaque": self.opaque(),
             "notes": self.notes(),
         })
@@ -163,6 +179,13 @@ impl Report for Verified<'_> {
         }
         to.each(Mark::Warning, "note:", self.notes());
         list_problems(to, problems);
+        if let Some(findings) = &self.of_model {
+            list_problems(to, &findings.problems);
+            to.each(Mark::Warning, "doubt:", findings.doubts.iter().take(LISTED_MAX));
+            if let Some(more @ 1..) = findings.doubts.len().checked_sub(LISTED_MAX) {
+                to.marked(Mark::Warning, "doubt:", &format!(" {more} more (--json lists all)"));
+            }
+        }
         to.gap();
         let (mark, verdict) = self.verdict();
         to.marked(mark, &verdict, "");

@@ -88,6 +88,7 @@ mod verification;
 
 // Invalid input: exit code 2 and a message that says what to do.
 mod adapters;
+mod against_model;
 mod bad_input;
 mod bad_weights;
 mod mixtures;
