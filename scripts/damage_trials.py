@@ -55,6 +55,8 @@ SETS = [
     "deepspeed/zero1_bf16_tied_frozen",
     "deepspeed/zero2",
     "deepspeed/zero3_bf16_tied_frozen",
+    "deepspeed_universal/zero1",
+    "deepspeed_universal/zero3_bf16_tied_frozen",
     "lightning/checkpoints",
     "torch_files/pickles:bare.pt",
     "torch_files/pickles/before_1_6",

@@ -9,6 +9,8 @@
 //! In stage 0 nothing is partitioned: the only model file holds whole parameters, and the optimizer state with
 //! parameters by number, as in PyTorch.
 //!
+//! `universal` reads what DeepSpeed made of such checkpoints for any number of ranks.
+//!
 //! Checkpoints of models with tensor parallelism, pipeline parallelism or layers of `deepspeed.moe` are not read.
 //!
 //! The layout is the one that DeepSpeed's own `zero_to_fp32.py` reads. Tests use checkpoints of DeepSpeed 0.19.8.
@@ -17,6 +19,7 @@ mod merge;
 mod optimizer;
 mod parse;
 mod place;
+mod universal;
 
 #[cfg(test)]
 mod tests;
@@ -38,6 +41,9 @@ use crate::{
     formats::fields::count,
     torch::Item,
 };
+
+/// Files that name the newest checkpoint beside them; the second one, the newest that was made universal.
+const LATEST: [&str; 2] = ["latest", "latest_universal"];
 
 /// Maximum length of `latest`, which holds a directory name.
 const LATEST_BYTES_MAX: u64 = 4096;
@@ -79,6 +85,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let files = Files::anywhere();
     let dir = directory_of(&files, path)?;
     let names = files.list(&dir)?;
+    if universal::is_at(&dir, &names) {
+        return universal::open(path, &dir, &names);
+    }
     refuse_parts(&dir, &names)?;
     let mut sets = sets_of(&names);
     if !sets.keys().any(|pattern| pattern.ends_with(OPTIMIZER_FILES)) && sets.keys().any(|p| is_unsharded(p))
@@ -206,7 +215,7 @@ fn check_copies(files: &[RankFile], checkpoint: &Checkpoint) -> Result<(), Error
 pub(super) fn is_named_in(dir: &Path, names: &[String]) -> bool {
     let files = Files::anywhere();
     let newest = || directory_of(&files, dir).ok().filter(|newest| newest != dir);
-    names.iter().any(|name| name == "latest")
+    names.iter().any(|name| LATEST.contains(&&name[..]))
         && newest().is_some_and(|newest| files.list(&newest).is_ok_and(|names| holds_files(&names)))
 }
 
@@ -220,10 +229,13 @@ pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error>
         return Ok(file_io::directory_of(path));
     }
     let names = files.list(path)?;
-    if holds_files(&names) || !names.iter().any(|name| name == "latest") {
+    let Some(latest) = LATEST.into_iter().find(|latest| names.iter().any(|name| name == latest)) else {
+        return Ok(path.to_owned());
+    };
+    if holds_files(&names) {
         return Ok(path.to_owned());
     }
-    let latest = path.join("latest");
+    let latest = path.join(latest);
     let bytes = files.read_small(&latest, LATEST_BYTES_MAX)?.unwrap_or_default();
     let tag = String::from_utf8_lossy(&bytes).trim().to_owned();
     let is_plain = Path::new(&tag).file_name().is_some_and(|name| name == &tag[..]);

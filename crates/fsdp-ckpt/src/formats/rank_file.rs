@@ -23,6 +23,8 @@ pub(crate) struct RankFile {
     pub(crate) path: PathBuf,
     /// Its index in the checkpoint's sources.
     pub(crate) source: usize,
+    /// The name it was saved under, without its ending.
+    pub(crate) folder: String,
     /// The root of its tree.
     pub(crate) root: Item,
     /// Whether the archive records the file's rank, and its name agrees.
@@ -40,7 +42,8 @@ impl RankFile {
         into.protections.extend(torch_file.protections(source));
         add_opaque(&torch_file.root, &[], &mut into.opaque);
         into.notes.extend(torch_file.note.map(str::to_owned));
-        Ok(RankFile { path: path.to_owned(), source, root: torch_file.root, rank_is_verified })
+        let (path, folder, root) = (path.to_owned(), torch_file.folder, torch_file.root);
+        Ok(RankFile { path, source, folder, root, rank_is_verified })
     }
 
     /// Opens all files of a set, in rank order.

@@ -203,3 +203,79 @@ fn renamed_zero3_files_note_limit_and_copies_are_rejected() {
     let message = message(dir.path());
     assert!(message.contains("holds the same bytes as"), "{message}");
 }
+
+/// The universal checkpoints that DeepSpeed's converter made of the others.
+const UNIVERSAL: [&str; 3] = ["zero1", "zero2_bf16_tied_frozen", "zero3_bf16_tied_frozen"];
+
+#[test]
+fn universal_checkpoints_hold_what_they_were_made_of() {
+    for kind in UNIVERSAL {
+        let universal = formats::open(fixture(&format!("deepspeed_universal/{kind}"))).unwrap();
+        let original = formats::open(fixture(&format!("deepspeed/{kind}"))).unwrap();
+        assert_eq!(universal.format, "DeepSpeed universal checkpoint");
+        universal.check_coverage().unwrap();
+        let names = |checkpoint: &Checkpoint| checkpoint.tensors.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&universal), names(&original), "{kind}");
+        for (name, expected) in &original.tensors {
+            let tensor = &universal.tensors[name];
+            assert_eq!((&tensor.shape, tensor.role), (&expected.shape, expected.role), "{kind}: {name}");
+            // The converter widens frozen parameters of stage 2.
+            if tensor.dtype == expected.dtype {
+                assert_eq!(bytes_of(&universal, name), bytes_of(&original, name), "{kind}: {name}");
+            } else {
+                assert_eq!((kind, &name[..]), (UNIVERSAL[1], "model.layers.0.self_attn.k_proj.weight"));
+            }
+        }
+        let values = |checkpoint: &Checkpoint, of: &str| {
+            let values = checkpoint.values.iter().filter(|(name, _)| name.starts_with(of));
+            values.map(|(name, object)| (name.clone(), object.value.clone())).collect::<Vec<_>>()
+        };
+        for of in ["optim.param_groups", "optim.state"] {
+            assert_eq!(values(&universal, of), values(&original, of), "{kind}");
+        }
+        assert_eq!(universal.run_state, original.run_state, "{kind}");
+        // The folder itself, and its model file, are the same checkpoint.
+        let folder = fixture(&format!("deepspeed_universal/{kind}/global_step10_universal"));
+        assert_eq!(formats::open(&folder).unwrap().tensors, universal.tensors);
+        let file = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        let file = file.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "pt"));
+        assert_eq!(formats::open(file.unwrap()).unwrap().tensors, universal.tensors);
+    }
+}
+
+#[test]
+fn incomplete_universal_checkpoints_are_rejected() {
+    let from = fixture("deepspeed_universal/zero1/global_step10_universal");
+    let norm = "zero/model.norm.weight";
+    let damaged = |damage: &dyn Fn(&Path)| {
+        let dir = tempfile::tempdir().unwrap();
+        copy_tree(&from, dir.path());
+        damage(dir.path());
+        message(dir.path())
+    };
+    let without = |file: &str| damaged(&|dir| fs::remove_file(dir.join(norm).join(file)).unwrap());
+    assert!(without("exp_avg.pt").contains("`exp_avg.pt`, which other parameters have"));
+    assert!(without("fp32.pt").contains("fp32.pt"));
+    let folder = damaged(&|dir| fs::remove_dir_all(dir.join(norm)).unwrap());
+    assert!(folder.contains("`model.norm.weight`"), "{folder}");
+    let state = damaged(&|dir| {
+        fs::copy(dir.join(norm).join("exp_avg.pt"), dir.join(norm).join("exp_avg_sq.pt")).map(drop).unwrap();
+    });
+    assert!(state.contains("the name it was saved under, exp_avg.pt,"), "{state}");
+    let shape = damaged(&|dir| {
+        let other = dir.join("zero/lm_head.weight/fp32.pt");
+        fs::copy(other, dir.join(norm).join("fp32.pt")).map(drop).unwrap();
+    });
+    assert!(shape.contains("[33, 9]") && shape.contains("[9]"), "{shape}");
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_tree(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to).unwrap()),
+        }
+    }
+}

@@ -41,6 +41,7 @@ fn checkpoints_of_other_trainers_resume_like_pytorch() {
         "trainer",
         "torchtitan",
         "deepspeed",
+        "deepspeed_universal",
         "verl",
         "lightning",
         "xla_fsdp",
@@ -58,6 +59,7 @@ fn checkpoints_of_other_trainers_resume_like_pytorch() {
         "deepspeed/zero1",
         "deepspeed/zero2",
         "deepspeed/zero3",
+        "deepspeed_universal/zero1",
         "verl/actor",
         "verl/actor/model_world_size_2_rank_0.pt",
         "lightning/checkpoints/step=10.ckpt",
@@ -87,7 +89,7 @@ fn converted_checkpoint_resumes_like_its_source() {
 
 #[test]
 fn deepspeed_bf16_tied_frozen_resume_matches_in_memory_state() {
-    let sandbox = Sandbox::with_fixtures(&["fsdp2", "deepspeed"]);
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "deepspeed", "deepspeed_universal"]);
     let mut config: Value = serde_json::from_str(&sandbox.read("fsdp2/config.json")).unwrap();
     config["tie_word_embeddings"] = true.into();
     std::fs::create_dir(sandbox.path("tied")).unwrap();
@@ -107,6 +109,14 @@ fn deepspeed_bf16_tied_frozen_resume_matches_in_memory_state() {
             format!("--set run.out_dir={kind}-held --resume-from deepspeed/{kind}.expected.safetensors");
         sandbox.succeed(&format!("{run} {held}"));
         assert_eq!(sandbox.column(kind, "loss"), sandbox.column(&format!("{kind}-held"), "loss"), "{kind}");
+        if ["zero2_bf16_tied_frozen", "zero3_bf16_tied_frozen"].contains(&kind) {
+            let universal =
+                format!("--set run.out_dir={kind}-universal --resume-from deepspeed_universal/{kind}");
+            let ran = sandbox.succeed(&format!("{run} {universal}"));
+            assert!(ran.stderr.contains(taken), "{kind}: {}", ran.stderr);
+            let column = |out: &str| sandbox.column(out, "loss");
+            assert_eq!(column(&format!("{kind}-universal")), column(&format!("{kind}-held")), "{kind}");
+        }
     }
 }
 

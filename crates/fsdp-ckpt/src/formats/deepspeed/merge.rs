@@ -34,13 +34,7 @@ pub(super) fn merge(
     let put = weights.put(Role::Model, |name| vec![Key::Name(name.to_owned())], into);
     put.map_err(|fault| fault.in_file(&first.path))?;
     add_frozen(models, into)?;
-    // The module holds a shared parameter in 16 bits; its other name has full precision.
-    for (name, other) in &model.shared {
-        if let Some(tensor) = into.tensors.get(other).filter(|_| !into.tensors.contains_key(name)) {
-            let tensor = Tensor { path: vec![Key::Name(name.clone())], ..tensor.clone() };
-            into.tensors.insert(name.clone(), tensor);
-        }
-    }
+    add_shared(model, into);
     for (name, local) in &model.module {
         let is_buffer = model.buffer_names.contains(name);
         // In stage 3, the module holds only placeholders of parameters.
@@ -96,8 +90,18 @@ fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error
     Ok(())
 }
 
+/// Makes shared parameters two names for the same bytes. Other files hold the second one in 16 bits, or as these were widened.
+pub(super) fn add_shared(model: &ModelStates, into: &mut Checkpoint) {
+    for (name, other) in &model.shared {
+        if let Some(tensor) = into.tensors.get(other) {
+            let tensor = Tensor { path: vec![Key::Name(name.clone())], ..tensor.clone() };
+            into.tensors.insert(name.clone(), tensor);
+        }
+    }
+}
+
 /// Adds frozen parameters, which have no flat copy; stage 3 partitions each of them over the ranks.
-fn add_frozen(models: &[ModelStates], into: &mut Checkpoint) -> Result<(), Error> {
+pub(super) fn add_frozen(models: &[ModelStates], into: &mut Checkpoint) -> Result<(), Error> {
     let model = &models[0];
     let mut ranks = Vec::with_capacity(models.len());
     for (rank, state) in models.iter().enumerate() {
