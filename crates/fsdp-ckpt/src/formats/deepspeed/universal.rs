@@ -13,7 +13,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use super::{
@@ -176,7 +176,7 @@ fn add_buffers(model: &ModelStates, into: &mut Checkpoint) -> Result<(), Error> 
 }
 
 /// Adds the settings of parameter groups and, from stage 3, whose parameters have no counts, those of their groups.
-fn add_settings(path: &PathBuf, model: &ModelStates, into: &mut Checkpoint) -> Result<(), Error> {
+fn add_settings(path: &Path, model: &ModelStates, into: &mut Checkpoint) -> Result<(), Error> {
     let file = RankFile::open(path, into)?;
     let settings = file.root.get("param_groups").map(Item::to_value);
     let settings = settings.as_ref().and_then(groups).unwrap_or_default();
