@@ -16,8 +16,8 @@ use crate::{
     error::Fault,
 };
 
-/// Maximum length of a sealed text, in bytes: enough for some millions of chunks.
-pub(super) const SEALED_LEN_MAX: u64 = 256 << 20;
+/// Maximum length of a sealed text, in bytes. One of 671 billion parameters on 2,048 ranks has 354 MB.
+pub(super) const SEALED_LEN_MAX: u64 = 1 << 30;
 
 const BEFORE_DIGITS: &[u8] = br#","digest":"crc64:"#;
 const DIGITS: usize = 16;
