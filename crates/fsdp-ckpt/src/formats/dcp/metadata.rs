@@ -6,7 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::storage::{Location, Storage};
+use super::{
+    FLAT_NAMES,
+    storage::{Location, Storage},
+};
 use crate::{
     checkpoint::{Global, Key, is_box_inside, join, len_bytes},
     error::Fault,
@@ -253,7 +256,7 @@ impl<'a> Paths<'a> {
         match self.flat_count {
             0 => Vec::new(),
             count => {
-                vec![format!("{count} names have no known place in a nested state dict and are kept flat")]
+                vec![format!("{count} {FLAT_NAMES}")]
             }
         }
     }
