@@ -33,6 +33,8 @@ SETS = [
     "dcp_2rank_zstd",
     "dcp_hsdp_2x2",
     "torchtitan/step-10",
+    "megatron/reshardable/iter_0000001",
+    "megatron/pipeline/iter_0000001",
     "orbax/ocdbt_zarr2",
     "orbax/ocdbt_zarr3",
     "orbax/files_zarr3",
