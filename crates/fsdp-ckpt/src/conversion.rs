@@ -193,7 +193,11 @@ pub fn convert(
     };
     let mut report = ConversionReport::default();
     let published = match conversion.config.as_deref().filter(|_| is_megatron) {
-        Some(config) => Some(checkpoint.clone().with_hugging_face_names(&config::model_sizes(config)?)?),
+        Some(config) => Some(
+            checkpoint
+                .clone()
+                .with_hugging_face_names(&config::model_sizes(config)?, conversion.part != Part::Model)?,
+        ),
         None => None,
     };
     if is_megatron && published.is_none() {

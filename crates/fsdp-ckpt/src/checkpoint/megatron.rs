@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Checkpoint, ExpertNames, Key, OptimizerName, Role, Tensor, join, parameter_span, with_parameter,
+    Checkpoint, ExpertNames, Key, Object, OptimizerName, Role, Tensor, join, parameter_span, with_parameter,
 };
 use crate::error::Error;
 
@@ -56,11 +56,19 @@ impl Checkpoint {
     }
 
     /// Returns the same checkpoint with the names and shapes of Hugging Face, of weights and of what its optimizer keeps of
-    /// them.
+    /// them. If `has_states`, the weights are the 32-bit copies of the optimizer, where it keeps these, and each parameter has
+    /// its step count.
     ///
     /// # Errors
     /// [`Error::BadRequest`] if a tensor is not known, has other sizes than the configuration, or if layers are missing.
-    pub(crate) fn with_hugging_face_names(mut self, sizes: &ModelSizes) -> Result<Checkpoint, Error> {
+    pub(crate) fn with_hugging_face_names(
+        mut self,
+        sizes: &ModelSizes,
+        has_states: bool,
+    ) -> Result<Checkpoint, Error> {
+        if has_states {
+            self.use_masters();
+        }
         let refused = |reason: String| Error::bad_request(&self.path, reason);
         let mut layers = BTreeSet::new();
         let mut tensors = BTreeMap::new();
@@ -101,9 +109,55 @@ impl Checkpoint {
         self.tensors = tensors;
         // What modules store beside parameters (scales of FP8) has no place in the other model.
         self.values.retain(|name, _| !name.contains("._extra_state"));
+        if has_states {
+            self.count_steps();
+        }
         Ok(self)
     }
+
+    /// Replaces 16-bit weights by the copies that the optimizer updates.
+    fn use_masters(&mut self) {
+        let master = |tensor: &Tensor| match OptimizerName::of_path(&tensor.path) {
+            Some(OptimizerName::State { parameter, state }) if MASTERS.contains(&&*state) => Some(parameter),
+            _ => None,
+        };
+        let of_optimizer = self.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
+        let masters: Vec<_> =
+            of_optimizer.filter_map(|(name, tensor)| Some((name.clone(), master(tensor)?))).collect();
+        for (name, parameter) in masters {
+            let Some(weight) = self.tensors.get_mut(&parameter) else { continue };
+            let path = weight.path.clone();
+            if let Some(master) = self.tensors.remove(&name) {
+                self.tensors.insert(parameter, Tensor { path, role: Role::Model, ..master });
+            }
+        }
+    }
+
+    /// Gives each parameter with states the step count that Megatron stores once, or once for each group.
+    fn count_steps(&mut self) {
+        let common = self.tensors.remove("optimizer.state.common_step");
+        let is_of_group = |name: &&String| name.contains("param_groups.") && name.ends_with(".step");
+        let mut of_groups =
+            self.values.iter().filter(|(name, _)| is_of_group(name)).map(|(_, object)| &object.value);
+        let first = of_groups.next().cloned().filter(|first| of_groups.all(|other| other == first));
+        let of_parameters = self.tensors.values().filter(|tensor| tensor.role == Role::Optimizer);
+        let paths: BTreeSet<Vec<Key>> = of_parameters
+            .filter(|tensor| OptimizerName::of_path(&tensor.path).is_some())
+            .map(|tensor| [&tensor.path[..tensor.path.len() - 1], &[Key::Name("step".to_owned())]].concat())
+            .collect();
+        for path in paths {
+            let (name, role) = (join(&path), Role::Optimizer);
+            if let Some(count) = &common {
+                self.tensors.insert(name, Tensor { path, ..count.clone() });
+            } else if let Some(value) = &first {
+                self.values.insert(name, Object { path, role, value: value.clone() });
+            }
+        }
+    }
 }
+
+/// The names of 32-bit copies among the states of an optimizer.
+const MASTERS: [&str; 2] = ["fp32_param", "param"];
 
 /// The parameter's name of a tensor of the model or of its optimizer, and the path for another name of it.
 fn parameter(tensor: &Tensor) -> Option<(String, impl Fn(&str) -> Vec<Key> + use<>)> {

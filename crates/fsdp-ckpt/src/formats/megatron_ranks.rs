@@ -31,6 +31,9 @@ use crate::{
 /// The file in each folder.
 const FILE: &str = "model_optim_rng.pt";
 
+/// The states of the distributed optimizer in a folder, in buffers whose parameters only the running model knows.
+pub(super) const BUFFERS_FILE: &str = "distrib_optim.pt";
+
 /// What the folders of ranks begin with.
 const FOLDER: &str = "mp_rank_";
 

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     contents::{self, FileKind},
-    dcp, detect, megatron, orbax,
+    dcp, detect, megatron, megatron_ranks, orbax,
     trainer_folder::TRAINER_STATE,
 };
 use crate::{
@@ -147,6 +147,9 @@ impl Search {
         }
         if name.starts_with('.') {
             return self.unread(path, "it is hidden");
+        }
+        if name == megatron_ranks::BUFFERS_FILE && opens_one_here {
+            return self.unread(path, "the buffers of Megatron's distributed optimizer are not read");
         }
         let is_sure = SURE_ENDINGS.iter().any(|ending| name.ends_with(ending));
         let kind = contents::kind_at(&path);

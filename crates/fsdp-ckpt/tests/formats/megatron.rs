@@ -25,9 +25,9 @@ fn is_sound(checkpoint: &Checkpoint) -> bool {
     verify(checkpoint, &Options::new(&NoProgress, &AtomicBool::new(false))).unwrap().is_sound()
 }
 
-fn converted(checkpoint: &Checkpoint, config: &Path, to: &Path) -> Result<Checkpoint, Error> {
+fn converted(checkpoint: &Checkpoint, part: Part, config: &Path, to: &Path) -> Result<Checkpoint, Error> {
     let mut conversion = Conversion::new(Target::Safetensors);
-    (conversion.part, conversion.config) = (Part::All, Some(config.to_owned()));
+    (conversion.part, conversion.config) = (part, Some(config.to_owned()));
     convert(checkpoint, to, &conversion, &Options::new(&NoProgress, &AtomicBool::new(false)))?;
     formats::open(to)
 }
@@ -78,31 +78,38 @@ fn weights_and_moments_have_the_names_and_values_of_hugging_face() {
     let dir = tempfile::tempdir().unwrap();
     for name in SETS {
         let config = fixture(&format!("megatron/expected_{name}.json"));
-        let found = converted(&open(name), &config, &dir.path().join(format!("{name}.safetensors"))).unwrap();
         let expected =
             SafetensorsReader::open(fixture(&format!("megatron/expected_{name}.safetensors"))).unwrap();
+        let model = dir.path().join(format!("{name}.model.safetensors"));
+        let model = converted(&open(name), Part::Model, &config, &model).unwrap();
+        let all = dir.path().join(format!("{name}.safetensors"));
+        let all = converted(&open(name), Part::All, &config, &all).unwrap();
+        let weights: Vec<&str> = expected.names().filter_map(|name| name.strip_prefix("model.")).collect();
+        assert_eq!(model.tensors.len(), weights.len(), "{name}");
         let mut compared = 0;
-        for expected_name in expected.names() {
-            let (is_state, rest) = match expected_name.strip_prefix("optim.state.") {
-                Some(rest) => (true, rest),
-                None => (false, expected_name.strip_prefix("model.").unwrap()),
-            };
+        for weight in weights {
+            assert_same(&model, weight, &expected, &format!("model.{weight}"));
             // The buffers of this kind do not say whose states they are.
-            if is_state && name == "dp_reshardable" {
-                continue;
-            }
-            let full = if is_state { format!("optimizer.state.{rest}") } else { rest.to_owned() };
-            let full = match found.tensors.contains_key(&full) {
-                true => full,
-                false => full.replace(".fp32_param", ".param"),
-            };
-            assert_same(&found, &full, &expected, expected_name);
+            let master = format!("optim.state.{weight}.fp32_param");
+            let master =
+                Some(master).filter(|master| name != "dp_reshardable" && expected.entry(master).is_ok());
+            assert_same(&all, weight, &expected, &master.unwrap_or(format!("model.{weight}")));
             compared += 1;
+            for state in ["exp_avg", "exp_avg_sq"].iter().filter(|_| name != "dp_reshardable") {
+                let state = format!("{weight}.{state}");
+                assert_same(
+                    &all,
+                    &format!("optimizer.state.{state}"),
+                    &expected,
+                    &format!("optim.state.{state}"),
+                );
+                compared += 1;
+            }
         }
-        let of_others = |name: &&String| {
-            name.contains(".distributed.") || name.ends_with(".common_step") || name.starts_with("rng_state")
+        let is_other = |name: &String| {
+            name.contains(".distributed.") || name.ends_with(".step") || name.starts_with("rng_state")
         };
-        assert_eq!(compared, found.tensors.keys().filter(|name| !of_others(name)).count(), "{name}");
+        assert_eq!(compared, all.tensors.keys().filter(|name| !is_other(name)).count(), "{name}");
     }
 }
 
@@ -123,14 +130,16 @@ fn other_configurations_are_refused_by_what_differs() {
     ] {
         assert!(text.contains(from), "{from}");
         fs::write(&path, text.replace(from, to)).unwrap();
-        let error =
-            converted(&open("single"), &path, &dir.path().join("out.safetensors")).unwrap_err().to_string();
+        let error = converted(&open("single"), Part::All, &path, &dir.path().join("out.safetensors"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(expected), "{error}");
         assert!(!dir.path().join("out.safetensors").exists());
     }
     let other = fixture("megatron/expected_single.json");
-    let error =
-        converted(&open("experts"), &other, &dir.path().join("out.safetensors")).unwrap_err().to_string();
+    let error = converted(&open("experts"), Part::All, &other, &dir.path().join("out.safetensors"))
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("mlp.experts.experts.linear_fc1.weight") && error.contains("without --config"),
         "{error}"
@@ -176,7 +185,9 @@ fn folders_of_ranks_are_one_model() {
         assert_eq!(checkpoint.run_state, [("step".to_owned(), "1".to_owned())]);
         assert!(is_sound(&checkpoint), "{name}");
         let config = fixture(&format!("megatron/expected_{name}.json"));
-        let found = converted(&checkpoint, &config, &dir.path().join(format!("{name}.safetensors"))).unwrap();
+        let found =
+            converted(&checkpoint, Part::Model, &config, &dir.path().join(format!("{name}.safetensors")))
+                .unwrap();
         let expected =
             SafetensorsReader::open(fixture(&format!("megatron/expected_{name}.safetensors"))).unwrap();
         let weights: Vec<&str> = expected.names().filter_map(|name| name.strip_prefix("model.")).collect();
