@@ -12,7 +12,10 @@
 //! formats. `optimizer.distributed.` holds buffers of the distributed optimizer (`dp_reshardable`), whose parameters only
 //! the running model knows.
 
-use std::path::Path;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use super::{dcp, torch_file};
 use crate::{
@@ -76,6 +79,8 @@ pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     let mut checkpoint = dcp::open(dir)?;
     // Ranks that hold only copies have no files.
     checkpoint.world_size = None;
+    let alike = alike_files(&checkpoint);
+    checkpoint.limits.extend(alike);
     // Megatron's names are flat on purpose.
     checkpoint.notes.retain(|note| !note.contains(dcp::FLAT_NAMES));
     for (name, tensor) in std::mem::take(&mut checkpoint.tensors) {
@@ -102,6 +107,26 @@ pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     checkpoint.format = format!("Megatron Core {KIND}{sharding}: {}", checkpoint.format);
     checkpoint.join(common, &[], None)?;
     Ok(checkpoint)
+}
+
+/// The limit of files that have tensors of the same sizes in the same places, as those of ranks with other experts do.
+fn alike_files(checkpoint: &Checkpoint) -> Option<String> {
+    let mut places: BTreeMap<usize, BTreeSet<(u64, u64)>> = BTreeMap::new();
+    for tensor in checkpoint.tensors.values() {
+        for chunk in &tensor.chunks {
+            let len = chunk.region.len()?.saturating_mul(tensor.dtype.size_bytes() as u64);
+            places.entry(chunk.source).or_default().insert((chunk.offset, len));
+        }
+    }
+    let mut seen = BTreeMap::new();
+    let (first, second) =
+        places.iter().find_map(|(source, of_file)| Some((seen.insert(of_file, *source)?, *source)))?;
+    let name = |source: usize| checkpoint.sources[source].path().file_name().unwrap_or_default().display();
+    Some(format!(
+        "files of the same sizes that were exchanged, as {} and {}: tensors in them do not say their names",
+        name(first),
+        name(second)
+    ))
 }
 
 /// A tensor under its name in other formats, with its role.
