@@ -35,6 +35,7 @@ SETS = [
     "torchtitan/step-10",
     "megatron/reshardable/iter_0000001",
     "megatron/pipeline/iter_0000001",
+    "megatron/ranks/iter_0000001",
     "orbax/ocdbt_zarr2",
     "orbax/ocdbt_zarr3",
     "orbax/files_zarr3",

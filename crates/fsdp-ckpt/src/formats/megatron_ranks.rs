@@ -7,13 +7,20 @@
 //!
 //! Each file has the part of the model under local names: layers and experts count from 0 in every stage and rank. With
 //! virtual stages, `model0`, `model1`, .. are its chunks, and the layers of all first chunks come before those of all second
-//! ones. Which dimension tensor parallelism cuts follows from the name. Weights are read; the states of optimizers are not,
-//! whose numbers follow an order that only the running model has.
+//! ones. Which dimension tensor parallelism cuts follows from the name. States are numbered in the order of a rank's
+//! parameters; those of a distributed optimizer are in buffers, whose parameters only the running model knows, and are not
+//! read.
+
+mod names;
+mod optimizer;
+mod parts;
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
+
+use names::{Cut, cut_of, expert_of, global_name};
 
 use super::{
     fields::{count, field, text},
@@ -37,18 +44,18 @@ pub(super) const BUFFERS_FILE: &str = "distrib_optim.pt";
 /// What the folders of ranks begin with.
 const FOLDER: &str = "mp_rank_";
 
+/// The note of a checkpoint without states that could be named.
+const NO_STATES: &str = "the states of its optimizer are not read: it is distributed, or its groups of parameters are not those that \
+                         Megatron-LM makes by itself";
+
+/// What cannot be seen in these folders.
+const UNSEEN: &str = "files exchanged between ranks whose parts have the same shapes: Megatron does not store the rank in them";
+
+/// The numbers of a rank: of tensor parallelism, of its stage and of its experts.
+type Rank = (u64, u64, u64);
+
 /// Maximum number of ranks, stages or virtual stages: a damaged count must not make work without end.
 const RANKS_MAX: u64 = 1 << 16;
-
-/// How tensor parallelism cuts a tensor.
-enum Cut {
-    /// Every rank has all of it.
-    Whole,
-    /// Along a dimension.
-    Dim(usize),
-    /// Along the rows, of the gate and the up projection alike.
-    GateAndUp,
-}
 
 /// The number of ranks along each axis, and of chunks of the model per rank.
 struct Sizes {
@@ -82,65 +89,38 @@ pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     let first = paths.find(|path| Files::anywhere().exists(path)).unwrap_or_default();
     let first = RankFile::open(&first, &mut Checkpoint::default())?;
     let sizes = Sizes::of(&first)?;
-    let mut files = BTreeMap::new();
-    for tensor in 0..sizes.tensor {
-        for stage in 0..sizes.stages {
-            for expert in 0..sizes.experts {
-                let path = dir.join(sizes.folder(tensor, stage, expert)).join(FILE);
-                if !Files::anywhere().exists(&path) {
-                    return Err(Error::malformed(
-                        path,
-                        "it is missing: the files of all ranks are needed; fetch it",
-                    ));
-                }
-                files.insert((tensor, stage, expert), RankFile::open(&path, &mut checkpoint)?);
-            }
-        }
-    }
-    if folders.len() != files.len() {
-        let reason = format!(
-            "it has {} folders of ranks, and {} of one save; files were mixed",
-            folders.len(),
-            files.len()
-        );
-        return Err(Error::malformed(dir, reason));
-    }
+    let files = sizes.files(dir, folders.len(), &mut checkpoint)?;
     checkpoint.world_size = Some(files.len());
-    let mut layers = 0;
-    let mut parts: BTreeMap<(u64, u64, u64), Vec<Part>> = BTreeMap::new();
-    for chunk in 0..sizes.chunks {
-        for stage in 0..sizes.stages {
-            let mut of_stage = 0;
-            for (&rank, file) in files.iter().filter(|((_, at, _), _)| *at == stage) {
-                of_stage = of_stage.max(sizes.add_chunk(
-                    file,
-                    chunk,
-                    layers,
-                    rank,
-                    parts.entry(rank).or_default(),
-                )?);
-            }
-            layers += of_stage;
-        }
+    let parameters = sizes.parameters(&files)?;
+    let states = parameters.iter().map(|(rank, of_rank)| {
+        let file = &files[rank];
+        Some((*rank, optimizer::states(file.root.get("optimizer")?, of_rank, file.source)?))
+    });
+    let states: Option<BTreeMap<Rank, Vec<optimizer::State>>> = states.collect();
+    if states.is_none() {
+        checkpoint.notes.push(NO_STATES.to_owned());
     }
-    let ranks: Vec<RankParts> =
-        parts.into_iter().map(|(rank, parts)| RankParts { path: files[&rank].path.clone(), parts }).collect();
+    let mut ranks = Vec::new();
+    for (rank, of_rank) in &parameters {
+        let (path, none) = (files[rank].path.clone(), Vec::new());
+        let of_optimizer = states.as_ref().map_or(&none, |states| &states[rank]);
+        let parts = sizes.parts(rank.0, of_rank, of_optimizer).map_err(|fault| fault.in_file(&path))?;
+        ranks.push(RankParts { path, parts });
+    }
     merge(&ranks, &mut checkpoint)?;
+    add_others(&files[&(0, 0, 0)], &mut checkpoint)?;
+    checkpoint.limits.push(UNSEEN.to_owned());
+    Ok(checkpoint)
+}
+
+/// Adds what is neither model nor optimizer, and the iteration as a fact about the run.
+fn add_others(first: &RankFile, into: &mut Checkpoint) -> Result<(), Error> {
+    let iteration = first.root.get("iteration").map(Item::to_value).as_ref().and_then(count);
+    into.run_state.extend(iteration.map(|number| ("step".to_owned(), number.to_string())));
+    let Item::Dict(items) = &first.root else { return Ok(()) };
     let known = ["optimizer", "model", "rng_state"];
     let is_rest = |key: &Value| text(key).is_some_and(|key| !known.contains(&key) && !is_chunk(key));
-    let first = &files[&(0, 0, 0)];
-    if let Item::Dict(items) = &first.root {
-        first.add_others(
-            items.iter().filter(|(key, _)| is_rest(key)).cloned().collect(),
-            Role::Other,
-            &mut checkpoint,
-        )?;
-    }
-    let iteration = first.root.get("iteration").map(Item::to_value).as_ref().and_then(count);
-    checkpoint.run_state.extend(iteration.map(|number| ("step".to_owned(), number.to_string())));
-    checkpoint.notes.push("the states of its optimizer and of random numbers are not read".to_owned());
-    checkpoint.limits.push("files exchanged between ranks whose parts have the same shapes: Megatron does not store the rank in them".to_owned());
-    Ok(checkpoint)
+    first.add_others(items.iter().filter(|(key, _)| is_rest(key)).cloned().collect(), Role::Other, into)
 }
 
 /// Whether a key is that of a chunk of a model with virtual stages.
@@ -184,21 +164,73 @@ impl Sizes {
         name.into()
     }
 
+    /// Opens the files of all ranks.
+    fn files(
+        &self,
+        dir: &Path,
+        folders: usize,
+        into: &mut Checkpoint,
+    ) -> Result<BTreeMap<Rank, RankFile>, Error> {
+        let mut files = BTreeMap::new();
+        for tensor in 0..self.tensor {
+            for stage in 0..self.stages {
+                for expert in 0..self.experts {
+                    let path = dir.join(self.folder(tensor, stage, expert)).join(FILE);
+                    if !Files::anywhere().exists(&path) {
+                        let reason = "it is missing: the files of all ranks are needed; fetch it";
+                        return Err(Error::malformed(path, reason));
+                    }
+                    files.insert((tensor, stage, expert), RankFile::open(&path, into)?);
+                }
+            }
+        }
+        if folders == files.len() {
+            return Ok(files);
+        }
+        let of_save = files.len();
+        let reason =
+            format!("it has {folders} folders of ranks, and {of_save} of one save; files were mixed");
+        Err(Error::malformed(dir, reason))
+    }
+
+    /// The parameters of each rank in their order, under the names of the whole model.
+    fn parameters(
+        &self,
+        files: &BTreeMap<Rank, RankFile>,
+    ) -> Result<BTreeMap<Rank, Vec<(String, LocalTensor)>>, Error> {
+        let mut layers = 0;
+        let mut parameters: BTreeMap<Rank, Vec<(String, LocalTensor)>> = BTreeMap::new();
+        for chunk in 0..self.chunks {
+            for stage in 0..self.stages {
+                let mut of_stage = 0;
+                for (&rank, file) in files.iter().filter(|((_, at, _), _)| *at == stage) {
+                    let of_rank = parameters.entry(rank).or_default();
+                    of_stage = of_stage.max(self.add_chunk(file, chunk, layers, rank, of_rank)?);
+                }
+                layers += of_stage;
+            }
+        }
+        Ok(parameters)
+    }
+
     /// Adds the tensors in a chunk of a rank, whose layers come after `layers` others. Returns the number of its layers.
     fn add_chunk(
         &self,
         file: &RankFile,
         chunk: u64,
         layers: u64,
-        (tensor, _, expert): (u64, u64, u64),
-        parts: &mut Vec<Part>,
+        (_, _, expert): Rank,
+        parameters: &mut Vec<(String, LocalTensor)>,
     ) -> Result<u64, Error> {
         let key = if file.root.get("model").is_some() { "model".to_owned() } else { format!("model{chunk}") };
         let Some(Item::Dict(items)) = file.root.get(&key) else {
             return Err(file.unexpected(format!("`{key}`"), "a dict of the parameters"));
         };
-        let per_rank =
-            items.iter().filter_map(|(key, _)| expert_of(text(key)?)).map(|(_, number, _)| number + 1).max();
+        let per_rank = items
+            .iter()
+            .filter_map(|(key, _)| expert_of(text(key)?))
+            .map(|(_, number, _)| number.saturating_add(1))
+            .max();
         let mut found = 0;
         for (name, item) in items {
             let (Some(name), Item::Tensor(stored)) = (text(name), item) else { continue };
@@ -208,114 +240,8 @@ impl Sizes {
                     file.unexpected(format!("`{name}`"), "the name of a parameter with numbers in range")
                 })?;
             found = found.max(number);
-            self.add_part(&name, local, tensor, parts).map_err(|fault| fault.in_file(&file.path))?;
+            parameters.push((name, local));
         }
         Ok(found)
     }
-
-    fn add_part(
-        &self,
-        name: &str,
-        local: LocalTensor,
-        rank: u64,
-        parts: &mut Vec<Part>,
-    ) -> Result<(), Fault> {
-        let too_large = || Fault::new(format!("`{name}` has more elements than can be counted"));
-        let mut add = |local: LocalTensor, dim: usize, index: u64, count: u64| {
-            let (mut offsets, mut shape) = (vec![0; local.shape.len()], local.shape.clone());
-            if count > 1 {
-                offsets[dim] = local.shape[dim].checked_mul(index).ok_or_else(too_large)?;
-                shape[dim] = local.shape[dim].checked_mul(count).ok_or_else(too_large)?;
-                crate::checkpoint::len_bytes(&shape, local.dtype.size_bytes()).ok_or_else(too_large)?;
-            }
-            let path = vec![Key::Name(name.to_owned())];
-            parts.push(Part {
-                path,
-                role: Role::Model,
-                local,
-                place: Place::From { offsets, shape },
-                windows: None,
-            });
-            Ok::<_, Fault>(())
-        };
-        let dims = local.shape.len();
-        match cut_of(name, self.is_gated) {
-            _ if self.tensor == 1 => add(local, 0, 0, 1),
-            None => Err(Fault::unsupported(format!(
-                "`{name}` is one of {} parts, and it is not known which dimension they share; convert it with Megatron",
-                self.tensor
-            ))),
-            Some(Cut::Whole) => add(local, 0, 0, 1),
-            Some(Cut::Dim(dim)) if dim < dims => add(local, dim, rank, self.tensor),
-            Some(Cut::GateAndUp) if dims > 0 && local.shape[0].is_multiple_of(2) => {
-                let half = local.shape[0] / 2;
-                for part in 0..2 {
-                    let mut rows = local.clone();
-                    rows.shape[0] = half;
-                    rows.offset += part * half * rows.strides[0] * rows.dtype.size_bytes() as u64;
-                    add(rows, 0, part * self.tensor + rank, 2 * self.tensor)?;
-                }
-                Ok(())
-            }
-            Some(_) => {
-                Err(Fault::new(format!("`{name}` of shape {:?} cannot be cut as its name says", local.shape)))
-            }
-        }
-    }
-}
-
-/// What comes before the number of an expert in a name, the number, and what follows.
-fn expert_of(name: &str) -> Option<(&str, u64, String)> {
-    if let Some((before, rest)) = name.split_once(".local_experts.") {
-        let (number, rest) = rest.split_once('.')?;
-        return Some((before, number.parse().ok()?, rest.to_owned()));
-    }
-    // Grouped matrices have their number at the end: `experts.linear_fc1.weight3`.
-    let (before, rest) = name.split_once(".experts.linear_fc")?;
-    let (map, last) = rest.split_once('.')?;
-    let digits = last.trim_start_matches(|letter: char| !letter.is_ascii_digit());
-    let kind = last.strip_suffix(digits)?;
-    Some((&name[..before.len() + ".experts".len()], digits.parse().ok()?, format!("linear_fc{map}.{kind}")))
-}
-
-/// The name in the whole model, and how many layers there are up to that of the parameter. `None` if a number is too large.
-fn global_name(name: &str, layers: u64, experts: u64) -> Option<(u64, String)> {
-    let mut name = name.to_owned();
-    if let Some((before, number, rest)) = expert_of(&name) {
-        name = format!("{before}.local_experts.{}.{rest}", number.checked_add(experts)?);
-    }
-    let Some((number, rest)) = name.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.'))
-    else {
-        return Some((0, name));
-    };
-    let number: u64 = number.parse().ok().filter(|number| *number < RANKS_MAX)?;
-    Some((number + 1, format!("decoder.layers.{}.{rest}", number.checked_add(layers)?)))
-}
-
-/// How tensor parallelism cuts a parameter; `None` if it is not known.
-fn cut_of(name: &str, is_gated: bool) -> Option<Cut> {
-    let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
-    if name.contains(".experts.") {
-        // Experts are cut by a size of their own (`expert_tensor_parallel_size`).
-        return None;
-    }
-    if ends(&["linear_fc1.weight", "linear_fc1.bias"]) {
-        return Some(if is_gated { Cut::GateAndUp } else { Cut::Dim(0) });
-    }
-    if ends(&["word_embeddings.weight", "output_layer.weight", "linear_qkv.weight", "linear_qkv.bias"]) {
-        return Some(Cut::Dim(0));
-    }
-    if ends(&["linear_proj.weight", "linear_fc2.weight"]) {
-        return Some(Cut::Dim(1));
-    }
-    let whole = [
-        "norm.weight",
-        "norm.bias",
-        "norm_weight",
-        "norm_bias",
-        "router.weight",
-        "linear_proj.bias",
-        "linear_fc2.bias",
-    ];
-    ends(&whole).then_some(Cut::Whole)
 }

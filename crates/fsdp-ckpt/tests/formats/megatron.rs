@@ -73,43 +73,45 @@ fn tensors_equal_what_megatron_loads() {
     assert!(buffers.map(|(_, tensor)| tensor.role).all(|role| role == Role::Optimizer));
 }
 
+/// Checks that conversions with the configuration hold what transformers and PyTorch do, with states or without.
+fn assert_converts(checkpoint: &Checkpoint, name: &str, has_states: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = fixture(&format!("megatron/expected_{name}.json"));
+    let expected =
+        SafetensorsReader::open(fixture(&format!("megatron/expected_{name}.safetensors"))).unwrap();
+    let model = converted(checkpoint, Part::Model, &config, &dir.path().join("model.safetensors")).unwrap();
+    let all = converted(checkpoint, Part::All, &config, &dir.path().join("all.safetensors")).unwrap();
+    let weights: Vec<&str> = expected.names().filter_map(|name| name.strip_prefix("model.")).collect();
+    assert_eq!(model.tensors.len(), weights.len(), "{name}");
+    let mut compared = 0;
+    for weight in weights {
+        assert_same(&model, weight, &expected, &format!("model.{weight}"));
+        let master = format!("optim.state.{weight}.fp32_param");
+        let master = Some(master).filter(|master| has_states && expected.entry(master).is_ok());
+        assert_same(&all, weight, &expected, &master.unwrap_or(format!("model.{weight}")));
+        compared += 1;
+        for state in ["exp_avg", "exp_avg_sq"].iter().filter(|_| has_states) {
+            let state = format!("{weight}.{state}");
+            assert_same(
+                &all,
+                &format!("optimizer.state.{state}"),
+                &expected,
+                &format!("optim.state.{state}"),
+            );
+            compared += 1;
+        }
+    }
+    let is_other = |name: &String| {
+        name.contains(".distributed.") || name.ends_with(".step") || name.starts_with("rng_state")
+    };
+    assert_eq!(compared, all.tensors.keys().filter(|name| !is_other(name)).count(), "{name}");
+}
+
 #[test]
 fn weights_and_moments_have_the_names_and_values_of_hugging_face() {
-    let dir = tempfile::tempdir().unwrap();
     for name in SETS {
-        let config = fixture(&format!("megatron/expected_{name}.json"));
-        let expected =
-            SafetensorsReader::open(fixture(&format!("megatron/expected_{name}.safetensors"))).unwrap();
-        let model = dir.path().join(format!("{name}.model.safetensors"));
-        let model = converted(&open(name), Part::Model, &config, &model).unwrap();
-        let all = dir.path().join(format!("{name}.safetensors"));
-        let all = converted(&open(name), Part::All, &config, &all).unwrap();
-        let weights: Vec<&str> = expected.names().filter_map(|name| name.strip_prefix("model.")).collect();
-        assert_eq!(model.tensors.len(), weights.len(), "{name}");
-        let mut compared = 0;
-        for weight in weights {
-            assert_same(&model, weight, &expected, &format!("model.{weight}"));
-            // The buffers of this kind do not say whose states they are.
-            let master = format!("optim.state.{weight}.fp32_param");
-            let master =
-                Some(master).filter(|master| name != "dp_reshardable" && expected.entry(master).is_ok());
-            assert_same(&all, weight, &expected, &master.unwrap_or(format!("model.{weight}")));
-            compared += 1;
-            for state in ["exp_avg", "exp_avg_sq"].iter().filter(|_| name != "dp_reshardable") {
-                let state = format!("{weight}.{state}");
-                assert_same(
-                    &all,
-                    &format!("optimizer.state.{state}"),
-                    &expected,
-                    &format!("optim.state.{state}"),
-                );
-                compared += 1;
-            }
-        }
-        let is_other = |name: &String| {
-            name.contains(".distributed.") || name.ends_with(".step") || name.starts_with("rng_state")
-        };
-        assert_eq!(compared, all.tensors.keys().filter(|name| !is_other(name)).count(), "{name}");
+        // The buffers of this kind do not say whose states they are.
+        assert_converts(&open(name), name, name != "dp_reshardable");
     }
 }
 
@@ -177,24 +179,18 @@ fn saves_that_did_not_end_and_other_kinds_are_refused() {
 
 #[test]
 fn folders_of_ranks_are_one_model() {
-    let dir = tempfile::tempdir().unwrap();
     for (name, world) in [("ranks", 4), ("ranks_dist", 2), ("ranks_experts", 2)] {
         let checkpoint = open(name);
         checkpoint.check_coverage().unwrap();
         assert_eq!(checkpoint.world_size, Some(world), "{name}");
         assert_eq!(checkpoint.run_state, [("step".to_owned(), "1".to_owned())]);
         assert!(is_sound(&checkpoint), "{name}");
-        let config = fixture(&format!("megatron/expected_{name}.json"));
-        let found =
-            converted(&checkpoint, Part::Model, &config, &dir.path().join(format!("{name}.safetensors")))
-                .unwrap();
-        let expected =
-            SafetensorsReader::open(fixture(&format!("megatron/expected_{name}.safetensors"))).unwrap();
-        let weights: Vec<&str> = expected.names().filter_map(|name| name.strip_prefix("model.")).collect();
-        assert_eq!(found.tensors.len(), weights.len(), "{name}");
-        for weight in weights {
-            assert_same(&found, weight, &expected, &format!("model.{weight}"));
-        }
+        let has_states = name != "ranks_dist";
+        assert_eq!(
+            checkpoint.notes.iter().any(|note| note.contains("are not read: it is distributed")),
+            !has_states
+        );
+        assert_converts(&checkpoint, name, has_states);
     }
 }
 
