@@ -20,17 +20,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use names::{Cut, cut_of, expert_of, global_name};
+use names::{expert_of, global_name};
 
 use super::{
     fields::{count, field, text},
     local::LocalTensor,
-    merge::{Part, Place, RankParts, merge},
+    merge::{RankParts, merge},
     rank_file::RankFile,
 };
 use crate::{
-    checkpoint::{Checkpoint, Key, Role, Value},
-    error::{Error, Fault},
+    checkpoint::{Checkpoint, Role, Value},
+    error::Error,
     file_io::Files,
     torch::Item,
 };

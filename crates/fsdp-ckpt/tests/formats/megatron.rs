@@ -227,3 +227,29 @@ fn lost_copied_and_mixed_ranks_are_named() {
     copied("ranks_dist", &path);
     assert!(error(&path).contains("files were mixed"), "{}", error(&path));
 }
+
+/// The metadata of DCP has no checksum, so shapes, offsets and names in it may be anything.
+#[test]
+fn changed_metadata_is_refused_or_converted_within_its_bounds() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (fixture("megatron/experts/iter_0000001"), dir.path().join("changed"));
+    fs::create_dir(&to).unwrap();
+    for entry in fs::read_dir(&from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    let config = fixture("megatron/expected_experts.json");
+    let bytes = fs::read(to.join(".metadata")).unwrap();
+    let (mut refused, mut converted_too) = (0, 0);
+    for trial in 0..400 {
+        let at = (trial * 104_729) % bytes.len();
+        let mut changed = bytes.clone();
+        changed[at] = changed[at].wrapping_add([1, 7, 128, 255][trial % 4]);
+        fs::write(to.join(".metadata"), changed).unwrap();
+        let out = dir.path().join(format!("{trial}.safetensors"));
+        let found = formats::open(&to).and_then(|found| converted(&found, Part::All, &config, &out));
+        assert_eq!(found.is_ok(), out.exists(), "an output is whole or not there");
+        if found.is_ok() { converted_too += 1 } else { refused += 1 }
+    }
+    assert!(refused > 100 && converted_too > 0, "{refused} refused, {converted_too} converted");
+}

@@ -42,7 +42,7 @@ impl ModelSizes {
     /// The tensors of Hugging Face in one of Megatron's, or why there are none.
     pub(super) fn cuts(&self, parameter: &str, shape: &[u64]) -> Result<Vec<Cut>, String> {
         let whole =
-            |name: &str, rows| vec![Cut { name: name.to_owned(), index: Vec::new(), rows: vec![0..rows] }];
+            |name: &str, rows| vec![Cut { name: name.to_owned(), index: Vec::new(), rows: one(0..rows) }];
         let words = match parameter {
             "embedding.word_embeddings.weight" => Some("model.embed_tokens.weight"),
             "output_layer.weight" => Some("lm_head.weight"),
@@ -98,12 +98,12 @@ impl ModelSizes {
         if rest == "mlp.linear_fc1.weight" {
             let half = half(rows)?;
             return Ok(vec![
-                cut("mlp.gate_proj.weight".to_owned(), vec![0..half]),
-                cut("mlp.up_proj.weight".to_owned(), vec![half..rows]),
+                cut("mlp.gate_proj.weight".to_owned(), one(0..half)),
+                cut("mlp.up_proj.weight".to_owned(), one(half..rows)),
             ]);
         }
         if let Some((_, name)) = SAME.iter().find(|(known, _)| *known == rest) {
-            return Ok(vec![cut((*name).to_owned(), vec![0..rows])]);
+            return Ok(vec![cut((*name).to_owned(), one(0..rows))]);
         }
         self.cuts_of_mixture(rest, &prefix, index, shape)
     }
@@ -120,7 +120,7 @@ impl ModelSizes {
         let (experts, names) = self.experts.filter(|_| rest.starts_with("mlp.")).ok_or(unknown)?;
         let (module, [gate, up, down]) = names.of_linear_maps().ok_or(unknown)?;
         if rest == "mlp.router.weight" {
-            let rows = vec![0..shape[0]];
+            let rows = one(0..shape[0]);
             return Ok(vec![Cut {
                 name: format!("{prefix}{module}.gate.weight"),
                 index: index.to_vec(),
@@ -184,4 +184,9 @@ fn half(rows: u64) -> Result<u64, String> {
     rows.is_multiple_of(2)
         .then_some(rows / 2)
         .ok_or_else(|| "has an odd number of rows for gate and up".to_owned())
+}
+
+/// One range of rows.
+fn one(rows: Range<u64>) -> Vec<Range<u64>> {
+    std::iter::once(rows).collect()
 }
