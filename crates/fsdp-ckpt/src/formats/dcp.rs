@@ -39,6 +39,7 @@ use crate::{
     torch::{Item, add_opaque},
 };
 use items::{Found, Job};
+pub(super) use metadata::FLAT_NAMES;
 use metadata::{Entry, Kind, Metadata};
 
 /// The metadata file, which lists all items of the checkpoint.
@@ -46,9 +47,6 @@ pub const METADATA_FILE: &str = ".metadata";
 
 /// Rank 0's metadata file after a save without collectives; with the other ranks' files it replaces [`METADATA_FILE`].
 pub const FIRST_RANK_METADATA_FILE: &str = "__0.metadata";
-
-/// The words of the note about names whose places in a nested state dict were not recorded.
-pub(super) const FLAT_NAMES: &str = "names have no known place in a nested state dict and are kept flat";
 
 /// Ending of the names of files that hold items.
 pub(super) const ITEMS_ENDING: &str = ".distcp";

@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use names::{expert_of, global_name};
+use names::{RANKS_MAX, expert_of, global_name};
 
 use super::{
     fields::{count, field, text},
@@ -53,9 +53,6 @@ const UNSEEN: &str = "files exchanged between ranks whose parts have the same sh
 
 /// The numbers of a rank: of tensor parallelism, of its stage and of its experts.
 type Rank = (u64, u64, u64);
-
-/// Maximum number of ranks, stages or virtual stages: a damaged count must not make work without end.
-const RANKS_MAX: u64 = 1 << 16;
 
 /// The number of ranks along each axis, and of chunks of the model per rank.
 struct Sizes {

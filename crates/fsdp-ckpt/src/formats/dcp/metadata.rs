@@ -6,10 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{
-    FLAT_NAMES,
-    storage::{Location, Storage},
-};
+use super::storage::{Location, Storage};
 use crate::{
     checkpoint::{Global, Key, is_box_inside, join, len_bytes},
     error::Fault,
@@ -20,6 +17,10 @@ use crate::{
 
 /// The name of a tool whose metadata has a distinctive field.
 const MEGATRON: &str = "Megatron Core";
+
+/// The words of the note about names whose places in a nested state dict were not recorded.
+pub(in crate::formats) const FLAT_NAMES: &str =
+    "names have no known place in a nested state dict and are kept flat";
 
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
 

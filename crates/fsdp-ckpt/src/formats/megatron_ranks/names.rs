@@ -1,6 +1,7 @@
 //! What the name of a parameter in the folder of a rank says: its place in the whole model, and how it is cut.
 
-use super::RANKS_MAX;
+/// Maximum number of ranks, stages or virtual stages: a damaged count must not make work without end.
+pub(super) const RANKS_MAX: u64 = 1 << 16;
 
 /// How tensor parallelism cuts a tensor.
 pub(super) enum Cut {
