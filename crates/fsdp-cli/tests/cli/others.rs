@@ -88,7 +88,7 @@ fn converted_checkpoint_resumes_like_its_source() {
 #[test]
 fn converted_megatron_state_resumes_like_the_same_state_of_pytorch() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "megatron"]);
-    for (name, parameters) in [("single", 21), ("single_qwen2", 26)] {
+    for (name, parameters, class) in [("single", 21, "Llama"), ("single_qwen2", 26, "Qwen2")] {
         std::fs::create_dir(sandbox.path(name)).unwrap();
         std::fs::copy(
             sandbox.path(&format!("megatron/expected_{name}.json")),
@@ -97,7 +97,12 @@ fn converted_megatron_state_resumes_like_the_same_state_of_pytorch() {
         .unwrap();
         let from = format!("ckpt convert megatron/{name}/iter_0000001 {name}-state");
         sandbox.succeed(&format!("{from} --to native --config {name}/config.json --no-sync"));
-        let run = format!("{RUN} --set model.path={name} --set model.init=random --set fsdp.wrap=auto");
+        let refused = sandbox
+            .fsdp(&format!("{RUN} --set run.out_dir=refused --resume-from megatron/{name}/iter_0000001"));
+        assert!(refused.stderr.contains("convert it first"), "{}", refused.stderr);
+        let run = format!(
+            r#"{RUN} --set model.path={name} --set model.init=random --set fsdp.wrap=["{class}DecoderLayer"]"#
+        );
         let ran = sandbox.succeed(&format!("{run} --set run.out_dir={name}-out --resume-from {name}-state"));
         let taken = format!("{parameters} parameters; exp_avg, exp_avg_sq of {parameters}; step 1");
         assert!(ran.stderr.contains(&taken), "{}", ran.stderr);
