@@ -4,7 +4,7 @@
 set -eu
 python=$(command -v "${PYTHON:-python}")
 cd "$(dirname "$0")"
-for script in fsdp2 late_states fused_experts accelerate_states trainer deepspeed_zero deepspeed_universal deepspeed_experts deepspeed_parallel torch_files lora lora_states verl_ranks torchtitan_dcp lightning_ckpt mxfp4; do
+for script in fsdp2 late_states fused_experts accelerate_states trainer deepspeed_zero deepspeed_universal deepspeed_experts deepspeed_parallel torch_files lora lora_states verl_ranks torchtitan_dcp lightning_ckpt mxfp4 megatron_states; do
     "$python" "$script.py"
 done
 if [ -n "${ORBAX_PYTHON:-}" ]; then

@@ -37,6 +37,9 @@ use crate::{
 /// Maximum tensor bytes per safetensors file, the same as Hugging Face's.
 pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
+/// The note about names that stay as they are.
+const MEGATRON_NAMES: &str = "names and shapes are those of Megatron Core; --config with the config.json of the model converts them to Hugging Face's";
+
 /// A writable format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -179,7 +182,8 @@ pub fn convert(
     refuse_inside(checkpoint, destination)?;
     let kind = output_kind(conversion.target, destination);
     let has_config = conversion.target == Target::Safetensors && kind == OutputKind::Directory;
-    if conversion.config.is_some() && !has_config && conversion.experts.is_none() {
+    let is_megatron = checkpoint.has_megatron_names();
+    if conversion.config.is_some() && !has_config && conversion.experts.is_none() && !is_megatron {
         let reason = "a configuration needs a directory, but the output is one file; name a directory";
         return Err(Error::wrong_path(destination, reason));
     }
@@ -188,6 +192,18 @@ pub fn convert(
         false => Staged::new(destination, kind)?,
     };
     let mut report = ConversionReport::default();
+    let published = match conversion.config.as_deref().filter(|_| is_megatron) {
+        Some(config) => Some(
+            checkpoint
+                .clone()
+                .with_hugging_face_names(&config::model_sizes(config)?, conversion.part != Part::Model)?,
+        ),
+        None => None,
+    };
+    if is_megatron && published.is_none() {
+        report.notes.push(MEGATRON_NAMES.to_owned());
+    }
+    let checkpoint = published.as_ref().unwrap_or(checkpoint);
     let viewed = experts::in_form(checkpoint, conversion, options)?;
     let checkpoint = viewed.as_ref().unwrap_or(checkpoint);
     let mut selection = select::select(checkpoint, conversion, &mut report)?;

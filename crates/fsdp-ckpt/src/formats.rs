@@ -6,6 +6,8 @@
 
 pub mod dcp;
 pub mod deepspeed;
+pub mod megatron;
+pub mod megatron_ranks;
 pub mod native;
 pub mod orbax;
 pub mod rank_files;

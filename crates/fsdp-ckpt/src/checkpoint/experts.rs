@@ -110,6 +110,18 @@ impl ExpertNames {
         }
     }
 
+    /// The module of router and experts, and the names of an expert's gate, up and down projections, where each is a
+    /// matrix of its own.
+    pub(crate) const fn of_linear_maps(self) -> Option<(&'static str, [&'static str; 3])> {
+        match self {
+            ExpertNames::Mixtral => Some((SPARSE_MLP, ["w1.weight", "w3.weight", "w2.weight"])),
+            ExpertNames::Qwen => {
+                Some((STACKED_MLP, ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]))
+            }
+            ExpertNames::GptOss | ExpertNames::Granite => None,
+        }
+    }
+
     /// Whether published files have the stacks.
     const fn are_stacked_in_files(self) -> bool {
         matches!(self, ExpertNames::GptOss | ExpertNames::Granite)

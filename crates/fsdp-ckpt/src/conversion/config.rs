@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::{
-    checkpoint::{Checkpoint, ExpertNames, Key, Role, join},
+    checkpoint::{Checkpoint, ExpertNames, Key, ModelSizes, Role, join},
     diff::{self, Outcome},
     error::Error,
     file_io::{Files, directory_of},
@@ -61,6 +61,44 @@ pub fn expert_names(path: &Path) -> Result<ExpertNames, Error> {
             ExpertNames::model_types().collect::<Vec<_>>().join(", ")
         );
         Error::bad_request(path, reason)
+    })
+}
+
+/// The models whose tensors in Megatron Core are known: decoders of layers that are alike.
+const OF_MEGATRON: [&str; 6] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"];
+
+/// The sizes of a model, by which Megatron's tensors become those of Hugging Face.
+pub(super) fn model_sizes(path: &Path) -> Result<ModelSizes, Error> {
+    let (_, json) = parsed(path)?;
+    let refused = |reason: String| Error::bad_request(path, reason);
+    let model_type = json["model_type"].as_str().unwrap_or_default();
+    if !OF_MEGATRON.contains(&model_type) {
+        return Err(refused(format!(
+            "its model_type is `{model_type}`, whose tensors in Megatron Core are not known; known are {}",
+            OF_MEGATRON.join(", ")
+        )));
+    }
+    let optional = |key: &str| json[key].as_u64().filter(|number| *number > 0);
+    let number =
+        |key: &str| optional(key).ok_or_else(|| refused(format!("its `{key}` is not a positive number")));
+    let heads = number("num_attention_heads")?;
+    let head = match optional("head_dim") {
+        Some(head) => head,
+        None => number("hidden_size")? / heads,
+    };
+    let names = ExpertNames::of_model_type(model_type);
+    let experts = match names {
+        // Versions of transformers write the one or the other.
+        Some(_) => Some(optional("num_experts").map_or_else(|| number("num_local_experts"), Ok)?),
+        None => None,
+    };
+    Ok(ModelSizes {
+        vocabulary: number("vocab_size")?,
+        layers: number("num_hidden_layers")?,
+        heads,
+        key_heads: optional("num_key_value_heads").unwrap_or(heads),
+        head,
+        experts: experts.zip(names),
     })
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{dcp, deepspeed, orbax, rank_names::TORCH_ENDINGS, trainer_folder};
+use super::{dcp, deepspeed, megatron, megatron_ranks, orbax, rank_names::TORCH_ENDINGS, trainer_folder};
 use crate::{
     error::Error,
     file_io::{Files, PathFile},
@@ -77,6 +77,10 @@ pub(super) enum Contents {
     Native,
     /// A PyTorch distributed checkpoint (DCP).
     Dcp,
+    /// A checkpoint of Megatron Core, whose tensors are in DCP files.
+    Megatron,
+    /// Folders of ranks of Megatron-LM.
+    MegatronRanks,
     /// A model in safetensors files, with an index.
     Index(PathBuf),
     /// Safetensors files without an index.
@@ -108,7 +112,7 @@ impl Contents {
             Contents::Native => {
                 name == MANIFEST_FILE || (name.starts_with("shard-") && ends(&[".safetensors"]))
             }
-            Contents::Dcp => {
+            Contents::Dcp | Contents::Megatron => {
                 name == dcp::METADATA_FILE || name == dcp::FIRST_RANK_METADATA_FILE || ends(&[".distcp"])
             }
             Contents::Orbax => orbax::is_part(&name),
@@ -118,6 +122,7 @@ impl Contents {
             Contents::TorchFile(_)
             | Contents::TorchFiles(_)
             | Contents::DeepSpeed
+            | Contents::MegatronRanks
             | Contents::ModelFolder(_)
             | Contents::NoModel(_)
             | Contents::Unknown => false,
@@ -141,6 +146,9 @@ pub(super) fn contents(dir: &Path) -> Result<Contents, Error> {
     // A trainer may save 16-bit weights beside DeepSpeed's files, which hold more precise weights.
     if deepspeed::is_named_in(dir, &names) {
         return Ok(Contents::DeepSpeed);
+    }
+    if megatron_ranks::is_at(dir, &names) {
+        return Ok(Contents::MegatronRanks);
     }
     if orbax::is_at(dir, &names) {
         return Ok(Contents::Orbax);
@@ -177,7 +185,7 @@ fn contents_of(dir: &Path, names: &[String]) -> Result<Contents, Error> {
     // If PyTorch wrote safetensors, its DCP metadata has nothing of use.
     let has_dcp_metadata = has(dcp::METADATA_FILE) || has(dcp::FIRST_RANK_METADATA_FILE);
     if has_dcp_metadata && (safetensors.is_empty() || !ending(&[".distcp"]).is_empty()) {
-        return Ok(Contents::Dcp);
+        return Ok(if megatron::is_at(dir, names) { Contents::Megatron } else { Contents::Dcp });
     }
     if has(INDEX_FILE) && !has(SINGLE_FILE) {
         return Ok(Contents::Index(dir.join(INDEX_FILE)));

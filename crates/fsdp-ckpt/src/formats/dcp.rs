@@ -39,6 +39,7 @@ use crate::{
     torch::{Item, add_opaque},
 };
 use items::{Found, Job};
+pub(super) use metadata::FLAT_NAMES;
 use metadata::{Entry, Kind, Metadata};
 
 /// The metadata file, which lists all items of the checkpoint.

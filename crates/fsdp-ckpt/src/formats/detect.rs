@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     contents::{Contents, FileKind, TORCH_INDEX, contents, kind_of, start_of},
-    dcp, deepspeed, native, orbax,
+    dcp, deepspeed, megatron, megatron_ranks, native, orbax,
     rank_fault::{part_of_directory, several_files},
     rank_kind::reader_of,
     safetensors_files, torch_file, torch_index, trainer_folder,
@@ -88,7 +88,8 @@ fn is_named(path: &Path, name: &str) -> bool {
 
 fn open_directory(dir: &Path) -> Result<Checkpoint, Error> {
     let contents = contents(dir)?;
-    let is_whole = matches!(contents, Contents::Native | Contents::Orbax);
+    let is_whole =
+        matches!(contents, Contents::Native | Contents::Orbax | Contents::Megatron | Contents::MegatronRanks);
     let mut checkpoint = open_contents(dir, contents)?;
     let names = Files::anywhere().list(dir)?;
     let read: Vec<&PathBuf> = checkpoint.sources.iter().map(Source::path).collect();
@@ -105,6 +106,8 @@ fn open_contents(dir: &Path, contents: Contents) -> Result<Checkpoint, Error> {
         Contents::NoModel(beside) => Err(trainer_folder::no_model(dir, &beside)),
         Contents::Native => native::open(dir),
         Contents::Dcp => dcp::open(dir),
+        Contents::Megatron => megatron::open(dir),
+        Contents::MegatronRanks => megatron_ranks::open(dir),
         Contents::Index(index) => safetensors_files::open_index(&index),
         Contents::Safetensors(names) => safetensors_files::open_files(dir, &names),
         Contents::TorchIndex(index) => torch_index::open(&index),

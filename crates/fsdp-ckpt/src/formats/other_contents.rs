@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     contents::{self, FileKind},
-    dcp, detect, orbax,
+    dcp, detect, megatron, megatron_ranks, orbax,
     trainer_folder::TRAINER_STATE,
 };
 use crate::{
@@ -31,8 +31,14 @@ const SEARCHED_MAX: usize = 20_000;
 const SURE_ENDINGS: [&str; 4] = [".safetensors", ".pt", ".pth", ".ckpt"];
 
 /// Files that are read to open the checkpoint and hold no tensors.
-const OPENING: [&str; 5] =
-    [dcp::METADATA_FILE, INDEX_FILE, contents::TORCH_INDEX, MANIFEST_FILE, TRAINER_STATE];
+const OPENING: [&str; 6] = [
+    dcp::METADATA_FILE,
+    INDEX_FILE,
+    contents::TORCH_INDEX,
+    MANIFEST_FILE,
+    TRAINER_STATE,
+    megatron::KIND_FILE,
+];
 
 /// A file or directory that is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,6 +147,9 @@ impl Search {
         }
         if name.starts_with('.') {
             return self.unread(path, "it is hidden");
+        }
+        if name == megatron_ranks::BUFFERS_FILE && opens_one_here {
+            return self.unread(path, "the buffers of Megatron's distributed optimizer are not read");
         }
         let is_sure = SURE_ENDINGS.iter().any(|ending| name.ends_with(ending));
         let kind = contents::kind_at(&path);

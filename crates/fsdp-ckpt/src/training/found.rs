@@ -50,6 +50,14 @@ impl Found {
     /// dtype; [`Error::BadRequest`] if states are keyed by number and their parameters cannot be identified, or if only
     /// one of the checkpoint and the model has adapters; [`Error::NotWhole`] if a tensor is incomplete.
     pub fn new(mut checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<Found, Error> {
+        if checkpoint.has_megatron_names() {
+            let path = checkpoint.path.display();
+            let reason = format!(
+                "its names and shapes are those of Megatron Core: convert it first, with the config.json of the model \
+                 (`fsdp ckpt convert {path} NEW --to native --config CONFIG`)"
+            );
+            return Err(Error::bad_request(&checkpoint.path, reason));
+        }
         checkpoint = adapters::without_peft(checkpoint, wanted)?;
         let optimizer = Optimizer::of(&checkpoint);
         let is_numbered = optimizer.is_numbered();

@@ -15,6 +15,9 @@ mod folders;
 /// One file per rank with distributed tensors.
 mod rank_files;
 
+/// Checkpoints of Megatron Core.
+mod megatron;
+
 /// Checkpoints of Orbax.
 mod orbax;
 

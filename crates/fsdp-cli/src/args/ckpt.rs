@@ -138,7 +138,8 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "REGEX=REPL", value_parser = Rename::parse)]
     pub(crate) rename: Vec<Rename>,
     /// A Hugging Face config.json to put beside the weights (directories of safetensors); it also says
-    /// whether weights are tied, and with --experts, for any format, of which family the model is
+    /// whether weights are tied, and with --experts, for any format, of which family the model is;
+    /// names and shapes of Megatron become those of Hugging Face, in any format
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]

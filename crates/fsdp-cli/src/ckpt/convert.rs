@@ -22,9 +22,9 @@ use crate::units::{bytes, counted};
 /// [`CliError`]: the options make no sense, the source is damaged, the destination exists or cannot be written, or
 /// the user interrupted. Nothing is left behind.
 pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
-    let conversion = conversion(args)?;
     let work = Work::begin(args.memory)?;
     let checkpoint = open(&args.source, &args.reading)?;
+    let conversion = conversion(args, &checkpoint)?;
     let report = work.run(|options| {
         let options = Options { sync: !args.no_sync, ..*options };
         convert(&checkpoint, &args.destination, &conversion, &options)
@@ -40,8 +40,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
     print(&summary, args.json)
 }
 
-/// Translates the options.
-fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
+/// Translates the options of a conversion of `checkpoint`.
+fn conversion(args: &ConvertArgs, checkpoint: &Checkpoint) -> Result<Conversion, CliError> {
     let inapplicable = |option, targets: &str| {
         let what =
             format!("it does not apply to --to {}, only to {targets}; leave it out", target_name(args.to));
@@ -53,8 +53,9 @@ fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     if args.max_shard_size.is_some() && args.to != Target::Safetensors {
         return inapplicable("--max-shard-size", "safetensors");
     }
-    if args.config.is_some() && args.to != Target::Safetensors && args.experts.is_none() {
-        return inapplicable("--config", "safetensors, or with --experts");
+    let names = args.experts.is_some() || checkpoint.has_megatron_names();
+    if args.config.is_some() && args.to != Target::Safetensors && !names {
+        return inapplicable("--config", "safetensors, with --experts, or from Megatron's names");
     }
     if args.layout.is_some() && !matches!(args.to, Target::Dcp | Target::Torch) {
         return inapplicable("--layout", "dcp and torch");

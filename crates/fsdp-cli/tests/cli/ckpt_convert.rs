@@ -203,6 +203,34 @@ fn conversion_does_not_hold_entire_tensor_in_memory() {
 }
 
 #[test]
+fn megatron_checkpoints_convert_to_what_their_writer_held() {
+    let sandbox = Sandbox::with_fixtures(&["megatron"]);
+    let from = "megatron/reshardable/iter_0000001";
+    sandbox.succeed(&format!("ckpt verify {from}"));
+    let named = sandbox.succeed(&format!("ckpt convert {from} own --to dcp --no-sync"));
+    assert!(named.stdout.contains("those of Megatron Core;"), "{}", named.stdout);
+    sandbox.succeed(&format!("ckpt diff own {from}"));
+    let config = "--config megatron/expected_reshardable.json --no-sync";
+    sandbox.succeed(&format!("ckpt convert {from} weights.safetensors --to safetensors {config}"));
+    let expected = "megatron/expected_reshardable.safetensors";
+    let only = format!(
+        "ckpt convert {expected} expected.safetensors --to safetensors --strip-prefix model. --no-sync"
+    );
+    sandbox.succeed(&only);
+    sandbox.succeed("ckpt diff weights.safetensors expected.safetensors");
+    // Moments have names of their parameters in every format, and weights a directory that transformers loads.
+    sandbox.succeed(&format!("ckpt convert {from} native --to native {config}"));
+    let state = tensors(&sandbox, "native");
+    assert!(
+        state.contains_key("optimizer.state.model.layers.1.self_attn.q_proj.weight.exp_avg_sq"),
+        "{:?}",
+        state.keys()
+    );
+    sandbox.succeed(&format!("ckpt convert {from} hf --to safetensors {config}"));
+    assert!(sandbox.path("hf").join("config.json").exists());
+}
+
+#[test]
 fn orbax_checkpoints_convert_to_what_their_writer_held() {
     let sandbox = Sandbox::with_fixtures(&["orbax"]);
     for kind in ["ocdbt_zarr2", "ocdbt_zarr3"] {

@@ -112,8 +112,8 @@ fn invalid_ckpt_options_are_rejected() {
     insta::assert_snapshot!(conversion_error("--to torch --world-size 2"), @r"error: --world-size: it does not apply to --to torch, only to dcp and native; leave it out");
     insta::assert_snapshot!(conversion_error("--to dcp --max-shard-size 5GB"), @r"error: --max-shard-size: it does not apply to --to dcp, only to safetensors; leave it out");
     insta::assert_snapshot!(conversion_error("--to native --config config.json"), @r"
-    error: --config: it does not apply to --to native, only to safetensors, or with --experts; leave it
-    out
+    error: --config: it does not apply to --to native, only to safetensors, with --experts, or from
+    Megatron's names; leave it out
     ");
     insta::assert_snapshot!(conversion_error("--to safetensors --strip-prefix module."), @r"
     error: dcp_2rank: no name begins with `module.`; names are, for example,

@@ -88,6 +88,36 @@ fn converted_checkpoint_resumes_like_its_source() {
 }
 
 #[test]
+fn converted_megatron_state_resumes_like_the_same_state_of_pytorch() {
+    let sandbox = Sandbox::with_fixtures(&["fsdp2", "megatron"]);
+    for (name, parameters, class) in [("single", 21, "Llama"), ("single_qwen2", 26, "Qwen2")] {
+        std::fs::create_dir(sandbox.path(name)).unwrap();
+        std::fs::copy(
+            sandbox.path(&format!("megatron/expected_{name}.json")),
+            sandbox.path(&format!("{name}/config.json")),
+        )
+        .unwrap();
+        let from = format!("ckpt convert megatron/{name}/iter_0000001 {name}-state");
+        sandbox.succeed(&format!("{from} --to native --config {name}/config.json --no-sync"));
+        let refused = sandbox
+            .fsdp(&format!("{RUN} --set run.out_dir=refused --resume-from megatron/{name}/iter_0000001"));
+        assert!(refused.stderr.contains("convert it first"), "{}", refused.stderr);
+        let run = format!(
+            r#"{RUN} --set model.path={name} --set model.init=random --set fsdp.wrap=["{class}DecoderLayer"]"#
+        );
+        let ran = sandbox.succeed(&format!("{run} --set run.out_dir={name}-out --resume-from {name}-state"));
+        let taken = format!("{parameters} parameters; exp_avg, exp_avg_sq of {parameters}; step 1");
+        assert!(ran.stderr.contains(&taken), "{}", ran.stderr);
+        let held = format!("--resume-from megatron/expected_{name}.safetensors --at-step 1");
+        sandbox.succeed(&format!("{run} --set run.out_dir={name}-held {held}"));
+        assert_eq!(
+            sandbox.column(&format!("{name}-out"), "loss"),
+            sandbox.column(&format!("{name}-held"), "loss")
+        );
+    }
+}
+
+#[test]
 fn deepspeed_bf16_tied_frozen_resume_matches_in_memory_state() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "deepspeed", "deepspeed_universal"]);
     let mut config: Value = serde_json::from_str(&sandbox.read("fsdp2/config.json")).unwrap();

@@ -18,6 +18,10 @@ use crate::{
 /// The name of a tool whose metadata has a distinctive field.
 const MEGATRON: &str = "Megatron Core";
 
+/// The words of the note about names whose places in a nested state dict were not recorded.
+pub(in crate::formats) const FLAT_NAMES: &str =
+    "names have no known place in a nested state dict and are kept flat";
+
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
 
 /// The metadata of a checkpoint.
@@ -253,7 +257,7 @@ impl<'a> Paths<'a> {
         match self.flat_count {
             0 => Vec::new(),
             count => {
-                vec![format!("{count} names have no known place in a nested state dict and are kept flat")]
+                vec![format!("{count} {FLAT_NAMES}")]
             }
         }
     }
