@@ -129,7 +129,7 @@ def to_megatron(weights, pad=0.0):
     return out
 
 
-def local(name, whole, tp, tp_rank, experts=None):
+def local(name, whole, tp, tp_rank):
     """The part of a whole tensor that a rank of tensor parallelism has."""
     if name.endswith("linear_fc1.weight") and ".local_experts." not in name:
         gate, up = whole.chunk(2)
