@@ -15,7 +15,7 @@ import sys
 import count_lines
 
 # Lines may be fewer than this by up to SLACK, so that not every change edits the number.
-LINES, SLACK = 113_710, 500
+LINES, SLACK = 113_720, 500
 # Per crate: the number of files, and of top-level modules, in the largest circle. The aim is 4, and 0 in core, nn, data, ckpt and comm.
 LIMITS = {
     "fsdp-ckpt": [4, 0],

@@ -30,7 +30,7 @@ pub use experts::{ExpertNames, Experts, StackPlace, published_stack, stack_in_me
 pub(crate) use experts::{STACKS_MAX, Weight as ExpertWeight, is_stack_of_experts, weights_of_stack};
 pub(crate) use flatten::key_text;
 pub use flatten::{Nested, Nesting, Tree, flatten, nest};
-pub(crate) use megatron::ModelSizes;
+pub(crate) use megatron::{EXTRA_STATE, ModelSizes};
 pub use optimizer_name::OptimizerName;
 pub(crate) use optimizer_name::{number_span, parameter_span, with_parameter};
 pub(crate) use peft::{Copies, MAGNITUDE};

@@ -15,6 +15,9 @@ use crate::error::Error;
 use sizes::LAYERS;
 pub(crate) use sizes::ModelSizes;
 
+/// What the names of extra states of modules have in them.
+pub(crate) const EXTRA_STATE: &str = "._extra_state";
+
 impl Checkpoint {
     /// Whether names are those of a decoder of Megatron Core.
     pub fn has_megatron_names(&self) -> bool {
@@ -87,7 +90,8 @@ impl Checkpoint {
         }
         self.tensors = tensors;
         // What modules store beside parameters (scales of FP8) has no place in the other model.
-        self.values.retain(|name, _| !name.contains("._extra_state"));
+        self.values.retain(|name, _| !name.contains(EXTRA_STATE));
+        self.tensors.retain(|name, _| !name.contains(EXTRA_STATE));
         if has_states {
             self.count_steps();
         }

@@ -19,7 +19,7 @@ use std::{
 
 use super::{dcp, torch_file};
 use crate::{
-    checkpoint::{Checkpoint, Key, Role, Tensor, Value, join},
+    checkpoint::{Checkpoint, EXTRA_STATE, Key, Role, Tensor, Value, join},
     error::Error,
     file_io::Files,
 };
@@ -132,7 +132,9 @@ fn alike_files(checkpoint: &Checkpoint) -> Option<String> {
 /// A tensor under its name in other formats, with its role.
 fn placed(name: &str, tensor: Tensor) -> Tensor {
     if !is_of_optimizer(name) {
-        let role = if name.starts_with("rng_state") { Role::Other } else { Role::Model };
+        // What modules store beside parameters is no weight: scales of FP8, for example.
+        let is_other = name.starts_with("rng_state") || name.contains(EXTRA_STATE);
+        let role = if is_other { Role::Other } else { Role::Model };
         return Tensor { role, ..tensor };
     }
     let path = match state_of(name) {
@@ -168,6 +170,7 @@ fn role_in_common(path: &[Key]) -> Role {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::safetensors::TensorType;
 
     #[test]
     fn states_of_chained_optimizers_have_the_names_of_their_parameters() {
@@ -176,5 +179,18 @@ mod tests {
         assert!(is_of_optimizer("chained_0.optimizer.distributed.dp_group_idx_0.bucket_idx_0.param"));
         assert!(!is_of_optimizer("chained_head.optimizer.weight") && !is_of_optimizer("decoder.optimizer.w"));
         assert_eq!(state_of("optimizer.distributed.dp_group_idx_0.bucket_idx_0.param"), None);
+    }
+
+    #[test]
+    fn extra_states_and_random_states_are_no_weights() {
+        let role = |name: &str| {
+            let (path, dtype) = (vec![Key::Name(name.to_owned())], TensorType::U8);
+            let tensor = Tensor { path, role: Role::Model, dtype, shape: vec![0], chunks: Vec::new() };
+            placed(name, tensor).role
+        };
+        assert_eq!(role("decoder.layers.self_attention.linear_qkv._extra_state/shard_0_2.0"), Role::Other);
+        assert_eq!(role("rng_state/shard_0.0_1.1.0.0.torch_rng_state"), Role::Other);
+        assert_eq!(role("decoder.layers.self_attention.linear_qkv.weight"), Role::Model);
+        assert_eq!(role("chained_0.optimizer.distributed.dp_group_idx_0.param"), Role::Optimizer);
     }
 }

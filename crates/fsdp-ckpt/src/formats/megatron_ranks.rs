@@ -29,7 +29,7 @@ use super::{
     rank_file::RankFile,
 };
 use crate::{
-    checkpoint::{Checkpoint, Role, Value},
+    checkpoint::{Checkpoint, EXTRA_STATE, Role, Value},
     error::Error,
     file_io::Files,
     torch::Item,
@@ -231,6 +231,9 @@ impl Sizes {
         let mut found = 0;
         for (name, item) in items {
             let (Some(name), Item::Tensor(stored)) = (text(name), item) else { continue };
+            if name.contains(EXTRA_STATE) {
+                continue;
+            }
             let local = LocalTensor::of(stored, file.source);
             let (number, name) = global_name(name, layers, expert.saturating_mul(per_rank.unwrap_or(0)))
                 .ok_or_else(|| {
