@@ -69,7 +69,7 @@ impl<D: TorchStorage> Torch<D> {
         let ids = self.view(ids, &[rows, int(terms)])?.f_tr()?.f_contiguous()?.f_view([-1])?;
         let parts = Tensor::f_cat(&[&*table, &zeros], 0)?.f_index_select(0, &ids)?;
         let sums = add_by_tree(parts, int(terms), rows * width)?;
-        self.view_mut(y, &[rows, width])?.f_copy_(&sums.f_view([rows, width])?);
+        self.view_mut(y, &[rows, width])?.f_copy_(&sums.f_view([rows, width])?)?;
         Ok(())
     }
 
