@@ -92,7 +92,12 @@ pub(super) fn render(forecaster: &Forecaster<'_>, args: &PlanArgs) -> Result<Str
 
 fn explore(forecaster: &Forecaster<'_>) -> Found {
     let candidate = |settings: &Settings| {
-        let run = forecaster.forecast(&settings.applied(forecaster.config)).ok()?;
+        let config = settings.applied(forecaster.config);
+        // With a smaller context axis, there are more ranks with micro-batches of their own.
+        if !config.train.micro_batches_per_step().is_multiple_of(config.run.ranks / settings.context) {
+            return None;
+        }
+        let run = forecaster.forecast(&config).ok()?;
         Some(Candidate {
             settings: settings.clone(),
             seconds: run.forecast.seconds,

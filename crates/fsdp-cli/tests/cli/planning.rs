@@ -118,6 +118,10 @@ fn search_shares_long_sequences_among_ranks_where_faster_settings_do_not_fit() {
     let again = json(&sandbox, "plan best.toml --on h100-sxm --json");
     assert_eq!(again["step"]["seconds"], front[0]["step_seconds"]);
     assert_eq!(again["memory"]["fits"], true);
+    // From the largest axis, too: without it, not every rank has a micro-batch of its own.
+    let from = "--set fsdp.mesh.context=8 --set train.global_batch_size=2";
+    let found = json(&sandbox, &format!("{plan} {from} --search --json"));
+    assert!(!found["front"].as_array().unwrap().is_empty());
 }
 
 /// Four layers of Mixtral 8x22B: gathering all experts for one sequence takes longer than computing it.
