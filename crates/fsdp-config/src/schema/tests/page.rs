@@ -324,7 +324,9 @@ fn about(schema: &Value) -> (&str, &str) {
 
 fn values_of(schema: &Value, allowed: &str) -> String {
     let allowed = allowed.trim_end_matches('.').replace("a string that is not empty", "a string");
-    let Some(default) = schema.get("default") else { return format!("required; {allowed}") };
+    let Some(default) = schema.get("default") else {
+        return if allowed.is_empty() { "a table".to_owned() } else { format!("required; {allowed}") };
+    };
     if let Some(names) = schema["enum"].as_array() {
         let others = names.iter().filter(|name| *name != default);
         let all: Vec<String> = [default].into_iter().chain(others).map(code).collect();
